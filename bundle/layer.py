@@ -1,0 +1,224 @@
+"""The layout of one layer, and the checks its index must pass before a byte of it is used.
+
+A layer is a sequence of zstd frames. The first is a *skippable* frame (RFC 8878, section 3.1.2), so
+``zstd -d < layer | tar -t`` works; its content, the head, is the compressed index. Each later frame
+decompresses, independently of the others, to the next piece of one plain tar.
+
+The index lists every file with its size, mode, digest and place in the tar, and every frame with
+its lengths and the digest of its compressed bytes. Tar headers are for people: unpacking reads the
+index alone.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .manifest import Digest, canonical_json
+
+INDEX_FORMAT = 1
+FRAME_LIMIT = 64 << 20
+"""The most a frame may say it unpacks to: bounds the memory a hostile bundle can claim."""
+
+_SKIPPABLE = 0x184D2A50
+_FRAME_HEADER = 8
+_HEAD = struct.Struct("<IIQQQ")
+HEAD_PREFIX = _HEAD.size
+"""Bytes that :func:`head_summary` needs."""
+_MODES = (0o644, 0o755)
+
+
+class LayerError(ValueError):
+    """A layer's bytes do not make sense."""
+
+
+class Entry(NamedTuple):
+    """One file of a layer."""
+
+    path: str
+    """Where it goes, relative to the environment, with forward slashes."""
+    size: int
+    """Length in bytes."""
+    mode: int
+    """0644 or 0755."""
+    sha256: str
+    """Digest of its bytes."""
+    offset: int
+    """Where its first byte lies in the uncompressed tar."""
+
+
+class Link(NamedTuple):
+    """One symbolic link of a layer."""
+
+    path: str
+    """Where it goes, relative to the environment."""
+    target: str
+    """What it points to, relative to its own directory."""
+
+
+class Frame(NamedTuple):
+    """One independently compressed piece of the tar."""
+
+    size: int
+    """Compressed length in bytes."""
+    unpacked_size: int
+    """Length in bytes of the piece of tar inside."""
+    sha256: str
+    """Digest of the compressed bytes."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a layer holds."""
+
+    files: tuple[Entry, ...]
+    """Sorted by path."""
+    links: tuple[Link, ...]
+    """Sorted by path."""
+    frames: tuple[Frame, ...]
+    """In the order in which they are stored, right behind the head."""
+
+    @property
+    def unpacked_size(self) -> int:
+        """Sum of the files' lengths in bytes."""
+        return sum(entry.size for entry in self.files)
+
+
+class HeadSummary(NamedTuple):
+    """What the first bytes of a layer say without being decompressed."""
+
+    head_size: int
+    """Length in bytes of the head."""
+    size: int
+    """Length in bytes of the whole layer."""
+    unpacked_size: int
+    """Sum in bytes of the files inside."""
+    files: int
+    """How many files are inside."""
+
+
+def encode_head(index: Index, compress: Callable[[bytes], bytes]) -> bytes:
+    """The skippable frame that opens a layer; ``compress`` makes one zstd frame of its argument."""
+    body = compress(
+        canonical_json(
+            {
+                "format": INDEX_FORMAT,
+                "files": index.files,
+                "links": index.links,
+                "frames": index.frames,
+            }
+        )
+    )
+    frame_size = _HEAD.size - _FRAME_HEADER + len(body)
+    total = _HEAD.size + len(body) + sum(frame.size for frame in index.frames)
+    counts = (index.unpacked_size, len(index.files))
+    return _HEAD.pack(_SKIPPABLE, frame_size, total, *counts) + body
+
+
+def head_summary(prefix: bytes) -> HeadSummary:
+    """Read the lengths from the first ``HEAD_PREFIX`` bytes of a layer.
+
+    Raises:
+        LayerError: these are not the first bytes of a layer.
+    """
+    if len(prefix) < HEAD_PREFIX:
+        raise LayerError("the layer is cut short")
+    magic, frame_size, total, unpacked_size, files = _HEAD.unpack_from(prefix)
+    if magic != _SKIPPABLE:
+        raise LayerError("the layer does not begin with an index")
+    return HeadSummary(_FRAME_HEADER + frame_size, total, unpacked_size, files)
+
+
+def decode_head(head: bytes, decompress: Callable[[bytes], bytes]) -> Index:
+    """Read a head whose digest has been checked, and refuse whatever could leave the environment.
+
+    Args:
+        head: the first ``head_size`` bytes of a layer.
+        decompress: turns one zstd frame into its content.
+
+    Raises:
+        LayerError: not a head, or one that names unsafe paths, modes or sizes.
+    """
+    summary = head_summary(head)
+    if summary.head_size != len(head):
+        raise LayerError("the layer's index is cut short")
+    try:
+        raw = json.loads(decompress(head[_HEAD.size :]))
+        if raw["format"] != INDEX_FORMAT:
+            raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
+        index = Index(
+            files=tuple(Entry(*item) for item in raw["files"]),
+            links=tuple(Link(*item) for item in raw["links"]),
+            frames=tuple(Frame(*item) for item in raw["frames"]),
+        )
+    except LayerError:
+        raise
+    except (ValueError, KeyError, TypeError) as exc:
+        raise LayerError(f"the layer's index cannot be read: {exc}") from exc
+    _check(index)
+    if (index.unpacked_size, len(index.files)) != summary[2:]:
+        raise LayerError("the layer's index does not agree with its summary")
+    return index
+
+
+def check_path(path: object) -> str:
+    """Return ``path`` if it stays inside the environment, whatever it is joined to.
+
+    Raises:
+        LayerError: absolute, empty, with ``..``, ``.``, NUL, a doubled slash or a control character.
+    """
+    if not isinstance(path, str) or not path or path.startswith("/") or not path.isprintable():
+        raise LayerError(f"unsafe path in an archive: {path!r}")
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise LayerError(f"unsafe path in an archive: {path!r}")
+    return path
+
+
+def check_link(link: Link) -> None:
+    """Refuse a symbolic link that is absolute or climbs out of the environment.
+
+    Raises:
+        LayerError: the link leads outside, or its own path is unsafe.
+    """
+    check_path(link.path)
+    depth = link.path.count("/")
+    if not isinstance(link.target, str) or not link.target or link.target.startswith("/"):
+        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
+    for part in link.target.split("/"):
+        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
+        # The first path component (``project``) is a wall too: a link may not climb over it.
+        if depth < 1:
+            raise LayerError(f"link leads outside: {link.path!r} -> {link.target!r}")
+
+
+def _check(index: Index) -> None:
+    end = sum(frame.unpacked_size for frame in index.frames)
+    for frame in index.frames:
+        Digest(frame.sha256)
+        if not 0 < frame.unpacked_size <= FRAME_LIMIT or frame.size <= 0:
+            raise LayerError("a frame has an impossible size")
+    seen: set[str] = set()
+    for entry in index.files:
+        check_path(entry.path)
+        if entry.mode not in _MODES:
+            raise LayerError(f"unexpected mode {entry.mode!r} of {entry.path}")
+        if entry.size < 0 or entry.offset < 0 or entry.offset + entry.size > end:
+            raise LayerError(f"{entry.path} lies outside its layer")
+        if entry.path in seen:
+            raise LayerError(f"{entry.path} is listed twice")
+        seen.add(entry.path)
+    for link in index.links:
+        check_link(link)
+        if link.path in seen:
+            raise LayerError(f"{link.path} is listed twice")
+        seen.add(link.path)
+    for path in seen:
+        # No file may also be a directory of another: a link there would redirect what follows.
+        parent = path.rpartition("/")[0]
+        while parent:
+            if parent in seen:
+                raise LayerError(f"{parent} is both a file and a directory")
+            parent = parent.rpartition("/")[0]

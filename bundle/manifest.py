@@ -1,0 +1,238 @@
+"""The bundle's own description, and the rules by which its bytes are laid out.
+
+A bundle is one uncompressed tar. Its members, in this order::
+
+    manifest.json            canonical JSON: what is in the bundle, and its id
+    node.pyz                 the far side's program
+    <decompressor>.whl       a zstandard wheel for the target, stored raw (absent where not needed)
+    layers/<layer id>.tar.zst
+
+The manifest names every member with its size, so the whole tar, headers and padding included, is
+determined by it. A reader rebuilds what each header must be and compares: no byte is left unchecked.
+
+Digests form a tree. ``Manifest.id`` covers the manifest; the manifest holds the digest of each
+layer's head; a head holds the digest of each compressed frame behind it and of each file inside.
+So parts of a layer can be checked independently, in parallel, before anything is visible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+NODE_NAME = "node.pyz"
+BLOCK = 512
+
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+
+
+class ManifestError(ValueError):
+    """The manifest cannot be understood, or does not agree with itself."""
+
+
+class Digest(str):
+    """A sha256 in lower-case hexadecimal; creating one checks it."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: str) -> Digest:
+        """Check and wrap; raises ValueError for anything but 64 hexadecimal digits."""
+        if not isinstance(value, str) or not _HEX64.fullmatch(value):
+            raise ValueError(f"not a sha256 in hexadecimal: {value!r}")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def of(cls, data: bytes) -> Digest:
+        """The digest of these bytes."""
+        return cls(hashlib.sha256(data).hexdigest())
+
+
+def canonical_json(value: object) -> bytes:
+    """The one byte string that stands for a JSON value: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A member that is stored as it is."""
+
+    name: str
+    """Its name in the outer tar."""
+    sha256: Digest
+    """Digest of its bytes."""
+    size: int
+    """Length in bytes."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One wheel, the project, the trainer or an asset, as a compressed tar."""
+
+    id: Digest
+    """Digest of what the layer was made from and how; known before it is built."""
+    kind: str
+    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    name: str
+    """The distribution's normalized name, or the project's or asset's."""
+    version: str
+    """The distribution's version; empty for the other kinds."""
+    head: Digest
+    """Digest of the first ``head_size`` bytes, which hold the index of all the rest."""
+    head_size: int
+    """Length in bytes of the head."""
+    size: int
+    """Length in bytes of the whole layer, head included."""
+    unpacked_size: int
+    """Sum in bytes of the files inside."""
+    files: int
+    """How many files are inside."""
+
+    @property
+    def member(self) -> str:
+        """The layer's name in the outer tar."""
+        return f"layers/{self.id}.tar.zst"
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a node must have for the bundle to run there."""
+
+    python: str
+    """Version of CPython as ``major.minor``."""
+    machine: str
+    """Processor architecture as ``uname -m`` prints it."""
+    libc: str
+    """``glibc`` or ``musl``."""
+    libc_version: str
+    """The lowest version of the C library that every wheel inside accepts, ``2.28``."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a node must know about a bundle."""
+
+    name: str
+    """The project's name."""
+    requires: Requires
+    """What a node must have."""
+    node: Part
+    """The far side's program."""
+    decompressor: Part | None
+    """The zstandard wheel, or None where the target's Python has zstd of its own."""
+    layers: tuple[Layer, ...]
+    """In the order in which they are stored; on equal paths the first one writes."""
+    packages: tuple[str, ...]
+    """Names of the packages asked for by the user, the ones a probe reports."""
+    imports: tuple[str, ...]
+    """Modules that must import on every node."""
+    format: int = FORMAT
+    """Version of this layout."""
+
+    @property
+    def id(self) -> Digest:
+        """The bundle's identity: the digest of all the fields above."""
+        return Digest.of(canonical_json(asdict(self)))
+
+    @property
+    def unpacked_size(self) -> int:
+        """Sum in bytes of the files of all layers."""
+        return sum(layer.unpacked_size for layer in self.layers)
+
+    @property
+    def files(self) -> int:
+        """How many files all layers hold."""
+        return sum(layer.files for layer in self.layers)
+
+    def to_bytes(self) -> bytes:
+        """The content of ``manifest.json``."""
+        return canonical_json({**asdict(self), "id": self.id})
+
+    def members(self) -> list[tuple[str, int]]:
+        """Name and size of every member of the outer tar, in order."""
+        listed = [(MANIFEST_NAME, len(self.to_bytes())), (self.node.name, self.node.size)]
+        if self.decompressor is not None:
+            listed.append((self.decompressor.name, self.decompressor.size))
+        return listed + [(layer.member, layer.size) for layer in self.layers]
+
+
+def parse(data: bytes) -> Manifest:
+    """Read ``manifest.json``.
+
+    Raises:
+        ManifestError: not such a manifest, of a newer format, or its id does not fit its content.
+    """
+    try:
+        raw = json.loads(data)
+        claimed = raw.pop("id")
+        found = raw["format"]
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ManifestError("manifest.json is not a stager manifest") from exc
+    if found != FORMAT:
+        raise ManifestError(f"the bundle has format {found!r}; this program reads format {FORMAT}")
+    try:
+        manifest = _from_dict(raw)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ManifestError(f"manifest.json does not have the expected fields: {exc}") from exc
+    if manifest.id != claimed or manifest.to_bytes() != data:
+        raise ManifestError("manifest.json has been changed: its content does not fit its id")
+    return manifest
+
+
+def member_header(name: str, size: int) -> bytes:
+    """The tar header of a member of the outer tar, byte for byte.
+
+    A plain POSIX ustar header (IEEE Std 1003.1, "ustar Interchange Format") with mode 0644 and
+    owner and time zero. Sizes of 8 GiB and more use GNU tar's base-256 form.
+    """
+    if len(name.encode()) > 100:
+        raise ManifestError(f"member name is longer than 100 bytes: {name}")
+    fields = [
+        name.encode().ljust(100, b"\0"),
+        b"0000644\0",
+        b"0000000\0",
+        b"0000000\0",
+        b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big"),
+        b"00000000000\0",
+        b" " * 8,
+        b"0",
+        b"\0" * 100,
+        b"ustar\x0000",
+        b"\0" * 64,
+        b"0000000\0",
+        b"0000000\0",
+        b"\0" * 167,
+    ]
+    blank = b"".join(fields)
+    return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
+
+
+def padding(size: int) -> int:
+    """Zero bytes that follow a member of this size, up to the next full block."""
+    return -size % BLOCK
+
+
+def _from_dict(raw: dict[str, Any]) -> Manifest:
+    decompressor = raw["decompressor"]
+    return Manifest(
+        name=raw["name"],
+        requires=Requires(**raw["requires"]),
+        node=_part(raw["node"]),
+        decompressor=None if decompressor is None else _part(decompressor),
+        layers=tuple(_layer(item) for item in raw["layers"]),
+        packages=tuple(raw["packages"]),
+        imports=tuple(raw["imports"]),
+        format=raw["format"],
+    )
+
+
+def _part(raw: dict[str, Any]) -> Part:
+    return Part(name=raw["name"], sha256=Digest(raw["sha256"]), size=int(raw["size"]))
+
+
+def _layer(raw: dict[str, Any]) -> Layer:
+    return Layer(**{**raw, "id": Digest(raw["id"]), "head": Digest(raw["head"])})

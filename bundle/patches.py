@@ -1,0 +1,273 @@
+"""Repairs of known faults between versions that an environment may have pinned together.
+
+This file is also copied into every environment as ``_stager_patches.py``, beside a
+``_stager_patches.pth`` holding :data:`PTH_LINE`, so that every interpreter that starts from the
+environment, spawned children included, activates it when ``STAGER_PATCHES`` is set. It therefore
+stands alone: standard library only, nothing imported that a patch is about.
+
+``STAGER_PATCHES`` is ``1`` or ``all`` for every patch, a comma list of names for only these, and
+``0`` or empty for none. A patch is considered right after the module it is about was imported,
+and is applied only where the fault is really there.
+"""
+
+import os
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from threading import get_ident
+from typing import Any, Callable, Optional
+
+PTH_LINE = (
+    'import os; os.environ.get("STAGER_PATCHES") and __import__("_stager_patches").activate()'
+)
+"""The one line of ``_stager_patches.pth``; :mod:`site` executes lines that begin with import."""
+
+_SAID = "STAGER_PATCHES_SAID"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One repair: where it belongs, when it is needed, and what it does."""
+
+    name: str
+    """What users and logs call it: lower case, words joined by hyphens."""
+    reason: str
+    """The fault, in one sentence."""
+    link: str
+    """Where upstream describes the fault."""
+    module: str
+    """Full name of the module after whose import the patch is considered."""
+    applies: Callable[[types.ModuleType], bool]
+    """Whether the imported module has the fault; must turn false once the patch is applied."""
+    apply: Callable[[types.ModuleType], None]
+    """Repairs the imported module in place."""
+
+
+def _no_cuda(torch: types.ModuleType) -> bool:
+    """Whether this process can have no GPU, found out without waking the driver.
+
+    ``torch.cuda.is_available()`` may initialise CUDA, after which forked workers cannot use it,
+    and ``device_count()`` remembers its answer; neither may happen behind the user's back.
+    """
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        return True
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
+        return True
+    return not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
+
+
+def _torch_cpu(torch: types.ModuleType) -> Optional[types.ModuleType]:
+    """Import the ``torch.cpu`` submodule; None in a torch too old to have one."""
+    try:
+        return import_module(torch.__name__ + ".cpu")
+    except ModuleNotFoundError:
+        return None
+
+
+def _set_device_is_missing(torch: types.ModuleType) -> bool:
+    cpu = _torch_cpu(torch)
+    return cpu is not None and not hasattr(cpu, "set_device") and _no_cuda(torch)
+
+
+def _add_set_device(torch: types.ModuleType) -> None:
+    def set_device(device: object) -> None:
+        """Do nothing: there is one CPU device, as in torch versions that have this function."""
+
+    cpu: Any = _torch_cpu(torch)
+    cpu.set_device = set_device
+
+
+def _formatter_refuses_to_copy(formatting: types.ModuleType) -> bool:
+    """Try the extractor behind ``with_format("numpy")`` (and "torch", "jax") on one row."""
+    numpy = sys.modules.get("numpy")
+    extractor = getattr(formatting, "NumpyArrowExtractor", None)
+    if numpy is None or extractor is None or int(numpy.__version__.split(".")[0]) < 2:
+        return False
+    try:
+        extractor().extract_column(formatting.pa.table({"x": [1]}))
+    except ValueError as error:
+        if "copy" in str(error):
+            return True
+        raise
+    return False
+
+
+def _allow_copies(formatting: types.ModuleType) -> None:
+    """Give the one module a view of NumPy whose ``array(copy=False)`` means "only if needed".
+
+    That is what it meant before NumPy 2, and what ``asarray`` does. In datasets 2.19.0 this module
+    holds every ``np.array(..., copy=False)`` of the package, and the formatters for NumPy, torch,
+    TensorFlow and JAX all read through it. NumPy itself stays as it is for everybody else.
+    """
+    numpy: Any = formatting.np
+    view: Any = types.ModuleType(numpy.__name__)
+    view.__dict__.update(vars(numpy))
+
+    def array(*args: object, **kwargs: object) -> object:
+        if kwargs.get("copy") is False:
+            kwargs["copy"] = None
+        return numpy.array(*args, **kwargs)
+
+    view.array = array
+    formatting.np = view  # type: ignore[attr-defined]
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        name="torch-cpu-set-device",
+        reason="accelerate calls torch.cpu.set_device, which torch has only from 2.2 on.",
+        link="https://github.com/huggingface/accelerate/issues/2954",
+        module="torch",
+        applies=_set_device_is_missing,
+        apply=_add_set_device,
+    ),
+    Patch(
+        name="datasets-numpy2",
+        reason="datasets up to 2.19 calls np.array(copy=False), which NumPy 2 refuses to copy for.",
+        link="https://github.com/huggingface/datasets/pull/6976",
+        module="datasets.formatting.formatting",
+        applies=_formatter_refuses_to_copy,
+        apply=_allow_copies,
+    ),
+)
+"""Every patch there is. Each is tested with the real fault in ``tests/bundle/test_patches.py``."""
+
+
+def selected(wanted: str) -> tuple[Patch, ...]:
+    """Return the patches that a value of ``STAGER_PATCHES`` asks for; unknown names are told."""
+    names = {name.strip() for name in wanted.split(",")} - {""}
+    if names & {"1", "all"}:
+        return PATCHES
+    known = {patch.name for patch in PATCHES}
+    unknown = sorted(names - known - {"0", "none"})
+    if unknown:
+        there_are = ", ".join(sorted(known))
+        _say_once(
+            "unknown",
+            f"patch failed: {', '.join(unknown)}: no patch has this name (STAGER_PATCHES takes "
+            f"1, 0 or a comma list of {there_are})",
+        )
+    return tuple(patch for patch in PATCHES if patch.name in names)
+
+
+def activate() -> None:
+    """See to it that the patches of ``STAGER_PATCHES`` are applied as their modules are imported.
+
+    May be called any number of times. Imports none of the modules; those already imported are
+    looked at immediately. Prints ``patch applied: NAME`` on stderr for a patch that was applied,
+    once a node (see :func:`_say_once`), and never raises because of a patch.
+    """
+    if any(getattr(finder, "finds_for_stager", False) for finder in sys.meta_path):
+        return
+    patches = selected(os.environ.get("STAGER_PATCHES", ""))
+    if not patches:
+        return
+    sys.meta_path.insert(0, _PatchFinder(patches))
+    for patch in patches:
+        module = sys.modules.get(patch.module)
+        if module is not None:
+            _consider(patch, module)
+
+
+class _PatchFinder:
+    """Lets the other finders find a module and has it patched once it has been executed."""
+
+    # Recognised by this mark, not by its class: a test may load this file under two names.
+    finds_for_stager = True
+
+    def __init__(self, patches: tuple[Patch, ...]) -> None:
+        self._patches = patches
+        self._searching: set[tuple[str, int]] = set()
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Optional[Sequence[str]],
+        target: Optional[types.ModuleType] = None,
+    ) -> Optional[ModuleSpec]:
+        """Answer for patched modules only (the protocol of :data:`sys.meta_path`)."""
+        patches = [patch for patch in self._patches if patch.module == fullname]
+        # Another finder may ask sys.meta_path in turn; other threads may ask at the same time.
+        search = (fullname, get_ident())
+        if not patches or search in self._searching:
+            return None
+        self._searching.add(search)
+        try:
+            spec = self._ask_the_others(fullname, path, target)
+        finally:
+            self._searching.discard(search)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            _patch_after_exec(spec, patches)
+        return spec
+
+    def _ask_the_others(
+        self,
+        fullname: str,
+        path: Optional[Sequence[str]],
+        target: Optional[types.ModuleType],
+    ) -> Optional[ModuleSpec]:
+        for finder in list(sys.meta_path):
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:
+    """Extend this one loader object; it stays what it is for inspect, pkgutil and resources."""
+    loader: Any = spec.loader
+    execute = loader.exec_module
+
+    def exec_module(module: types.ModuleType) -> None:
+        # Drop the extension first: a loader may outlive the import, or be shared by others.
+        if vars(loader).get("exec_module") is exec_module:
+            del loader.exec_module
+        execute(module)
+        if module.__name__ == spec.name:
+            for patch in patches:
+                _consider(patch, module)
+
+    loader.exec_module = exec_module
+
+
+def _consider(patch: Patch, module: types.ModuleType) -> None:
+    """Apply the patch where it is needed, and check that the fault has gone."""
+    try:
+        if not patch.applies(module):
+            return
+        patch.apply(module)
+        if patch.applies(module):
+            raise RuntimeError(f"the fault is still there in {module.__file__}")
+    except Exception as error:
+        # The user's import comes first: whatever a patch stumbles over, it goes on unpatched.
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        _say_once(f"failed.{patch.name}", f"patch failed: {patch.name}: {why} (see {patch.link})")
+    else:
+        _say_once(patch.name, f"patch applied: {patch.name}")
+
+
+def _say_once(topic: str, line: str) -> None:
+    """Print a line on stderr unless a process of this node's job already did.
+
+    Whoever creates ``patch.<topic>`` in ``$STAGER_JOB_DIR`` speaks. Without such a directory, a
+    process speaks unless it, or a process it descends from, has.
+    """
+    try:
+        marker = Path(os.environ["STAGER_JOB_DIR"], f"patch.{topic}")
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return
+    except (KeyError, OSError):
+        said = os.environ.get(_SAID, "").split(",")
+        if topic in said:
+            return
+        os.environ[_SAID] = ",".join([*filter(None, said), topic])
+    if sys.stderr is not None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()

@@ -1,0 +1,45 @@
+"""What is wrong on a node, in a form that travels as JSON and reads as one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that keeps a node from running the job."""
+
+    what: str
+    """What is wrong: ``the environment does not fit``."""
+    where: str
+    """The directory, host, interface or module it concerns."""
+    why: str
+    """What was found, with numbers: ``needs 1.4 GB, 0.2 GB are free``."""
+    fix: str
+    """What the user can do about it."""
+
+    def __str__(self) -> str:
+        tail = "".join(f"; {part}" for part in (self.why, self.fix) if part)
+        return f"{self.where}: {self.what}{tail}" if self.where else f"{self.what}{tail}"
+
+    def to_json(self) -> dict[str, str]:
+        """The four fields as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, str]) -> Problem:
+        """The reverse of :meth:`to_json`; raises KeyError where a field is missing."""
+        return cls(what=raw["what"], where=raw["where"], why=raw["why"], fix=raw["fix"])
+
+
+class NodeError(Exception):
+    """The one expected failure of the far side.
+
+    Attributes:
+        problem: what went wrong, where, why, and what to do about it.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem

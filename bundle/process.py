@@ -1,0 +1,284 @@
+"""The only place on the far side that starts processes.
+
+Arguments are lists, never a shell's line. Each command is logged before it runs. Every process
+leads a session of its own and is told to end when the thread that started it does, so that a
+killed agent leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Callable, Union
+
+log = logging.getLogger(__name__)
+
+TAIL_LINES = 15
+MARK = "STAGER_PROCESS"
+"""The variable by which :func:`stop` finds descendants that left for a session of their own.
+
+It holds one token for each :func:`start` on the way from the first process, joined by slashes.
+"""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_POLL_SECONDS = 0.02
+_KILL_SECONDS = 10.0
+_STARTED = itertools.count()
+
+Stream = Union[int, IO[bytes], None]
+"""What ``subprocess.Popen`` takes for a stream."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a finished command left behind."""
+
+    argv: tuple[str, ...]
+    """The command as it was started."""
+    returncode: int
+    """Its exit status; negative for the signal that ended it."""
+    stdout: str
+    """All it wrote to standard output."""
+    stderr: str
+    """All it wrote to standard error."""
+
+
+class ProcessError(Exception):
+    """A command could not be started, failed, or took too long.
+
+    Attributes:
+        argv: the command.
+        code: its exit status, negative for a signal; None where it never started.
+        tail: the last lines it wrote to standard error, or else to standard output.
+        reason: what happened, in a few words.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], code: int | None, output: str = "", *, reason: str = ""
+    ) -> None:
+        self.argv = tuple(argv)
+        self.code = code
+        self.tail = tuple(output.strip().splitlines()[-TAIL_LINES:])
+        self.reason = reason or describe_exit(code)
+        super().__init__(": ".join([self.reason, shlex.join(self.argv), *self.tail[-1:]]))
+
+
+class Process(subprocess.Popen[bytes]):
+    """A process started by :func:`start`; ``mark`` is what its descendants carry."""
+
+    mark: str = ""
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit status in words: ``exit status 3``, ``ended by SIGKILL``."""
+    if code is None:
+        return "did not start"
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    input: str | None = None,
+    check: bool = True,
+) -> Completed:
+    """Run one command to its end and return what it wrote.
+
+    Args:
+        argv: the program and its arguments.
+        timeout: seconds after which it is killed, with all that it started.
+        env: its whole environment; None for this process's.
+        cwd: the directory to run in; None for this one.
+        input: text for its standard input; None for an empty one.
+        check: whether an exit status other than 0 raises.
+
+    Raises:
+        ProcessError: it cannot be started, took too long, or (with ``check``) failed.
+    """
+    process = start(
+        argv,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    data = None if input is None else input.encode()
+    try:
+        out, err = process.communicate(data, timeout=timeout)
+    except subprocess.TimeoutExpired as exc:
+        stop(process, 0)
+        reason = f"took more than {timeout:g} s"
+        raise ProcessError(argv, process.returncode, _drain(process), reason=reason) from exc
+    except BaseException:
+        stop(process, 0)
+        raise
+    stdout, stderr = out.decode(errors="replace"), err.decode(errors="replace")
+    if check and process.returncode != 0:
+        raise ProcessError(argv, process.returncode, stderr.strip() or stdout)
+    return Completed(tuple(argv), process.returncode, stdout, stderr)
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    stdin: Stream = subprocess.DEVNULL,
+    stdout: Stream = None,
+    stderr: Stream = None,
+) -> Process:
+    """Start a command as the leader of a new session and return at once.
+
+    The kernel sends it SIGTERM when the *thread* that called this ends: start from a thread that
+    lives as long as the process should.
+
+    Raises:
+        ProcessError: it cannot be started.
+    """
+    log.debug("start: %s", shlex.join(argv))
+    mark = f"{os.getpid()}-{time.time_ns()}-{next(_STARTED)}"
+    marks = "/".join(filter(None, (os.environ.get(MARK), mark)))
+    full_env = {**(os.environ if env is None else env), MARK: marks}
+    try:
+        process = Process(
+            list(argv),
+            env=full_env,
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),  # two system calls; libc is loaded before the fork
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise ProcessError(argv, None, reason=f"cannot be started ({why})") from exc
+    process.mark = mark
+    return process
+
+
+def stop(process: subprocess.Popen[bytes], grace: float) -> int:
+    """End a process and all that it started; nothing of it is left running.
+
+    SIGTERM goes to its process group (to every descendant where the leader is gone already); what
+    still lives ``grace`` seconds later gets SIGKILL, also those in sessions of their own, as the
+    workers of ``torchrun`` are.
+
+    Returns:
+        The exit status of the process, negative for a signal.
+    """
+    mark = process.mark if isinstance(process, Process) else ""
+    if process.poll() is None:
+        _signal_group(process.pid, signal.SIGTERM)
+    else:
+        _signal_each(_members(process.pid, mark), signal.SIGTERM)
+    _end(process, process.pid, mark, grace)
+    return process.wait()
+
+
+def stop_group(group: int, grace: float) -> None:
+    """The same for a process group, or session, that another process started.
+
+    Raises:
+        ValueError: 0, 1 or a negative number, which stand for other things than a group.
+    """
+    if group <= 1:
+        raise ValueError(f"not a process group: {group}")
+    _signal_group(group, signal.SIGTERM)
+    _end(None, group, "", grace)
+
+
+def _end(process: subprocess.Popen[bytes] | None, group: int, mark: str, grace: float) -> None:
+    """Wait ``grace`` seconds for all members to be gone, then kill until they are."""
+    term_until = time.monotonic() + grace
+    kill_until = term_until + _KILL_SECONDS  # a process in uninterruptible sleep cannot be killed
+    while time.monotonic() < kill_until:
+        gone = process is None or process.poll() is not None
+        members = list(_members(group, mark))
+        if gone and not members:
+            return
+        if time.monotonic() >= term_until:
+            _signal_each(members, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+    log.warning("processes of group %d do not end: %s", group, list(_members(group, mark)))
+
+
+def _members(group: int, mark: str) -> Iterator[int]:
+    """Living processes of a group or session, and those that carry the mark; no zombies."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):  # it ended meanwhile, or belongs to another user
+            # proc(5): the name, in parentheses, may hold anything; then state ppid pgrp session
+            state, _, pgrp, session = (
+                (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
+            )
+            if state in "ZX":
+                continue
+            if group in (int(pgrp), int(session)) or (
+                mark and mark in _marks((entry / "environ").read_bytes())
+            ):
+                yield int(entry.name)
+
+
+def _marks(environ: bytes) -> list[str]:
+    """The tokens in an environment as /proc shows it."""
+    prefix = f"{MARK}=".encode()
+    held = [item for item in environ.split(b"\0") if item.startswith(prefix)]
+    return held[0][len(prefix) :].decode(errors="replace").split("/") if held else []
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _signal_each(pids: Iterator[int] | list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _drain(process: subprocess.Popen[bytes]) -> str:
+    """What a stopped process had written; not waiting for pipes that someone else holds open."""
+    try:
+        out, err = process.communicate(timeout=1)
+    except subprocess.TimeoutExpired:
+        return ""
+    text: str = (err.strip() or out).decode(errors="replace")
+    return text
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a child does between fork and exec; loads libc now, as that is unsafe after a fork."""
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return None
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the request was made
+            os._exit(1)
+
+    return ask

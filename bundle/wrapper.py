@@ -1,0 +1,283 @@
+"""Runs the user's script or module in one rank, and leaves a record when it fails.
+
+Written verbatim as ``run_wrapper.py`` for each job and started for each rank with the
+environment's own interpreter, so it stands alone: standard library only, Python 3.9 or newer.
+
+    run_wrapper.py SCRIPT ARGS...
+    run_wrapper.py -m MODULE ARGS...
+
+It reads ``STAGER_ENV`` (the environment; its packages come first on ``sys.path``),
+``STAGER_PROJECT`` (the staged project), ``STAGER_TRAINER`` (the directory that holds the
+``trainer`` package; last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``,
+``RANK`` and ``LOCAL_RANK``; each may be absent. ``STAGER_PATCHES`` is set to ``1`` unless it is
+set already.
+
+The exit status is the program's own: 1 after an uncaught exception, 130 after an interrupt; 2 when
+there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<RANK>.json`` holds
+
+    {"v": 1, "node": "n1", "rank": 3, "local_rank": 1, "pid": 4242, "exit_code": 1,
+     "exception": "ValueError", "message": "...", "lines": ["Traceback ...", ...],
+     "time": 1700000000.0}
+
+where ``lines`` are the last of the traceback, ``message`` may be cut, and ``time`` is in seconds
+since the epoch. PyTorch's own error file (``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import site
+import sys
+import sysconfig
+import time
+import traceback
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Optional
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+RECORDED_LINES = 40
+RECORDED_CHARACTERS = 2000
+
+Program = tuple[str, str]
+"""What to run: ``("script", its absolute path)`` or ``("module", its name)``."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the program that ``argv`` (without this file's own name) asks for; return its status."""
+    kind, args = ("module", argv[1:]) if argv[:1] == ["-m"] else ("script", argv)
+    if not args:
+        _complain("usage: run_wrapper.py [-m MODULE | SCRIPT] ARGS...")
+        return USAGE
+    forget_record()
+    if kind == "script":
+        places = script_places(args[0])
+        script = next((place for place in places if place.exists()), None)
+        if script is None:
+            return _missing_script(args[0], places)
+        args = [str(script), *args[1:]]
+    arrange_path((kind, args[0]))
+    activate_patches()
+    sys.argv = args
+    rank_pid = os.getpid()
+    try:
+        keep_main(run((kind, args[0])))
+    except BaseException as error:  # every way to end: the record and the status depend on it
+        return _ended_by(error, (kind, args[0]), is_rank=os.getpid() == rank_pid)
+    return 0
+
+
+def script_places(name: str) -> list[Path]:
+    """Return where a script may be: in the staged project, else in the working directory."""
+    project = _project()
+    roots = [*([Path(project)] if project else []), Path.cwd()]
+    # An absolute name joined to a root is that name itself, so both places are then one.
+    return list(dict.fromkeys(root.absolute() / name for root in roots))
+
+
+def arrange_path(program: Program) -> None:
+    """Put the program's directory, the project and the packages at the head of ``sys.path``.
+
+    The packages' entry is moved, not repeated, and keeps its spelling: with the same directory
+    there under two names, one module could be imported twice. The wrapper's own directory, which
+    Python put first, goes; ``STAGER_TRAINER`` comes last, so that it hides nothing of the user's.
+    """
+    own = os.path.realpath(Path(__file__).parent)
+    if sys.path and os.path.realpath(sys.path[0]) == own:
+        del sys.path[0]
+    env = os.environ.get("STAGER_ENV")
+    packages = os.path.realpath(Path(env, "pkgs") if env else sysconfig.get_path("purelib"))
+    if Path(packages).is_dir() and packages not in map(os.path.realpath, sys.path):
+        site.addsitedir(packages)  # not a plain entry: its .pth files count, too
+    project = _project()
+    if program[0] == "script":
+        script = Path(program[1])
+        first = str(script if script.is_dir() else script.parent)
+    else:
+        first = project or str(Path.cwd())
+    head = [entry for entry in sys.path if os.path.realpath(entry) == packages]
+    tail = os.environ.get("STAGER_TRAINER")
+    sys.path[:] = _distinct([first, project, *head, *sys.path, tail])
+
+
+def _project() -> Optional[str]:
+    """Return the staged project's directory; None for a bundle without one."""
+    project = os.environ.get("STAGER_PROJECT")
+    return project if project and Path(project).is_dir() else None
+
+
+def _distinct(entries: Iterable[Optional[str]]) -> list[str]:
+    """Drop empty entries, and all but the first of those that are the same directory."""
+    kept: dict[str, str] = {}
+    for entry in entries:
+        if entry:
+            kept.setdefault(os.path.realpath(entry), entry)
+    return list(kept.values())
+
+
+def activate_patches() -> None:
+    """Activate the environment's compatibility patches here and in every child process."""
+    os.environ.setdefault("STAGER_PATCHES", "1")
+    try:
+        patches = importlib.import_module("_stager_patches")
+    except ModuleNotFoundError:
+        return  # an environment that was made without them
+    patches.activate()
+
+
+def run(program: Program) -> dict[str, Any]:
+    """Run the program as ``__main__`` and return its globals; its exceptions come through."""
+    kind, name = program
+    if kind == "module":
+        return runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return runpy.run_path(name, run_name="__main__")
+
+
+def keep_main(program_globals: dict[str, Any]) -> None:
+    """Let the program's ``__main__`` stay after its end.
+
+    ``runpy`` puts back the old module, which is this file. But threads and process pools may still
+    be at work while the interpreter shuts down, and look their functions up in ``__main__``.
+    """
+    module = types.ModuleType("__main__")
+    vars(module).update(program_globals)
+    sys.modules["__main__"] = module
+
+
+def _ended_by(error: BaseException, program: Program, *, is_rank: bool) -> int:
+    """Record and show what ended the program; return the exit status.
+
+    A child that the program forked and that got this far is not the rank: it leaves no record.
+    """
+    frames = _program_frames(error.__traceback__)
+    if frames is not None and frames.tb_frame.f_globals.get("__name__") == "__main__":
+        keep_main(frames.tb_frame.f_globals)
+    if frames is None and isinstance(error, ImportError):
+        return _cannot_start(error, program)
+    status = exit_status(error)
+    error = error.with_traceback(frames)
+    if status and is_rank:
+        write_record(error, status)
+    if not isinstance(error, SystemExit):
+        _show(error)
+    elif error.code is not None and not isinstance(error.code, int):
+        _complain(str(error.code))
+    return status
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the status, 0 to 255, with which Python would end after this exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if not isinstance(error, SystemExit):
+        return FAILED
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else FAILED
+
+
+def _program_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
+    """Return the traceback from the program's first frame on; None if it has none."""
+    before = {main.__code__.co_filename, runpy.run_path.__code__.co_filename}
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name not in before and not name.startswith("<frozen importlib"):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback as Python would, by the program's own hook if it has set one."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:
+        # A broken hook must not cost the user the traceback; Python does the same.
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _missing_script(name: str, places: list[Path]) -> int:
+    if len(places) == 1:
+        message = f"no script {name}: there is no {places[0]}"
+    else:
+        message = (
+            f"no script {name}: there is neither {places[0]} (the staged project) nor {places[1]} "
+            "(the working directory); check the name, and that the project does not exclude it"
+        )
+    _complain(f"run_wrapper: {message}")
+    write_record(FileNotFoundError(message), USAGE)
+    return USAGE
+
+
+def _cannot_start(error: ImportError, program: Program) -> int:
+    """Tell that there is no such module, or nothing in it to run."""
+    option = "-m " if program[0] == "module" else ""
+    message = f"cannot run {option}{program[1]}: {error} (looked first in {sys.path[0]})"
+    _complain(f"run_wrapper: {message}")
+    write_record(type(error)(message), USAGE)
+    return USAGE
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _number(name: str) -> int:
+    """Read a rank from the environment; 0 without torchrun."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else 0
+
+
+def _record_path() -> Optional[Path]:
+    """Return where this rank's record goes; None without a job directory."""
+    job_dir = os.environ.get("STAGER_JOB_DIR")
+    return Path(job_dir, "failures", f"{_number('RANK')}.json") if job_dir else None
+
+
+def forget_record() -> None:
+    """Remove what an earlier attempt of this rank left, when torchrun has restarted it."""
+    path = _record_path()
+    if path is not None:
+        with contextlib.suppress(OSError):  # mostly absent; and a stale record stops no program
+            path.unlink()
+
+
+def write_record(error: BaseException, status: int) -> None:
+    """Write the failure record (see the top of this file) by one rename."""
+    path = _record_path()
+    if path is None:
+        return
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    record = {
+        "v": 1,
+        "node": os.environ.get("STAGER_NODE") or os.uname().nodename,
+        "rank": _number("RANK"),
+        "local_rank": _number("LOCAL_RANK"),
+        "pid": os.getpid(),
+        "exit_code": status,
+        "exception": type(error).__name__,
+        "message": _text(error)[:RECORDED_CHARACTERS],
+        "lines": text.splitlines()[-RECORDED_LINES:],
+        "time": time.time(),
+    }
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(record), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as problem:
+        _complain(f"run_wrapper: the failure record {path} could not be written: {problem}")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as problem:  # the program's own class, in which anything may go wrong
+        return f"<no message: {type(problem).__name__} in __str__>"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

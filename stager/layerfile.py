@@ -1,0 +1,172 @@
+"""Writing one layer: files are added in any order, the result depends on their content alone."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO
+
+import zstandard
+
+from bundle.layer import Entry, Frame, Index, Link, LayerError, check_link, check_path, encode_head
+from bundle.manifest import BLOCK, padding
+
+from .errors import WheelError
+
+FRAME_TARGET = 4 << 20
+"""Tar bytes after which a frame is closed: large enough to compress well, small enough that the
+frames of one large wheel keep every process of an unpacking node busy."""
+LEVEL = 5
+"""zstd level of the frames; see docs/performance.md for size against time."""
+HEAD_LEVEL = 9
+SPOOL_MEMORY = 64 << 20
+"""Bytes of one layer's content kept in memory before it goes to a temporary file."""
+COPY = 1 << 20
+
+
+def compression() -> str:
+    """What decides the compressed bytes besides the content: part of every layer's id."""
+    version = ".".join(map(str, zstandard.ZSTD_VERSION))
+    return f"zstd-{version}-level{LEVEL}-frame{FRAME_TARGET}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """A file that was added, as it was found."""
+
+    size: int
+    """Length in bytes."""
+    sha256: bytes
+    """Raw digest of its bytes."""
+
+
+class LayerWriter:
+    """Collects the files of one layer in a spool, then writes them sorted, framed and compressed.
+
+    The spool lives in memory up to ``SPOOL_MEMORY`` bytes and in an unnamed temporary file beyond,
+    so the largest wheel does not decide how much memory a build needs.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        """Spool into ``scratch``, a directory on the store's own disk (``/tmp`` may be small)."""
+        self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_MEMORY, dir=scratch)
+        self._files: dict[str, tuple[int, int, int, str]] = {}
+        self._links: dict[str, str] = {}
+
+    def __enter__(self) -> LayerWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._spool.close()
+
+    def add(self, path: str, stream: BinaryIO, *, executable: bool = False) -> Added:
+        """Add one file, reading ``stream`` to its end.
+
+        Args:
+            path: relative to the environment, for example ``lib/python3.11/site-packages/a.py``.
+            stream: the content.
+            executable: whether the file gets mode 0755 instead of 0644.
+
+        Raises:
+            WheelError: the path is unsafe, or was added before with other content.
+        """
+        try:
+            check_path(path)
+        except LayerError as exc:
+            raise WheelError(str(exc)) from exc
+        offset = self._spool.seek(0, 2)
+        state, size = hashlib.sha256(), 0
+        while chunk := stream.read(COPY):
+            self._spool.write(chunk)
+            state.update(chunk)
+            size += len(chunk)
+        known = self._files.get(path)
+        if known is not None and known[3] != state.hexdigest():
+            raise WheelError(f"{path} is there twice, with different content")
+        self._files[path] = (offset, size, 0o755 if executable else 0o644, state.hexdigest())
+        return Added(size=size, sha256=state.digest())
+
+    def link(self, path: str, target: str) -> None:
+        """Add a symbolic link; it may not lead out of the layer's own top directory.
+
+        Raises:
+            WheelError: it does.
+        """
+        try:
+            check_link(Link(path, target))
+        except LayerError as exc:
+            raise WheelError(str(exc)) from exc
+        self._links[path] = target
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._files
+
+    def write(self, target: Path) -> None:
+        """Write the layer to ``target``.
+
+        The frames are compressed to a temporary file first, because the head that comes before
+        them holds their digests.
+        """
+        frames: list[Frame] = []
+        entries: list[Entry] = []
+        compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
+        with tempfile.TemporaryFile(dir=target.parent) as body:
+            for piece in _pieces(self._tar(entries)):
+                packed = compressor.compress(piece)
+                frames.append(Frame(len(packed), len(piece), hashlib.sha256(packed).hexdigest()))
+                body.write(packed)
+            links = tuple(Link(path, goal) for path, goal in sorted(self._links.items()))
+            index = Index(files=tuple(entries), links=links, frames=tuple(frames))
+            head = encode_head(index, zstandard.ZstdCompressor(level=HEAD_LEVEL).compress)
+            body.seek(0)
+            with target.open("wb") as out:
+                out.write(head)
+                shutil.copyfileobj(body, out, COPY)
+
+    def _tar(self, entries: list[Entry]) -> Iterator[bytes]:
+        """The plain tar, piece by piece; notes each file's place in ``entries`` on the way."""
+        position = 0
+        names = sorted([*self._files, *self._links])
+        for name in names:
+            header = _tar_header(name, self._files.get(name), self._links.get(name))
+            position += len(header)
+            yield header
+            if name in self._links:
+                continue
+            offset, size, mode, digest = self._files[name]
+            entries.append(Entry(name, size, mode, digest, position))
+            self._spool.seek(offset)
+            left = size
+            while left:
+                chunk = self._spool.read(min(left, COPY))
+                left -= len(chunk)
+                yield chunk
+            yield bytes(padding(size))
+            position += size + padding(size)
+        yield bytes(2 * BLOCK)
+
+
+def _tar_header(name: str, file: tuple[int, int, int, str] | None, target: str | None) -> bytes:
+    info = tarfile.TarInfo(name)
+    if file is None:
+        info.type, info.linkname, info.mode = tarfile.SYMTYPE, target or "", 0o777
+    else:
+        info.size, info.mode = file[1], file[2]
+    return info.tobuf(tarfile.GNU_FORMAT, encoding="utf-8", errors="strict")
+
+
+def _pieces(stream: Iterator[bytes]) -> Iterator[bytes]:
+    """Join small chunks and split large ones into pieces of about ``FRAME_TARGET`` bytes."""
+    pending = bytearray()
+    for chunk in stream:
+        pending += chunk
+        if len(pending) >= FRAME_TARGET:
+            yield bytes(pending)
+            pending.clear()
+    if pending:
+        yield bytes(pending)

@@ -1,0 +1,162 @@
+"""Everything that is asked of pip, always as a process of its own.
+
+Requirements and options go to pip in files, never on its command line: a process list and a log
+show the latter, and a URL may hold a password.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from .errors import ResolveError
+from .indexes import Indexes, redact
+from .model import Target
+from .run import Completed, Runner, run
+
+HOUR = 3600.0
+# The first moment a zip archive can hold, so that a wheel built twice has the same bytes.
+EPOCH = "315532800"
+
+_UNREACHABLE = re.compile(
+    r"connection broken by|NewConnectionError|Name or service not known|Max retries exceeded|"
+    r"Temporary failure in name resolution|ConnectTimeout|Failed to fetch|error sending request|"
+    r"dns error|Request failed after",
+    re.IGNORECASE,
+)
+_LINK = re.compile(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?)]|$)")
+_NOISE = re.compile(r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|^Traceback|^  File")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pip:
+    """How to call pip: what for, where to look, and with which means."""
+
+    target: Target
+    """The interpreter and platform that files are chosen for."""
+    indexes: Indexes
+    """Index options on top of pip's own configuration."""
+    scratch: Path
+    """A private folder for the files that are handed to pip."""
+    offline: bool = False
+    """Whether pip's own configuration is left out and only ``indexes.find_links`` counts."""
+    run: Runner = run
+    """Starts the process."""
+
+    def call(
+        self,
+        command: str,
+        options: Sequence[str],
+        lines: Iterable[str],
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Run one pip command over some requirement lines; its exit status is the caller's to read.
+
+        Raises:
+            CommandError: pip took more than an hour.
+            StagerError: it cannot be started.
+        """
+        listed = self.scratch / "pip-requirements.txt"
+        listed.write_text("\n".join([*self.indexes.pip_lines(), *lines]) + "\n", encoding="utf-8")
+        argv = [sys.executable, "-m", "pip", command, "--disable-pip-version-check", "--no-input"]
+        return self.run(
+            [*argv, *options, "-r", str(listed)],
+            timeout=HOUR,
+            env={**self.environment(), **(env or {})},
+            cwd=self.scratch,
+            check=False,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Variables for pip: offline, they silence its configuration."""
+        plain = {"PIP_NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+        if not self.offline:
+            return plain
+        alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+        return {**plain, **alone, "PIP_INDEX_URL": "", "PIP_EXTRA_INDEX_URL": ""}
+
+    def target_options(self) -> list[str]:
+        """What makes pip choose files for the target; nothing where it is this very machine."""
+        if self.target == Target.of_host():
+            return []
+        platforms = [word for tag in self.target.platforms() for word in ("--platform", tag)]
+        return [*platforms, "--python-version", self.target.python, "--implementation", "cp"]
+
+    def choose(self, pins: Sequence[str]) -> tuple[list[dict[str, Any]], list[str], str]:
+        """Ask which file pip would install for each pin, without downloading wheels.
+
+        Args:
+            pins: requirement lines, each for exactly one version, without hashes: with them pip
+                downloads every file whole.
+
+        Returns:
+            The ``install`` entries of pip's installation report (its format 1), the pins that
+            nothing fits, and pip's complaint where it failed for another reason.
+        """
+        report = self.scratch / "report.json"
+        options = ["--dry-run", "--ignore-installed", "--no-deps", "--report", str(report), "-q"]
+        # pip wants a place for files of another platform, though a dry run writes none.
+        away = self.target_options()
+        options += [*away, "--target", str(self.scratch / "nowhere")] if away else []
+        left, missing = list(pins), []
+        while left:
+            report.unlink(missing_ok=True)
+            done = self.call("install", options, left)
+            if done.returncode == 0:
+                found = json.loads(report.read_text(encoding="utf-8"))
+                return found.get("install", []), missing, ""
+            failed = re.search(r"No matching distribution found for (\S+)", done.stderr)
+            blamed = [pin for pin in left if failed and pin.partition(" ")[0] == failed[1]]
+            if not blamed or unreachable(done.stderr):
+                return [], missing, condense(done.stderr)
+            missing += blamed
+            left = [pin for pin in left if pin not in blamed]
+        return [], missing, ""
+
+    def existing(self, name: str) -> list[str]:
+        """The names of all files that exist for a package, whatever they fit."""
+        # No version is below 0.dev0, so pip lists every link it sees and takes none.
+        done = self.call(
+            "install",
+            ["--dry-run", "--no-deps", "--ignore-installed", "-vv", *self._list_options()],
+            [f"{name}<0.dev0"],
+        )
+        links = _LINK.findall(done.stdout + done.stderr)
+        files = {unquote(urlsplit(link).path.rpartition("/")[2]) for link in links}
+        return sorted(files)
+
+    def _list_options(self) -> list[str]:
+        away = self.target_options()
+        return [*away, "--target", str(self.scratch / "nowhere")] if away else []
+
+
+def unreachable(output: str) -> bool:
+    """Whether a tool's output says that an index could not be asked at all."""
+    return bool(_UNREACHABLE.search(output))
+
+
+def condense(output: str) -> str:
+    """A tool's complaint as one paragraph: no warnings, no traceback, no credentials."""
+    lines = [line for line in redact(output).splitlines() if not _NOISE.search(line)]
+    told = [line.strip().removeprefix("ERROR: ") for line in lines]
+    start = next((i for i, line in enumerate(lines) if line.lstrip().startswith("ERROR")), 0)
+    text = re.sub(r"\s+", " ", " ".join(told[start:])).strip()
+    return text if len(text) <= 1200 else text[:1200] + "..."
+
+
+def index_unreachable(complaint: str) -> ResolveError:
+    """The error for an index that does not answer."""
+    return ResolveError(
+        "a package index cannot be reached",
+        hint="check the network and pip's configuration (`pip config list`), or use --offline "
+        "when the wheels are already in the offline root",
+        context=[complaint],
+    )

@@ -1,0 +1,343 @@
+"""What the user asks for: every requirement of ``[environment]``, read and put in one form.
+
+An entry of ``environment.requirements`` is one of
+
+* a requirement file (``requirements.txt``, ``requirements.in``), in pip's format;
+* a requirement string (PEP 508): ``numpy>=2``, ``name @ https://...``;
+* ``pyproject.toml``: the dependencies it declares; ``pyproject.toml[extra1,extra2]``: these and the
+  extras'; ``pyproject.toml:group1,group2``: only those dependency groups (PEP 735);
+* ``pylock.toml`` or ``pylock.NAME.toml`` (PEP 751), alone: it is taken as it is;
+* a folder (``./mylib``, ``./mylib[extra]``), an sdist or a wheel file.
+
+Folders, sdist files and everything from version control are *sources*: they are built into wheels
+before anything is resolved, since no index has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import parse_wheel_filename
+
+from . import tree
+from .config import Config
+from .errors import ConfigError
+from .indexes import Indexes, strip_credentials
+from .model import Digest, Target
+from .requirements import EDITABLE, Line, RequirementReader
+from .run import Runner, run
+from .store import sha256_of
+
+_PYPROJECT = re.compile(r".*pyproject\.toml([\[:].*)?")
+_PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
+_FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
+_DIRECT = re.compile(
+    r"(?P<where>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
+)
+_SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
+_COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Something that is built into a wheel before anything is resolved."""
+
+    requirement: str
+    """What pip is asked to build: a path, or a URL; may hold credentials."""
+    label: str
+    """The same as the user wrote it, without credentials; relative paths start at the root."""
+    suffix: str
+    """Extras and marker of the requirement, as they follow the name: ``[train]``."""
+    marker: str
+    """The environment marker, or nothing."""
+    digest: Digest
+    """Digest of its content, or of its URL where the content is elsewhere."""
+    moving: bool
+    """Whether the same digest may stand for another content later (a branch, say)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """All that determines a lock, read from disk."""
+
+    root: Path
+    """The project's folder."""
+    requirements: tuple[str, ...]
+    """PEP 508 requirements, normalised, each once, in the order they were read."""
+    constraints: tuple[str, ...]
+    """PEP 508 requirements that limit versions only."""
+    sources: tuple[Path, ...]
+    """The files that were read, in order."""
+    target: Target
+    """The interpreter and platform to lock for."""
+    torch_backend: str | None
+    """Which of PyTorch's own indexes to add; None for none."""
+    local_projects: tuple[Source, ...]
+    """What has to be built into wheels first."""
+    indexes: Indexes
+    """The index options that the requirement files hold."""
+    pylock: Path | None
+    """A lock the user brought; then there are no requirements."""
+    digest: Digest
+    """Covers everything above except paths on this machine, and what local folders hold."""
+
+
+def read_spec(config: Config, *, run: Runner = run) -> Spec:
+    """Read every requirement a project names.
+
+    Args:
+        config: the project's settings.
+        run: starts ``git``, to learn which files of a local project count.
+
+    Raises:
+        ConfigError: files that are missing, requirements that are malformed or refused; one
+            context line for each, with file and line.
+    """
+    wanted = config.environment
+    host = Target.of_host() if not (wanted.python and wanted.platform) else None
+    target = Target(
+        python=wanted.python or (host.python if host else ""),
+        platform=wanted.platform or (host.platform if host else ""),
+    )
+    builder = _Builder(config, run)
+    pylock = builder.read()
+    if builder.problems:
+        many = "1 problem" if len(builder.problems) == 1 else f"{len(builder.problems)} problems"
+        raise ConfigError(
+            f"{config.source}: {many} in the requirements",
+            hint="see environment.requirements and the files it names",
+            context=builder.problems,
+        )
+    reader = builder.reader
+    spec = {
+        "requirements": tuple(dict.fromkeys(builder.requirements)),
+        "constraints": tuple(dict.fromkeys(builder.constraints)),
+    }
+    return Spec(
+        root=config.root,
+        requirements=spec["requirements"],
+        constraints=spec["constraints"],
+        sources=tuple(reader.sources),
+        target=target,
+        torch_backend=wanted.torch_backend,
+        local_projects=tuple(builder.projects),
+        indexes=reader.indexes,
+        pylock=pylock,
+        digest=_digest(
+            {
+                "format": 1,
+                "requirements": [builder.portable(text) for text in spec["requirements"]],
+                "constraints": list(spec["constraints"]),
+                "target": [target.python, target.platform],
+                "torch-backend": wanted.torch_backend,
+                "wheels": builder.wheels,
+                "projects": [[p.digest, p.suffix, p.marker] for p in builder.projects],
+                "indexes": {
+                    key: builder.portable(json.dumps(value))
+                    for key, value in reader.indexes.as_dict().items()
+                },
+                "pylock": sha256_of(pylock) if pylock else None,
+            }
+        ),
+    )
+
+
+class _Builder:
+    """Sorts lines into requirements, constraints and sources."""
+
+    def __init__(self, config: Config, run: Runner) -> None:
+        self.config = config
+        self.root = config.root
+        self.run = run
+        self.reader = RequirementReader(config.root)
+        self.problems = self.reader.problems
+        self.requirements: list[str] = []
+        self.constraints: list[str] = []
+        self.projects: list[Source] = []
+        self.wheels: list[Digest] = []
+
+    def read(self) -> Path | None:
+        """Read everything; gives the lock the user brought, if that is what there is."""
+        entries = self.config.environment.requirements
+        locks = [entry for entry in entries if _PYLOCK.fullmatch(entry)]
+        if locks:
+            return self._given_lock(locks[0], alone=len(entries) == 1)
+        for entry in entries:
+            self._entry(entry, "environment.requirements", constraint=False)
+        for entry in self.config.environment.constraints:
+            self._entry(entry, "environment.constraints", constraint=True)
+        for line in self.reader.requirements:
+            self._requirement(line)
+        for line in self.reader.constraints:
+            self._constraint(line)
+        return None
+
+    def portable(self, text: str) -> str:
+        """A text that holds this project's place, so that the digest does not depend on it."""
+        return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
+
+    def _given_lock(self, entry: str, *, alone: bool) -> Path | None:
+        path = self.root / Path(entry).expanduser()
+        if not alone:
+            self.problems.append(
+                f"environment.requirements: {entry} is a complete lock and must stand alone; "
+                "drop the other entries, or name what the lock was made from instead"
+            )
+        if not path.is_file():
+            self.problems.append(f"environment.requirements: no such file: {entry}")
+            return None
+        self.reader.sources.append(path)
+        return path
+
+    def _entry(self, entry: str, key: str, *, constraint: bool) -> None:
+        if entry.startswith(("-e ", "--editable")):
+            self.problems.append(f"{key}: {entry} is refused: {EDITABLE}")
+        elif _PYPROJECT.fullmatch(entry) and not constraint:
+            self.reader.read_pyproject(entry, self.root, asked=key)
+        elif _FILE.fullmatch(entry):
+            path = self.root / Path(entry).expanduser()
+            self.reader.read_file(path, asked=key, constraint=constraint)
+        elif entry.startswith("-"):
+            self.problems.append(f"{key}: {entry}: options belong in a requirement file")
+        else:
+            line = Line(text=entry, origin=key, base=self.root)
+            (self.reader.constraints if constraint else self.reader.requirements).append(line)
+
+    def _constraint(self, line: Line) -> None:
+        try:
+            self.constraints.append(str(Requirement(line.text)))
+        except InvalidRequirement as exc:
+            self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
+
+    def _requirement(self, line: Line) -> None:
+        """Decide what a line is; a path is one by its look, or because the folder exists."""
+        try:
+            parsed = Requirement(line.text)
+        except InvalidRequirement as exc:
+            if _looks_direct(line.text):
+                self._direct(line)
+            else:
+                self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
+            return
+        if parsed.url is None:
+            self.requirements.append(str(parsed))
+            return
+        extras = f"[{','.join(sorted(parsed.extras))}]" if parsed.extras else ""
+        self._place(line, parsed.url, extras, str(parsed.marker or ""), name=parsed.name)
+
+    def _direct(self, line: Line) -> None:
+        match = _DIRECT.fullmatch(line.text)
+        if match is None:
+            self.problems.append(f"{line.origin}: {line.text!r}: neither a requirement nor a path")
+            return
+        extras = ",".join(sorted(part.strip() for part in (match["extras"] or "").split(",")))
+        marker = (match["marker"] or "").strip()
+        self._place(line, match["where"].strip(), f"[{extras}]" if extras else "", marker)
+
+    def _place(self, line: Line, where: str, extras: str, marker: str, name: str = "") -> None:
+        """Take a requirement that names its place: a path, a file URL, or something remote."""
+        scheme = where.partition("://")[0] if "://" in where else ""
+        if scheme not in ("", "file") or where.startswith("file://$"):
+            self._remote(line, where, extras, marker, name)
+            return
+        path = self._local_path(where, line.base)
+        if path.suffix == ".whl" and path.is_file():
+            self.wheels.append(sha256_of(path))
+            self._wheel(line, path.as_uri(), path.name, extras, marker)
+        elif path.is_dir() and not _is_project(path):
+            self.problems.append(
+                f"{line.origin}: {where} has neither pyproject.toml nor setup.py, "
+                "so it cannot be installed; ship plain folders as [project] or [assets] paths"
+            )
+        elif path.exists():
+            self.projects.append(
+                Source(
+                    requirement=str(path),
+                    label=_relative(path, self.root),
+                    suffix=extras,
+                    marker=marker,
+                    digest=self._content(path),
+                    moving=False,
+                )
+            )
+        else:
+            self.problems.append(f"{line.origin}: no such file or folder: {where}")
+
+    def _remote(self, line: Line, where: str, extras: str, marker: str, name: str) -> None:
+        file_name = unquote(urlsplit(where).path.rpartition("/")[2])
+        if file_name.endswith(".whl"):
+            self._wheel(line, where, file_name, extras, marker)
+            return
+        from_vcs = "+" in where.partition("://")[0]
+        if not from_vcs and not file_name.endswith(_SDIST_ENDINGS):
+            self.problems.append(f"{line.origin}: {strip_credentials(where)} is no wheel or sdist")
+            return
+        clean = strip_credentials(where)
+        fragment = urlsplit(where).fragment
+        pinned = bool(_COMMIT.search(where)) if from_vcs else "sha256=" in fragment
+        self.projects.append(
+            Source(
+                requirement=f"{name} @ {where}" if name else where,
+                label=clean,
+                suffix=extras,
+                marker=marker,
+                digest=_digest([clean, fragment]),
+                moving=not pinned,
+            )
+        )
+
+    def _wheel(self, line: Line, url: str, file_name: str, extras: str, marker: str) -> None:
+        try:
+            name = parse_wheel_filename(file_name)[0]
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {_first_line(exc)}")
+            return
+        tail = f" ; {marker}" if marker else ""
+        self.requirements.append(str(Requirement(f"{name}{extras} @ {url}{tail}")))
+
+    def _local_path(self, where: str, base: Path) -> Path:
+        """The path meant; pip starts at the current folder, we at the file's, then the root."""
+        text = unquote(urlsplit(where).path) if where.startswith("file://") else where
+        places = [Path(os.path.normpath(at / Path(text).expanduser())) for at in (base, self.root)]
+        return next((path for path in places if path.exists()), places[0])
+
+    def _content(self, path: Path) -> Digest:
+        if path.is_file():
+            return sha256_of(path)
+        ours = [path / name for name in self.config.project.outputs]
+        if self.config.environment.offline_root:
+            ours.append(self.config.environment.offline_root)
+        return tree.digest(path, tree.files(path, skip=ours, run=self.run))
+
+
+def _looks_direct(text: str) -> bool:
+    where = text.partition(";")[0].strip()
+    return (
+        where.startswith((".", "/", "~"))
+        or "/" in where
+        or where.endswith((".whl", *_SDIST_ENDINGS))
+    )
+
+
+def _is_project(folder: Path) -> bool:
+    return (folder / "pyproject.toml").is_file() or (folder / "setup.py").is_file()
+
+
+def _relative(path: Path, root: Path) -> str:
+    return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
+
+
+def _digest(value: object) -> Digest:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return Digest(hashlib.sha256(text.encode()).hexdigest())
+
+
+def _first_line(exc: Exception) -> str:
+    return str(exc).splitlines()[0]

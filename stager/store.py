@@ -1,0 +1,153 @@
+"""The offline root: wheels, layers, bundles and assets on the login side.
+
+Every file gets its final name by a rename, from a temporary sibling, so a reader never sees half of
+one and a build that is killed leaves nothing but files under ``tmp/``, which the next one sweeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import SpaceError, StagerError
+from .model import Digest
+
+CHUNK = 1 << 20
+
+
+class Store:
+    """One offline root. Creating the object touches nothing; directories are made when needed."""
+
+    def __init__(self, root: Path) -> None:
+        """Name the directory; ``root`` may be missing, its parent's mount must have room."""
+        self.root = root
+
+    @property
+    def wheels(self) -> Path:
+        """Plain wheel files; ``pip install --no-index --find-links`` works on it."""
+        return self._folder("wheels")
+
+    @property
+    def built(self) -> Path:
+        """Wheels made here from sdists and local projects, one folder for each source's digest."""
+        return self._folder("wheels-built")
+
+    @property
+    def layers(self) -> Path:
+        """``<layer id>.tar.zst`` files."""
+        return self._folder("layers")
+
+    @property
+    def bundles(self) -> Path:
+        """``<name>-<id12>.pkgs.tar`` files."""
+        return self._folder("bundles")
+
+    @property
+    def proofs(self) -> Path:
+        """One small file for each set of layers whose closure has been proved."""
+        return self._folder("proofs")
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the store for one build at a time; whoever comes second waits.
+
+        The kernel drops the lock when its holder ends, however it ends, so a killed build never
+        leaves the store locked. Left-over temporary files are removed once the lock is held.
+        """
+        lock_file = self.root / ".lock"
+        self._mkdir(self.root)
+        try:
+            handle = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise _cannot_write(lock_file, exc) from exc
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            shutil.rmtree(self.root / "tmp", ignore_errors=True)
+            yield
+        finally:
+            os.close(handle)
+
+    def scratch(self, prefix: str) -> Path:
+        """A new private directory under ``tmp/``, on the same file system as the final places."""
+        return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder("tmp")))
+
+    @contextlib.contextmanager
+    def publishing(self, final: Path) -> Iterator[Path]:
+        """Give a temporary path to write to, and rename it to ``final`` once the block succeeds.
+
+        Raises:
+            SpaceError: the disk filled up while writing.
+            StagerError: the file cannot be written for another reason.
+        """
+        folder = self.scratch("new")
+        partial = folder / final.name
+        try:
+            yield partial
+            with partial.open("rb") as handle:
+                os.fsync(handle.fileno())
+            partial.replace(final)
+        except OSError as exc:
+            raise _cannot_write(final, exc) from exc
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def require_space(self, needed: int, what: str) -> None:
+        """Refuse to start writing what will not fit.
+
+        Args:
+            needed: bytes about to be written under the root.
+            what: what they are, for the message.
+
+        Raises:
+            SpaceError: fewer bytes are free than needed.
+        """
+        self._mkdir(self.root)
+        free = shutil.disk_usage(self.root).free
+        if free < needed:
+            raise SpaceError(
+                f"not enough space for {what}: need {needed / 1e6:,.0f} MB, "
+                f"have {free / 1e6:,.0f} MB at {self.root}",
+                hint="free some space, or move the store with environment.offline-root "
+                "in stager.toml or $OFFLINE_ROOT",
+            )
+
+    def _folder(self, name: str) -> Path:
+        path = self.root / name
+        self._mkdir(path)
+        return path
+
+    @staticmethod
+    def _mkdir(path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise _cannot_write(path, exc) from exc
+
+
+def sha256_of(path: Path) -> Digest:
+    """The digest of a file's bytes, read in pieces so that memory stays flat."""
+    state = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(CHUNK):
+            state.update(chunk)
+    return Digest(state.hexdigest())
+
+
+def _cannot_write(path: Path, exc: OSError) -> StagerError:
+    if exc.errno in (28, 122):  # ENOSPC, EDQUOT
+        return SpaceError(
+            f"no space left while writing {path}",
+            hint="free some space, or move the store with environment.offline-root "
+            "in stager.toml or $OFFLINE_ROOT",
+        )
+    return StagerError(
+        f"cannot write {path}: {exc.strerror or exc}",
+        hint="check the permissions, or choose another place with environment.offline-root "
+        "in stager.toml or $OFFLINE_ROOT",
+    )

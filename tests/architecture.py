@@ -1,0 +1,340 @@
+"""The rules of the house as functions: source in, a list of violations out.
+
+Each rule takes parsed modules and returns lines such as ``stager/lock.py:12 imports stager.spec``.
+``test_architecture.py`` applies them to the repository, and to bad samples, which they must catch.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+STAGES = ("spec", "lock", "wheels", "layers", "pack")
+COMPOSER = "stager.build"
+"""The one module in which the stages meet."""
+
+STAGE_VALUES = {
+    ("lock", "spec"): {"Spec"},  # what a lock is made from; a value, none of the stage's verbs
+}
+"""(importing stage, imported stage) to the names it may take: values only, never verbs."""
+
+FAR_SIDE_EXCEPTIONS = {
+    # The decompressor: in the standard library from Python 3.14, before that in the bundle itself.
+    "compression",
+    "zstandard",
+}
+PROCESS_STARTERS = ("stager.run", "bundle.process")
+TERMINAL = ("typer", "click", "rich")
+ENVIRONMENT_ONLY = ("torch", "transformers", "datasets", "numpy", "accelerate")
+PICKLES = ("pickle", "cPickle", "_pickle", "shelve", "dill", "cloudpickle")
+MAX_FILE, MAX_FUNCTION, GUIDE_FUNCTION, MAX_PARAMETERS = 350, 60, 45, 6
+GUIDE_SHARE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """One parsed source file."""
+
+    name: str
+    """Its dotted name, ``stager.lock``; a package's own file has the package's name."""
+    path: str
+    """Where it lies, relative to the repository."""
+    text: str
+    """Its source."""
+    tree: ast.Module
+    """The source, parsed."""
+    is_package: bool = False
+    """Whether it is a package's ``__init__``."""
+
+    @property
+    def side(self) -> str:
+        """The top-level package it belongs to."""
+        return self.name.partition(".")[0]
+
+    @property
+    def stem(self) -> str:
+        """The second part of the name: ``lock`` of ``stager.lock`` and of ``stager.lock.uv``."""
+        return self.name.partition(".")[2].partition(".")[0]
+
+    def at(self, node: ast.AST, what: str) -> str:
+        """A violation at a place in this file."""
+        return f"{self.path}:{getattr(node, 'lineno', 1)} {what}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """One import statement's reach: the absolute module and the names taken from it."""
+
+    node: ast.stmt
+    module: str
+    names: tuple[str, ...]
+    relative: bool
+
+
+def parse(name: str, text: str, *, path: str = "", is_package: bool = False) -> Module:
+    """A module from its source."""
+    shown = path or name.replace(".", "/") + ".py"
+    return Module(
+        name=name,
+        path=shown,
+        text=text,
+        tree=ast.parse(text, filename=shown),
+        is_package=is_package,
+    )
+
+
+def load(repo: Path, package: str) -> list[Module]:
+    """Every module of a package in the repository."""
+    found = []
+    for file in sorted((repo / package).rglob("*.py")):
+        relative = file.relative_to(repo)
+        parts = relative.with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        text = file.read_text(encoding="utf-8")
+        found.append(parse(name, text, path=relative.as_posix(), is_package=is_package))
+    return found
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Every import of a module, inside functions too, with relative ones made absolute."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(node=node, module=alias.name, names=(), relative=False)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.name.split(".")
+                kept = parts[: len(parts) - node.level + (1 if module.is_package else 0)]
+                base = ".".join([*kept, *([base] if base else [])])
+            names = tuple(alias.name for alias in node.names)
+            yield Import(node=node, module=base, names=names, relative=bool(node.level))
+
+
+def reached(one: Import, known: set[str]) -> set[str]:
+    """The modules that an import loads: ``from . import a`` loads ``a`` where that is a module."""
+    inner = {f"{one.module}.{name}" for name in one.names} & known
+    return inner or {one.module}
+
+
+def wrong_arrows(modules: Iterable[Module]) -> list[str]:
+    """stager may import bundle, bundle and trainer nothing of ours; terminals only in the CLI."""
+    allowed = {"stager": {"stager", "bundle"}, "bundle": {"bundle"}, "trainer": {"trainer"}}
+    ours = {"stager", "bundle", "trainer", "tests"}
+    found = []
+    for module in modules:
+        for one in imports(module):
+            top = one.module.partition(".")[0]
+            if top in ours - allowed[module.side]:
+                found.append(module.at(one.node, f"{module.side} imports {one.module}"))
+            if module.side != "stager":
+                continue
+            if top in ENVIRONMENT_ONLY:
+                found.append(module.at(one.node, f"the tool imports {top}"))
+            if top in TERMINAL and not module.stem.startswith(("cli", "console")):
+                found.append(module.at(one.node, f"{top} outside cli and console"))
+    return found
+
+
+def far_side_imports(modules: Iterable[Module]) -> list[str]:
+    """The far side: the standard library, and relative imports of modules that exist."""
+    modules = list(modules)
+    known = {module.name for module in modules}
+    standard = set(sys.stdlib_module_names) | FAR_SIDE_EXCEPTIONS
+    found = []
+    for module in modules:
+        for one in imports(module):
+            if not one.relative:
+                if one.module.partition(".")[0] not in standard:
+                    found.append(module.at(one.node, f"the far side imports {one.module}"))
+            elif not one.module.startswith("bundle"):
+                found.append(module.at(one.node, "a relative import leaves the package"))
+            elif one.module not in known:
+                found.append(module.at(one.node, f"there is no module {one.module}"))
+            else:
+                found += _missing_names(module, one, modules)
+    return found
+
+
+def _missing_names(module: Module, one: Import, modules: list[Module]) -> list[str]:
+    """Names that a relative import takes and the other module does not have."""
+    other = next(m for m in modules if m.name == one.module)
+    have = _top_level_names(other) | {m.name.rpartition(".")[2] for m in modules}
+    return [
+        module.at(one.node, f"{one.module} has no {name}")
+        for name in one.names
+        if name not in have and name != "*"
+    ]
+
+
+def _top_level_names(module: Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return names
+
+
+def stages_that_meet(modules: Iterable[Module]) -> list[str]:
+    """Stages do not import each other, and only the composer imports two of them."""
+    modules = list(modules)
+    known = {module.name for module in modules}
+    found = []
+    for module in modules:
+        met: dict[str, ast.stmt] = {}
+        for one in imports(module):
+            for target in reached(one, known):
+                side, _, rest = target.partition(".")
+                stage = rest.partition(".")[0]
+                if side == "stager" and stage in STAGES and stage != module.stem:
+                    values = STAGE_VALUES.get((module.stem, stage), set())
+                    if not (one.names and set(one.names) <= values):
+                        met[stage] = one.node
+        if module.stem in STAGES:
+            found += [
+                module.at(node, f"the stage {module.stem} imports the stage {stage}")
+                for stage, node in met.items()
+            ]
+        elif len(met) > 1 and module.name != COMPOSER:
+            node = next(iter(met.values()))
+            found.append(module.at(node, f"{' and '.join(met)} meet outside {COMPOSER}"))
+    return found
+
+
+def starts_processes(modules: Iterable[Module]) -> list[str]:
+    """One file a side starts processes, and none by a shell."""
+    starters = {
+        "os": ("system", "popen", "spawn", "posix_spawn"),
+        "asyncio": ("create_subprocess",),
+    }
+    found = []
+    for module in modules:
+        for one in imports(module):
+            if one.module.partition(".")[0] in ("subprocess", "pty") and (
+                module.name not in PROCESS_STARTERS
+            ):
+                found.append(module.at(one.node, f"imports {one.module}"))
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.keyword) and node.arg == "shell":
+                found.append(module.at(node.value, "shell="))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                prefixes = starters.get(node.value.id, ())
+                if prefixes and node.attr.startswith(prefixes):
+                    found.append(module.at(node, f"{node.value.id}.{node.attr}"))
+    return found
+
+
+def banned_calls(modules: Iterable[Module]) -> list[str]:
+    """No eval, no exec, no pickle."""
+    found = []
+    for module in modules:
+        for one in imports(module):
+            if one.module.partition(".")[0] in PICKLES:
+                found.append(module.at(one.node, f"imports {one.module}"))
+        for node in ast.walk(module.tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("eval", "exec")
+            ):
+                found.append(module.at(node, f"calls {node.func.id}"))
+    return found
+
+
+def leaves_early(modules: Iterable[Module]) -> list[str]:
+    """No assert, which -O removes, and no exit outside __main__; no half-done code."""
+    found = []
+    for module in modules:
+        is_main = module.name.endswith("__main__")
+        started = _when_started(module)
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Assert) and module.side != "trainer":
+                found.append(module.at(node, "assert"))
+            if isinstance(node, ast.Raise) and "NotImplementedError" in ast.unparse(node):
+                found.append(module.at(node, "NotImplementedError"))
+            if not is_main and node not in started and _exits(node):
+                found.append(module.at(node, "exits outside __main__"))
+            if isinstance(node, ast.ExceptHandler) and _swallows_all(node):
+                found.append(module.at(node, "swallows every exception"))
+    return found
+
+
+def _when_started(module: Module) -> set[ast.AST]:
+    """What runs only when the file is the program: under ``if __name__ == "__main__"``."""
+    return {
+        inner
+        for node in module.tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+        for inner in ast.walk(node)
+    }
+
+
+def _exits(node: ast.AST) -> bool:
+    if isinstance(node, ast.Raise):
+        return node.exc is not None and ast.unparse(node.exc).startswith("SystemExit")
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Name):
+        return node.func.id in ("exit", "quit")
+    return (
+        isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and (node.func.value.id, node.func.attr) == ("sys", "exit")
+    )
+
+
+def _swallows_all(node: ast.ExceptHandler) -> bool:
+    broad = node.type is None or (
+        isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+    )
+    return broad and all(isinstance(one, (ast.Pass, ast.Continue)) for one in node.body)
+
+
+def oversized(modules: Iterable[Module]) -> list[str]:
+    """The size guide: lines a file, lines a function, parameters a function; no utils."""
+    found = []
+    lengths: list[int] = []
+    for module in modules:
+        lines = module.text.count("\n")
+        if lines > MAX_FILE:
+            found.append(f"{module.path}:1 {lines} lines (at most {MAX_FILE})")
+        if module.name.rpartition(".")[2] in ("utils", "util", "helpers", "misc"):
+            found.append(f"{module.path}:1 the name says nothing")
+        for node in ast.walk(module.tree):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            lengths.append(length)
+            if length > MAX_FUNCTION:
+                found.append(module.at(node, f"{node.name}: {length} lines"))
+            count = _parameters(node)
+            if count > MAX_PARAMETERS and not module.stem.startswith("cli"):
+                found.append(module.at(node, f"{node.name}: {count} parameters"))
+    long = sum(length > GUIDE_FUNCTION for length in lengths)
+    if lengths and long > (1 - GUIDE_SHARE) * len(lengths):
+        found.append(f"{long} of {len(lengths)} functions are over {GUIDE_FUNCTION} lines")
+    return found
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return len(names) - (1 if names and names[0] in ("self", "cls") else 0)
+
+
+def unreadable_for(modules: Iterable[Module], version: tuple[int, int]) -> list[str]:
+    """Files whose syntax is newer than the given Python."""
+    found = []
+    for module in modules:
+        try:
+            ast.parse(module.text, filename=module.path, feature_version=version)
+        except SyntaxError as exc:
+            found.append(f"{module.path}:{exc.lineno} {exc.msg}")
+    return found

@@ -1,0 +1,165 @@
+"""What every test starts from: a home, a store and node roots of its own, and a small index."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+TESTS = Path(__file__).resolve().parent
+REPO = TESTS.parent
+# The helpers beside this file can be imported from any test, and the repository comes before them:
+# tests/bundle would otherwise stand in the way of the package of that name.
+sys.path[:0] = [str(REPO), str(TESTS)]
+
+from sources import build_native_wheel, make_sdist, repack_installed  # noqa: E402
+from wheelhouse import standard_set  # noqa: E402
+
+# A test must not depend on what the shell that started it happened to export.
+FOREIGN = {
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "OMP_NUM_THREADS",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "SALLOC_OPTS",
+    "SOURCE_DATE_EPOCH",
+    "VIRTUAL_ENV",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONNOUSERSITE",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONUNBUFFERED",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_STATE_HOME",
+    "XDG_RUNTIME_DIR",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "HF_DATASETS_OFFLINE",
+}
+FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "STAGER_", "TORCHELASTIC_")
+
+
+@pytest.fixture(scope="session")
+def pip_settings() -> Mapping[str, str]:
+    """The caller's pip configuration as variables: it is lost once HOME is another directory."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    settings = {}
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        scope, _, option = key.rpartition(".")
+        if scope not in {"global", ":env:"}:
+            continue  # set for one of pip's commands; a variable would set it for all
+        # Lines for variables that are already set come last, so they win here as they do in pip.
+        settings[f"PIP_{option.upper().replace('-', '_')}"] = value.strip("'").replace("\\n", " ")
+    return settings
+
+
+@pytest.fixture(autouse=True)
+def isolated(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    pip_settings: Mapping[str, str],
+) -> Path:
+    """Give the test a home, an offline root and a place for node roots; returns the home."""
+    for name in list(os.environ):
+        if name in FOREIGN or name.startswith(FOREIGN_PREFIXES):
+            monkeypatch.delenv(name)
+    for name, value in pip_settings.items():
+        monkeypatch.setenv(name, value)
+    base = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("PIP_CACHE_DIR", str(base / "pip-cache"))
+    if "UV_CACHE_DIR" not in os.environ:
+        monkeypatch.setenv("UV_CACHE_DIR", str(base / "uv-cache"))
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("OFFLINE_ROOT", str(tmp_path / "offline"))
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    monkeypatch.setenv("STAGER_NODE_ROOT", str(nodes))
+    return home
+
+
+@pytest.fixture
+def wheelhouse(tmp_path: Path) -> Path:
+    """A folder with the standard set of wheels; see ``wheelhouse.standard_set``."""
+    folder = tmp_path / "wheelhouse"
+    standard_set(folder)
+    return folder
+
+
+@pytest.fixture
+def index_env(monkeypatch: pytest.MonkeyPatch, wheelhouse: Path) -> dict[str, str]:
+    """Variables, also set for this test, that make pip resolve from ``wheelhouse`` and no other.
+
+    uv reads none of pip's settings: the tool passes them on, and a test that starts uv itself
+    gives it ``--no-index --find-links``.
+    """
+    env = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheelhouse),
+        "PIP_INDEX_URL": "",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return env
+
+
+@pytest.fixture(scope="session")
+def native_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a C extension, ``native-ext`` 1.0, compiled here once."""
+    base = tmp_path_factory.mktemp("native")
+    return build_native_wheel(base, base / "source")
+
+
+@pytest.fixture(scope="session")
+def build_wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with wheels of setuptools, and of what it needs, to build sdists from."""
+    folder = tmp_path_factory.mktemp("build-wheels")
+    repack_installed(folder, "setuptools")
+    if Version(importlib.metadata.version("setuptools")) < Version("70.1"):
+        repack_installed(folder, "wheel")  # what builds the wheel, before setuptools did itself
+        repack_installed(folder, "packaging")
+    return folder
+
+
+@pytest.fixture
+def sdist(wheelhouse: Path, build_wheels: Path) -> Path:
+    """An sdist, ``from-source`` 1.0, in ``wheelhouse``, which then has setuptools as well."""
+    for wheel in build_wheels.iterdir():
+        shutil.copy2(wheel, wheelhouse)
+    return make_sdist(wheelhouse, "from-source")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The real test data beside the repository; without it a test skips, but in CI it fails."""
+    folder = REPO / ".." / "shared" / "data"
+    if not (folder / "ag_news.csv").is_file():
+        reason = "the real test data (../shared/data, beside the repository) is absent"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason}; in CI it is always there")
+        pytest.skip(reason)
+    return folder.resolve()

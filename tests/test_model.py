@@ -1,0 +1,120 @@
+"""The values between the stages, above all the target, against packaging and pip themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+from packaging import tags
+from packaging.markers import Marker, default_environment
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from stager.errors import ConfigError
+from stager.model import Digest, LockedFile, Target
+
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+COMMON = Target(python="3.11", platform="manylinux_2_28_x86_64")
+
+
+def test_the_host_is_a_target() -> None:
+    target = Target.of_host()
+    assert target.python == HERE
+    assert target.platform in set(tags.platform_tags())
+    assert target.is_host_python
+
+
+def test_the_hosts_tags_are_packagings_own_in_the_same_order() -> None:
+    theirs = [tag for tag in tags.sys_tags() if tag.interpreter.startswith(("cp", "py"))]
+    assert list(Target.of_host().tags()) == theirs
+
+
+def test_the_hosts_markers_are_packagings_own() -> None:
+    theirs = default_environment()
+    ours = Target.of_host().environment()
+    assert set(theirs) == set(ours)
+    # What a target cannot know: the kernel of a machine that is not here yet.
+    for key in set(theirs) - {"platform_release", "platform_version", "implementation_version"}:
+        assert ours[key] == theirs[key], key
+
+
+def test_another_python_has_its_own_tags_and_markers() -> None:
+    target = Target(python="3.9", platform="manylinux_2_17_aarch64")
+    found = {str(tag) for tag in target.tags()}
+    assert "cp39-cp39-manylinux2014_aarch64" in found
+    assert "cp38-abi3-manylinux_2_17_aarch64" in found
+    assert "py3-none-any" in found
+    assert not any("x86_64" in tag or "2_18" in tag or "cp310" in tag for tag in found)
+    environment = dict(target.environment())
+    assert Marker("python_version < '3.10' and platform_machine == 'aarch64'").evaluate(environment)
+    assert target.is_host_python == (HERE == "3.9")
+
+
+def test_markers_compare_versions_and_not_strings() -> None:
+    environment = dict(Target(python="3.9", platform=COMMON.platform).environment())
+    assert Marker("python_full_version < '3.10'").evaluate(environment)
+
+
+def test_an_abi_of_a_newer_libc_does_not_fit() -> None:
+    found = {tag.platform for tag in COMMON.tags()}
+    assert {"manylinux_2_28_x86_64", "manylinux1_x86_64", "linux_x86_64", "any"} <= found
+    assert "manylinux_2_29_x86_64" not in found
+
+
+def test_musl_has_no_manylinux_names() -> None:
+    target = Target(python="3.12", platform="musllinux_1_2_x86_64")
+    assert target.platforms() == [
+        "linux_x86_64",  # first, as packaging has it: a wheel made on this kind of machine
+        "musllinux_1_2_x86_64",
+        "musllinux_1_1_x86_64",
+        "musllinux_1_0_x86_64",
+    ]
+    assert target.libc == ("musl", (1, 2))
+
+
+def test_the_parts_of_a_target() -> None:
+    assert COMMON.python_tag == "cp311"
+    assert COMMON.machine == "x86_64"
+    assert COMMON.libc == ("glibc", (2, 28))
+
+
+@pytest.mark.parametrize("python", ["", "3", "3.11.2", "cp311", "2.7", "3.x", "3.11\n", " 3.11"])
+def test_a_python_that_is_none_names_its_key(python: str) -> None:
+    with pytest.raises(ConfigError, match=r"environment\.python") as caught:
+        Target(python=python, platform=COMMON.platform)
+    assert repr(python) in caught.value.message
+    assert "3.11" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "platform",
+    ["", "linux", "linux_x86_64", "win_amd64", "macosx_14_0_arm64", "manylinux_2_x86_64"],
+)
+def test_a_platform_that_is_none_names_its_key(platform: str) -> None:
+    with pytest.raises(ConfigError, match=r"environment\.platform") as caught:
+        Target(python="3.11", platform=platform)
+    assert repr(platform) in caught.value.message
+    assert "manylinux_2_28_x86_64" in caught.value.hint
+
+
+def test_values_are_frozen_and_keyword_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        COMMON.python = "3.12"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Target("3.11", COMMON.platform)  # type: ignore[misc]
+
+
+def test_a_locked_file_knows_what_it_is() -> None:
+    def locked(filename: str) -> LockedFile:
+        return LockedFile(
+            name=canonicalize_name("My.Odd_Name"),
+            version=Version("1.0"),
+            filename=filename,
+            sha256=Digest("0" * 64),
+            path=Path(filename),
+        )
+
+    assert locked("my_odd_name-1.0-py3-none-any.whl").is_wheel
+    assert not locked("my_odd_name-1.0.tar.gz").is_wheel

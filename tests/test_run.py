@@ -1,0 +1,117 @@
+"""The process runner: what it returns, what it raises, and that it ends."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stager.errors import StagerError
+from stager.run import TAIL_LINES, CommandError, run
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_returns_what_the_command_wrote() -> None:
+    done = run(python("import sys; print('out'); print('talk', file=sys.stderr)"), timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "talk\n")
+    assert done.argv[0] == sys.executable
+
+
+def test_arguments_are_never_a_shell_line(tmp_path: Path) -> None:
+    hostile = f"$(touch {tmp_path}/made); touch {tmp_path}/made & *"
+    done = run([*python("import sys; print(sys.argv[1])"), hostile], timeout=30)
+    assert done.stdout == hostile + "\n"
+    assert list(tmp_path.glob("made")) == []
+
+
+def test_variables_are_added_to_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROM_HERE", "kept")
+    code = "import os; print(os.environ['FROM_HERE'], os.environ['ADDED'])"
+    assert run(python(code), timeout=30, env={"ADDED": "more"}).stdout == "kept more\n"
+
+
+def test_runs_in_the_directory_given(tmp_path: Path) -> None:
+    done = run(python("import os; print(os.getcwd())"), timeout=30, cwd=tmp_path)
+    assert done.stdout.strip() == str(tmp_path.resolve())
+
+
+def test_standard_input_is_empty() -> None:
+    assert run(python("import sys; print(repr(sys.stdin.read()))"), timeout=30).stdout == "''\n"
+
+
+def test_output_that_is_not_text_does_not_break_it() -> None:
+    done = run(python(r"import os; os.write(1, b'a\xff\n')"), timeout=30)
+    assert done.stdout == "a\N{REPLACEMENT CHARACTER}\n"
+
+
+def test_a_failure_carries_command_status_and_the_end_of_stderr() -> None:
+    code = "import sys; [print('line', i, file=sys.stderr) for i in range(40)]; sys.exit(7)"
+    with pytest.raises(CommandError) as caught:
+        run(python(code), timeout=30)
+    error = caught.value
+    assert error.completed.returncode == 7
+    assert "exit status 7" in error.message
+    assert sys.executable in error.message
+    assert error.context == tuple(f"line {i}" for i in range(40 - TAIL_LINES, 40))
+
+
+def test_a_failure_without_stderr_shows_stdout() -> None:
+    with pytest.raises(CommandError) as caught:
+        run(python("print('the reason'); raise SystemExit(1)"), timeout=30)
+    assert caught.value.context == ("the reason",)
+
+
+def test_unchecked_returns_the_status() -> None:
+    assert run(python("raise SystemExit(3)"), timeout=30, check=False).returncode == 3
+
+
+def test_a_killed_command_has_its_signal() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert run(python(code), timeout=30, check=False).returncode == -9
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_the_time_limit_ends_the_command(check: bool) -> None:
+    code = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(60)"
+    started = time.monotonic()
+    with pytest.raises(CommandError) as caught:
+        run(python(code), timeout=2, check=check)
+    assert time.monotonic() - started < 30
+    assert "took more than 2 s" in caught.value.message
+    assert caught.value.context == ("begun",)
+
+
+def test_the_time_limit_holds_when_a_grandchild_keeps_the_output_open() -> None:
+    inner = "import time; time.sleep(8)"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {inner!r}]); "
+    started = time.monotonic()
+    with pytest.raises(CommandError):
+        run(python(code + "time.sleep(60)"), timeout=1)
+    assert time.monotonic() - started < 6
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(StagerError, match="cannot start no-such-program-here") as caught:
+        run(["no-such-program-here"], timeout=5)
+    assert not isinstance(caught.value, CommandError)
+    assert "PATH" in caught.value.hint
+
+
+def test_a_program_that_may_not_run_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "plain"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o644)
+    with pytest.raises(StagerError, match="Permission denied"):
+        run([str(script)], timeout=5)
+
+
+def test_the_command_is_logged_before_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(StagerError):
+        run(["no-such-program-here", "two words"], timeout=5)
+    assert "no-such-program-here 'two words'" in caplog.text

@@ -1,0 +1,290 @@
+"""Small real distributions for the tests, written byte for byte.
+
+``make_wheel`` writes a correct wheel; the functions in ``DAMAGED`` write one that is wrong in
+exactly one way. The bytes depend on the arguments alone, so digests are the same on every run.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import re
+import stat
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+EPOCH = (2020, 1, 1, 0, 0, 0)
+REGULAR = (stat.S_IFREG | 0o644) << 16
+PROGRAM = (stat.S_IFREG | 0o755) << 16
+Content = bytes | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One entry of a wheel's zip."""
+
+    name: str
+    """Its path in the archive, written as given."""
+    data: bytes
+    """Its bytes; a link's target for a link."""
+    attributes: int = REGULAR
+    """The zip's external attributes: the file type and mode, shifted as Unix writers do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A wheel before it becomes a file."""
+
+    filename: str
+    """The wheel's file name."""
+    dist_info: str
+    """The name of its ``.dist-info`` directory."""
+    members: tuple[Member, ...]
+    """Everything but RECORD."""
+
+    def with_members(self, *more: Member) -> Parts:
+        """The same wheel with further members, which RECORD will list too."""
+        return replace(self, members=(*self.members, *more))
+
+    def record(self) -> list[list[str]]:
+        """RECORD's rows for these members, true ones."""
+        rows = [[m.name, _hash(m.data), str(len(m.data))] for m in self.members]
+        return [*rows, [f"{self.dist_info}/RECORD", "", ""]]
+
+    def write(self, folder: Path, rows: Iterable[Iterable[str]] | None = None) -> Path:
+        """Write the wheel, with a true RECORD or with the rows given."""
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows(self.record() if rows is None else rows)
+        record = Member(name=f"{self.dist_info}/RECORD", data=table.getvalue().encode())
+        return write_zip(folder / self.filename, (*self.members, record))
+
+
+def parts(
+    name: str,
+    version: str = "1.0",
+    *,
+    files: Mapping[str, Content] | None = None,
+    requires: Iterable[str] = (),
+    entry_points: str = "",
+    scripts: Mapping[str, Content] | None = None,
+    data: Mapping[str, Content] | None = None,
+    tag: str = "py3-none-any",
+    metadata_extra: str = "",
+    spelled: str | None = None,
+) -> Parts:
+    """A correct wheel's parts.
+
+    Args:
+        name: the project's name, as METADATA shows it.
+        version: its version.
+        files: path in site-packages to content; one module that says its version by default.
+        requires: ``Requires-Dist`` values.
+        entry_points: the text of ``entry_points.txt``; empty for none.
+        scripts: file name to content, under ``.data/scripts``.
+        data: ``scheme/path`` to content, under ``.data``.
+        tag: the wheel's tag.
+        metadata_extra: further METADATA lines.
+        spelled: the name in the file name and in ``.dist-info``, if not the normalized one.
+    """
+    stem = f"{spelled or escaped(name)}-{version}"
+    info = f"{stem}.dist-info"
+    if files is None:
+        files = {f"{escaped(name)}/__init__.py": f"VERSION = {version!r}\n"}
+    members = [Member(name=path, data=as_bytes(content)) for path, content in files.items()]
+    for path, content in (data or {}).items():
+        members.append(Member(name=f"{stem}.data/{path}", data=as_bytes(content)))
+    for path, content in (scripts or {}).items():
+        full = f"{stem}.data/scripts/{path}"
+        members.append(Member(name=full, data=as_bytes(content), attributes=PROGRAM))
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+    metadata = "\n".join([*lines, *metadata_extra.splitlines()]) + "\n"
+    pure = "true" if tag.endswith("-none-any") else "false"
+    about = f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: {pure}\nTag: {tag}\n"
+    members.append(Member(name=f"{info}/METADATA", data=metadata.encode()))
+    members.append(Member(name=f"{info}/WHEEL", data=about.encode()))
+    if entry_points:
+        members.append(Member(name=f"{info}/entry_points.txt", data=entry_points.encode()))
+    return Parts(filename=f"{stem}-{tag}.whl", dist_info=info, members=tuple(members))
+
+
+def make_wheel(folder: Path, name: str, version: str = "1.0", **options: object) -> Path:
+    """Write a correct wheel into a folder; the options are those of :func:`parts`."""
+    return parts(name, version, **options).write(folder)  # type: ignore[arg-type]
+
+
+def write_zip(path: Path, members: Iterable[Member]) -> Path:
+    """Write members as they are given, whatever their names, types and order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "w") as archive:
+        warnings.filterwarnings("ignore", message="Duplicate name")  # one of the damages is that
+        for member in members:
+            info = zipfile.ZipInfo(member.name, date_time=EPOCH)
+            info.filename = member.name  # ZipInfo tidies names; a hostile one must stay as it is
+            info.create_system = 3  # Unix, whose modes external_attr holds
+            info.external_attr = member.attributes
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, member.data)
+    return path
+
+
+# --- wheels that are wrong in one way ------------------------------------------------------------
+
+
+def truncated(folder: Path) -> Path:
+    """Cut in the middle: the zip's directory, at the end, is gone."""
+    wheel = make_wheel(folder, "bad")
+    os.truncate(wheel, wheel.stat().st_size // 2)
+    return wheel
+
+
+def no_record(folder: Path) -> Path:
+    """There is no RECORD."""
+    base = parts("bad")
+    return write_zip(folder / base.filename, base.members)
+
+
+def wrong_hash(folder: Path) -> Path:
+    """RECORD's hash of one module is another's."""
+    base = parts("bad")
+    rows = base.record()
+    rows[0][1] = _hash(b"something else")
+    return base.write(folder, rows)
+
+
+def wrong_size(folder: Path) -> Path:
+    """RECORD's size of one module is one byte too large."""
+    base = parts("bad")
+    rows = base.record()
+    rows[0][2] = str(int(rows[0][2]) + 1)
+    return base.write(folder, rows)
+
+
+def unlisted(folder: Path) -> Path:
+    """A module is in the archive and not in RECORD."""
+    base = parts("bad")
+    return base.with_members(Member(name="bad/extra.py", data=b"X = 1\n")).write(
+        folder, base.record()
+    )
+
+
+def missing(folder: Path) -> Path:
+    """RECORD lists a module that is not in the archive."""
+    base = parts("bad")
+    return base.write(folder, [["bad/ghost.py", _hash(b""), "0"], *base.record()])
+
+
+def _with(member: Member) -> Callable[[Path], Path]:
+    """A wheel with one hostile member, which RECORD lists truly."""
+    return lambda folder: parts("bad").with_members(member).write(folder)
+
+
+def duplicated(folder: Path) -> Path:
+    """Two members have the same name; RECORD is true of the second, which zip readers return."""
+    base = parts("bad")
+    first = replace(base.members[0], data=b"VERSION = 'shadowed'\n")
+    rows = base.record()
+    return replace(base, members=(first, *base.members)).write(folder, rows)
+
+
+def wrong_dist_info(folder: Path) -> Path:
+    """``.dist-info`` is another project's."""
+    base = parts("other")
+    return replace(base, filename="bad-1.0-py3-none-any.whl").write(folder)
+
+
+DAMAGED: Mapping[str, Callable[[Path], Path]] = {
+    "truncated": truncated,
+    "no-record": no_record,
+    "wrong-hash": wrong_hash,
+    "wrong-size": wrong_size,
+    "unlisted": unlisted,
+    "missing": missing,
+    "parent": _with(Member(name="../escaped.py", data=b"X = 1\n")),
+    "inner-parent": _with(Member(name="bad/../../escaped.py", data=b"X = 1\n")),
+    "absolute": _with(Member(name="/tmp/escaped.py", data=b"X = 1\n")),
+    "symlink": _with(
+        Member(name="bad/link.py", data=b"/etc/passwd", attributes=(stat.S_IFLNK | 0o777) << 16)
+    ),
+    "device": _with(Member(name="bad/null", data=b"", attributes=(stat.S_IFCHR | 0o666) << 16)),
+    "fifo": _with(Member(name="bad/pipe", data=b"", attributes=(stat.S_IFIFO | 0o666) << 16)),
+    "duplicated": duplicated,
+    "wrong-dist-info": wrong_dist_info,
+}
+"""Kind of damage to a function that writes such a wheel of project ``bad`` 1.0 into a folder."""
+
+
+def conflicting_pair(folder: Path) -> tuple[Path, Path]:
+    """Two wheels, each correct, that install one path with different content."""
+    one = make_wheel(folder, "clash-one", files={"clash/shared.py": "WHO = 'one'\n"})
+    two = make_wheel(folder, "clash-two", files={"clash/shared.py": "WHO = 'two'\n"})
+    return one, two
+
+
+# --- a standard set ------------------------------------------------------------------------------
+
+
+def standard_set(folder: Path) -> list[Path]:
+    """Wheels for the ordinary cases, resolvable among themselves.
+
+    ``alpha`` 1.0 needs ``beta>=1.1`` (1.0, 1.1 and 2.0 exist); ``My.Odd_Name`` needs normalizing;
+    ``ns-one`` and ``ns-two`` share the namespace ``shared_ns``; ``pth-pkg`` installs a ``.pth``;
+    ``cli-tool`` has console and GUI entry points; ``schemes`` fills every ``.data`` scheme.
+    """
+    return [
+        make_wheel(folder, "alpha", requires=["beta>=1.1"]),
+        *(make_wheel(folder, "beta", version) for version in ("1.0", "1.1", "2.0")),
+        make_wheel(folder, "My.Odd_Name", spelled="My.Odd_Name"),
+        make_wheel(folder, "ns-one", files={"shared_ns/one/__init__.py": "WHO = 'one'\n"}),
+        make_wheel(folder, "ns-two", files={"shared_ns/two/__init__.py": "WHO = 'two'\n"}),
+        make_wheel(
+            folder,
+            "pth-pkg",
+            files={
+                "pth_pkg.pth": "pth_extra\nimport os; os.environ['PTH_PKG_RAN'] = '1'\n",
+                "pth_extra/from_pth.py": "VALUE = 'reached through a .pth'\n",
+            },
+        ),
+        make_wheel(
+            folder,
+            "cli-tool",
+            files={"cli_tool.py": "def main():\n    print('cli-tool ran')\n    return 0\n"},
+            entry_points="[console_scripts]\ncli-tool = cli_tool:main\n\n"
+            "[gui_scripts]\ncli-tool-gui = cli_tool:main\n",
+        ),
+        make_wheel(
+            folder,
+            "schemes",
+            files={"schemes/__init__.py": ""},
+            data={
+                "purelib/schemes_pure.py": "WHERE = 'purelib'\n",
+                "platlib/schemes_plat.py": "WHERE = 'platlib'\n",
+                "headers/schemes.h": "#define SCHEMES 1\n",
+                "data/share/schemes/note.txt": "a data file\n",
+            },
+            scripts={
+                "schemes-script": "#!python\nimport sys\nprint('schemes', sys.prefix)\n",
+                "schemes-shell": "#!/bin/sh\necho schemes-shell\n",
+            },
+        ),
+    ]
+
+
+def escaped(name: str) -> str:
+    """The name as current tools write it in a wheel's file name."""
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def as_bytes(content: Content) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _hash(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+    return f"sha256={digest.decode()}"

@@ -1,0 +1,1 @@
+"""Training jobs that ride along in every bundle: ``python -m trainer NAME``."""

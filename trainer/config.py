@@ -1,0 +1,211 @@
+"""What the command line of ``python -m trainer`` says, read and checked once.
+
+Nothing here imports PyTorch, so that ``--help`` and a mistyped option answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_TOKENIZER = "google/bert_uncased_L-2_H-128_A-2"
+
+
+class TrainerError(Exception):
+    """An expected failure: shown as a message and a hint, never as a traceback.
+
+    Attributes:
+        message: what is wrong, and where.
+        hint: what to do about it.
+        everywhere: whether every rank raised the same, so that one of them can speak for all.
+    """
+
+    def __init__(self, message: str, *, hint: str, everywhere: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.everywhere = everywhere
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One training run, as asked for on the command line."""
+
+    workload: str
+    """The name of the workload, a key of ``WORKLOADS``."""
+    data: Path | None
+    """A data file or folder; None takes the data set from the Hugging Face cache."""
+    epochs: int
+    """How many times every training row is seen."""
+    subset: int | None
+    """How many training rows to use; None uses all of them."""
+    held_out: int | None
+    """How many rows to keep back for the final accuracy; None lets the workload choose."""
+    batch_size: int
+    """Rows that one rank takes in one step."""
+    lr: float | None
+    """The peak learning rate; None derives it from the number of rows in a step."""
+    seed: int
+    """Seeds the model's first weights, the order of the rows and the choice of the subset."""
+    out: Path
+    """The folder for the model, the checkpoints and ``metrics.json``."""
+    resume: bool
+    """Whether to continue from the newest checkpoint in ``out``, if there is one."""
+    vocab: Path | None = None
+    """A WordPiece vocabulary file, one token a line."""
+    tokenizer: str | None = None
+    """A tokenizer by name (in the Hugging Face cache) or by folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What can be trained."""
+
+    module: str
+    """The module in this package whose ``run(options, world)`` does it."""
+    summary: str
+    """One line for ``--help``."""
+    data_help: str
+    """What ``--data`` may name."""
+    add_options: Callable[[argparse.ArgumentParser], None]
+    """Adds the options that only this workload has."""
+    defaults: tuple[int, int, str]
+    """Epochs, rows of a batch, and the output folder, when not given."""
+
+
+def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
+    words = parser.add_mutually_exclusive_group()
+    words.add_argument(
+        "--vocab",
+        type=_path,
+        metavar="FILE",
+        help="WordPiece vocabulary, one token a line",
+    )
+    words.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help=f"tokenizer from the Hugging Face cache, or a folder (default: {DEFAULT_TOKENIZER})",
+    )
+
+
+WORKLOADS = {
+    "tiny-bert": Workload(
+        module="tiny_bert",
+        summary="a two-layer BERT that sorts texts into four classes",
+        data_help="csv file of class 1-4, title, description, or a folder with train.csv and "
+        "test.csv (default: ag_news from the Hugging Face cache)",
+        add_options=_tiny_bert_options,
+        defaults=(3, 16, "tiny_out"),
+    ),
+}
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line.
+
+    Raises:
+        SystemExit: with code 2 after a usage error, with 0 after ``--help``, as argparse does.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer", description="Train one of the workloads, alone or under torchrun."
+    )
+    names = parser.add_subparsers(dest="workload", metavar="NAME", required=True)
+    for name, workload in WORKLOADS.items():
+        one = names.add_parser(name, help=workload.summary, description=workload.summary)
+        _shared_options(one, workload)
+        workload.add_options(one)
+    if argv and not argv[0].startswith("-") and argv[0] not in WORKLOADS:
+        near = difflib.get_close_matches(argv[0], WORKLOADS, n=1)
+        guess = f"; did you mean {near[0]!r}?" if near else ""
+        parser.error(f"no workload {argv[0]!r} (there is: {', '.join(WORKLOADS)}){guess}")
+    return Options(**vars(parser.parse_args(argv)))
+
+
+def check(options: Options) -> None:
+    """Look at the named files before any work is done.
+
+    Raises:
+        TrainerError: naming everything that is wrong.
+    """
+    problems = []
+    if options.data is not None and not options.data.exists():
+        problems.append(f"--data {options.data}: there is no such file or folder")
+    if options.vocab is not None and not options.vocab.is_file():
+        problems.append(f"--vocab {options.vocab}: there is no such file")
+    if options.out.exists() and not options.out.is_dir():
+        problems.append(f"--out {options.out}: this is a file, and has to be a folder")
+    if problems:
+        raise TrainerError(
+            "\n".join(problems),
+            hint=f"correct the path; relative ones are taken from {Path.cwd()}",
+        )
+
+
+def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None:
+    epochs, batch_size, out = workload.defaults
+    add = parser.add_argument
+    add("--data", type=_path, metavar="PATH", help=workload.data_help)
+    add("--epochs", type=_count, default=epochs, metavar="N", help=f"default: {epochs}")
+    add("--subset", type=_count, metavar="N", help="train on N rows only, chosen by the seed")
+    add(
+        "--held-out",
+        type=_count,
+        metavar="N",
+        help="rows kept back for the final accuracy: the last N of a file (default: one in seven, "
+        "at most 1000), the first N of a test split (default: all)",
+    )
+    add(
+        "--batch-size",
+        type=_count,
+        default=batch_size,
+        metavar="N",
+        help=f"rows a step, on each rank (default: {batch_size})",
+    )
+    add("--lr", type=_rate, metavar="RATE", help="default: grows with the rows of a step")
+    add("--seed", type=_seed, default=42, metavar="N", help="default: 42")
+    add("--out", type=_path, default=Path(out), metavar="DIR", help=f"default: {out}")
+    add("--resume", action="store_true", help="continue from the newest checkpoint in --out")
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text).expanduser()
+
+
+def _count(text: str) -> int:
+    return _whole_number(text, least=1)
+
+
+def _seed(text: str) -> int:
+    number = _whole_number(text, least=0)
+    if number >= 2**32:  # the largest that numpy.random.seed takes
+        raise argparse.ArgumentTypeError(f"{text} is too large: seeds are below 2**32")
+    return number
+
+
+def _whole_number(text: str, *, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+    return number
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return rate
