@@ -14,7 +14,6 @@ from types import TracebackType
 from .layer import Index, LayerError, decode_head
 from .manifest import (
     BLOCK,
-    MANIFEST_NAME,
     Digest,
     Layer,
     Manifest,

@@ -201,12 +201,14 @@ def _check(index: Index) -> None:
         if not 0 < frame.unpacked_size <= FRAME_LIMIT or frame.size <= 0:
             raise LayerError("a frame has an impossible size")
     seen: set[str] = set()
+    reached = 0
     for entry in index.files:
         check_path(entry.path)
         if entry.mode not in _MODES:
             raise LayerError(f"unexpected mode {entry.mode!r} of {entry.path}")
-        if entry.size < 0 or entry.offset < 0 or entry.offset + entry.size > end:
-            raise LayerError(f"{entry.path} lies outside its layer")
+        if entry.size < 0 or entry.offset < reached or entry.offset + entry.size > end:
+            raise LayerError(f"{entry.path} lies outside its layer, or over another file")
+        reached = entry.offset + entry.size
         if entry.path in seen:
             raise LayerError(f"{entry.path} is listed twice")
         seen.add(entry.path)

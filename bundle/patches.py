@@ -26,6 +26,9 @@ PTH_LINE = (
 )
 """The one line of ``_stager_patches.pth``; :mod:`site` executes lines that begin with import."""
 
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Device files of which one is there where a GPU is: NVIDIA, WSL, AMD."""
+
 _SAID = "STAGER_PATCHES_SAID"
 
 
@@ -57,7 +60,7 @@ def _no_cuda(torch: types.ModuleType) -> bool:
         return True
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
         return True
-    return not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
+    return not any(Path(node).exists() for node in GPU_NODES)
 
 
 def _torch_cpu(torch: types.ModuleType) -> Optional[types.ModuleType]:
@@ -191,7 +194,7 @@ class _PatchFinder:
     ) -> Optional[ModuleSpec]:
         """Answer for patched modules only (the protocol of :data:`sys.meta_path`)."""
         patches = [patch for patch in self._patches if patch.module == fullname]
-        # Another finder may ask sys.meta_path in turn; other threads may ask at the same time.
+        # A finder made like this one asks us in turn; other threads may ask at the same time.
         search = (fullname, get_ident())
         if not patches or search in self._searching:
             return None

@@ -16,6 +16,8 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.abc import ResourceLoader
+from types import ModuleType
 
 from . import delta, patches
 from .archive import BundleFile, Decompress, decompressor
@@ -56,12 +58,22 @@ def lock_path(root: str, bundle_id: str) -> str:
     return os.path.join(root, "locks", f"{bundle_id}.lock")
 
 
+def hold(root: str, bundle_id: str) -> int:
+    """Keep an environment from being removed until the descriptor, or its last copy, is closed.
+
+    The descriptor is inherited by whatever this process becomes or starts.
+    """
+    handle = os.open(lock_path(root, bundle_id), os.O_RDWR | os.O_CREAT, 0o600)
+    os.set_inheritable(handle, True)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
 @contextlib.contextmanager
 def using(root: str, bundle_id: str) -> Iterator[None]:
     """Keep an environment from being removed for as long as the block runs."""
-    handle = os.open(lock_path(root, bundle_id), os.O_RDWR | os.O_CREAT, 0o600)
+    handle = hold(root, bundle_id)
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH)
         yield
     finally:
         os.close(handle)
@@ -121,7 +133,8 @@ def _make(bundle: BundleFile, root: str, python: str, processes: int) -> tuple[i
     """Build the environment in a staging directory and publish it."""
     manifest = bundle.manifest
     incoming = os.path.join(root, "incoming")
-    _require_room(incoming, manifest)
+    older = delta.older_layers(os.path.join(root, "envs"), manifest)
+    _require_room(incoming, [layer for layer in manifest.layers if layer.head not in older])
     staging = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
     tools = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
     try:
@@ -129,7 +142,6 @@ def _make(bundle: BundleFile, root: str, python: str, processes: int) -> tuple[i
         indexes = [bundle.index(layer, decompress) for layer in manifest.layers]
         owned = _owned(manifest, indexes)
         _directories(staging, indexes)
-        older = delta.older_layers(os.path.join(root, "envs"), manifest)
         fresh, linked = [], 0
         for layer, index, entries in zip(manifest.layers, indexes, owned):
             source = older.get(layer.head)
@@ -213,7 +225,10 @@ def _write_layers(
         except LayerError as exc:
             raise NodeError(
                 Problem(
-                    what="the bundle is damaged", where=bundle.path, why=str(exc), fix="copy it again"
+                    what="the bundle is damaged",
+                    where=bundle.path,
+                    why=str(exc),
+                    fix="copy it again",
                 )
             ) from exc
         _write_files(staging, memoryview(content), start, entries)
@@ -253,7 +268,7 @@ def _finish(staging: str, bundle: BundleFile, python: str) -> None:
     for name in ("python3", f"python{manifest.requires.python}"):
         os.symlink("python", os.path.join(staging, "bin", name))
     _write(os.path.join(staging, site, "_stager_patches.pth"), patches.PTH_LINE.encode() + b"\n")
-    _write(os.path.join(staging, site, "_stager_patches.py"), _source_of_patches())
+    _write(os.path.join(staging, site, "_stager_patches.py"), source_of(patches))
     heads = os.path.join(staging, STATE, "layers")
     os.makedirs(heads)
     for layer in manifest.layers:
@@ -277,13 +292,18 @@ def _interpreter(path: str, python: str) -> None:
     os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
 
 
-def _source_of_patches() -> bytes:
-    """The source of ``bundle.patches``, from the directory or the zip it was loaded from."""
-    spec = patches.__spec__
-    if spec is None or spec.loader is None or spec.origin is None:
-        raise NodeError(Problem("the node program is incomplete", "", "patches has no source", ""))
-    data: bytes = spec.loader.get_data(spec.origin)  # type: ignore[attr-defined]
-    return data
+def source_of(module: ModuleType) -> bytes:
+    """The source of a module of this package, from the directory or the zip it was loaded from.
+
+    Raises:
+        NodeError: there is none.
+    """
+    spec = module.__spec__
+    loader = spec.loader if spec else None
+    if spec is None or spec.origin is None or not isinstance(loader, ResourceLoader):
+        name = module.__name__
+        raise NodeError(Problem("the node program is incomplete", name, "no source", "build again"))
+    return loader.get_data(spec.origin)
 
 
 def _write(path: str, data: bytes) -> None:
@@ -291,10 +311,16 @@ def _write(path: str, data: bytes) -> None:
         handle.write(data)
 
 
-def _require_room(path: str, manifest: Manifest) -> None:
-    """Refuse before writing what will not fit: file systems hand out whole blocks."""
-    needed = manifest.unpacked_size + manifest.files * _BLOCK // 2
-    inodes = manifest.files + manifest.files // 4 + 64
+def room_for(layers: Sequence[Layer]) -> tuple[int, int]:
+    """Bytes and inodes that unpacking these layers takes: file systems hand out whole blocks."""
+    files = sum(layer.files for layer in layers)
+    size = sum(layer.unpacked_size for layer in layers)
+    return size + files * _BLOCK // 2, files + files // 4 + 64
+
+
+def _require_room(path: str, layers: Sequence[Layer]) -> None:
+    """Refuse before writing what will not fit."""
+    needed, inodes = room_for(layers)
     faults = refusals(facts_of(path), needed, inodes)
     if faults:
         raise NodeError(

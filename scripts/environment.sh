@@ -70,8 +70,8 @@ if last.get("no-index", "0").lower() in ("1", "true", "yes", "on"):
 '
 }
 
-# fill_venv DIR EDITABLE REQUIREMENT...: install the requirements with uv, and then this checkout
-# as EDITABLE (".", with nothing more) unless the same was done before.
+# fill_venv DIR REQUIREMENT...: install the requirements with uv, then this checkout as editable,
+# unless just that was done before.
 fill_venv() {
     local venv=$1 python=$1/bin/python stamp options=()
     shift
@@ -96,10 +96,11 @@ fill_venv() {
 resolve() {
     local venv=$1 cuda
     shift
-    resolve_once "$venv" "$@"
+    resolve_once "$venv" "$@" || fail 'the requirements could not be resolved, as said above' \
+        "they are in $venv/requirements.in"
     if grep -Eq '^(nvidia|cuda|triton)\b' "$venv/requirements.txt"; then
         say 'the configured indexes lead to a CUDA build of torch: asking for the CPU build'
-        resolve_once "$venv" "$@" --torch-backend cpu
+        resolve_once "$venv" "$@" --torch-backend cpu || say 'it could not be had, as said above'
     fi
     if cuda=$(grep -E '^(nvidia|cuda|triton)\b' "$venv/requirements.txt"); then
         fail 'only a CUDA build of torch can be had, which pulls these:' "${cuda//$'\n'/ }" \
@@ -111,12 +112,10 @@ resolve_once() {
     local venv=$1
     shift
     "$venv/bin/python" -m uv pip compile --quiet "$@" "$venv/requirements.in" \
-        --output-file "$venv/requirements.txt" ||
-        fail 'the requirements could not be resolved; the reason stands above' \
-            "they are in $venv/requirements.in"
+        --output-file "$venv/requirements.txt"
 }
 
-# extras NAME...: the requirements of this checkout and of its named extras, one a line.
+# extras DIR NAME...: the requirements of this checkout and of its named extras, one a line.
 extras() {
     "$1/bin/python" - "${@:2}" <<'PYTHON'
 import re, sys

@@ -13,7 +13,7 @@ from typing import IO, BinaryIO
 
 import zstandard
 
-from bundle.layer import Entry, Frame, Index, Link, LayerError, check_link, check_path, encode_head
+from bundle.layer import Entry, Frame, Index, LayerError, Link, check_link, check_path, encode_head
 from bundle.manifest import BLOCK, padding
 
 from .errors import WheelError

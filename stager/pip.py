@@ -90,7 +90,7 @@ class Pip:
         platforms = [word for tag in self.target.platforms() for word in ("--platform", tag)]
         return [*platforms, "--python-version", self.target.python, "--implementation", "cp"]
 
-    def choose(self, pins: Sequence[str]) -> tuple[list[dict[str, Any]], list[str], str]:
+    def choose(self, pins: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
         """Ask which file pip would install for each pin, without downloading wheels.
 
         Args:
@@ -98,44 +98,72 @@ class Pip:
                 downloads every file whole.
 
         Returns:
-            The ``install`` entries of pip's installation report (its format 1), the pins that
-            nothing fits, and pip's complaint where it failed for another reason.
+            The ``install`` entries of pip's installation report (its format 1), and the pins that
+            no file fits.
+
+        Raises:
+            ResolveError: pip failed for another reason.
         """
         report = self.scratch / "report.json"
         options = ["--dry-run", "--ignore-installed", "--no-deps", "--report", str(report), "-q"]
-        # pip wants a place for files of another platform, though a dry run writes none.
-        away = self.target_options()
-        options += [*away, "--target", str(self.scratch / "nowhere")] if away else []
-        left, missing = list(pins), []
+        left = list(pins)
+        missing: list[str] = []
         while left:
-            report.unlink(missing_ok=True)
-            done = self.call("install", options, left)
+            done = self.call("install", [*options, *self.away()], left)
             if done.returncode == 0:
                 found = json.loads(report.read_text(encoding="utf-8"))
-                return found.get("install", []), missing, ""
+                return found.get("install", []), missing
             failed = re.search(r"No matching distribution found for (\S+)", done.stderr)
             blamed = [pin for pin in left if failed and pin.partition(" ")[0] == failed[1]]
-            if not blamed or unreachable(done.stderr):
-                return [], missing, condense(done.stderr)
+            if unreachable(done.stderr):
+                raise index_unreachable(condense(done.stderr))
+            if not blamed:
+                raise ResolveError(
+                    "pip cannot choose files for what was resolved",
+                    context=[condense(done.stderr)],
+                )
             missing += blamed
             left = [pin for pin in left if pin not in blamed]
-        return [], missing, ""
+        return [], missing
+
+    def download(self, lines: Iterable[str], folder: Path) -> Completed:
+        """Download exactly the files that requirement lines name into a folder.
+
+        Where a line carries ``--hash``, pip requires one of every line, and checks them.
+        """
+        options = ["--no-deps", "--no-build-isolation", "-q", "-d", str(folder)]
+        return self.call("download", [*options, *self.target_options()], lines)
+
+    def build(self, line: str, folder: Path) -> Completed:
+        """Build one requirement line's wheel, without its dependencies, into a folder.
+
+        The same source gives the same bytes with every build backend that honours
+        SOURCE_DATE_EPOCH; pip's cache is left out, since what it holds was built without.
+        """
+        options = ["--no-deps", "--no-cache-dir", "-q", "-w", str(folder)]
+        env = {"SOURCE_DATE_EPOCH": EPOCH}
+        done = self.call("wheel", options, [line], env=env)
+        if done.returncode != 0 and self.offline:
+            # No index to take the build backend from: the one beside this tool may do.
+            done = self.call("wheel", [*options, "--no-build-isolation"], [line], env=env)
+        return done
 
     def existing(self, name: str) -> list[str]:
         """The names of all files that exist for a package, whatever they fit."""
         # No version is below 0.dev0, so pip lists every link it sees and takes none.
         done = self.call(
             "install",
-            ["--dry-run", "--no-deps", "--ignore-installed", "-vv", *self._list_options()],
+            ["--dry-run", "--no-deps", "--ignore-installed", "-vv", *self.away()],
             [f"{name}<0.dev0"],
         )
         links = _LINK.findall(done.stdout + done.stderr)
         files = {unquote(urlsplit(link).path.rpartition("/")[2]) for link in links}
         return sorted(files)
 
-    def _list_options(self) -> list[str]:
-        away = self.target_options()
-        return [*away, "--target", str(self.scratch / "nowhere")] if away else []
+    def away(self) -> list[str]:
+        """Target options for ``pip install``, which wants a place for files of other platforms."""
+        options = self.target_options()
+        return [*options, "--target", str(self.scratch / "nowhere")] if options else []
 
 
 def unreachable(output: str) -> bool:

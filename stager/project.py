@@ -127,7 +127,11 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
             context=problems if len(problems) > 1 else (),
         )
     found = Collector()
+    sources = {asset.source for asset in assets}
     for asset in assets:
+        parents = map(str, Path(asset.source).parents)
+        if asset.inside and not sources.isdisjoint(parents):
+            continue  # it comes with the directory that another entry names
         if os.path.isdir(asset.real):  # noqa: PTH112
             _walk_asset(found, asset.real, asset.path, asset, ())
         else:

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import parse_wheel_filename
 
-from . import tree
+from . import sourcetree
 from .config import Config
 from .errors import ConfigError
 from .indexes import Indexes, strip_credentials
@@ -314,7 +314,7 @@ class _Builder:
         ours = [path / name for name in self.config.project.outputs]
         if self.config.environment.offline_root:
             ours.append(self.config.environment.offline_root)
-        return tree.digest(path, tree.files(path, skip=ours, run=self.run))
+        return sourcetree.digest(path, sourcetree.files(path, skip=ours, run=self.run))
 
 
 def _looks_direct(text: str) -> bool:

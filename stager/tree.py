@@ -104,8 +104,8 @@ class Collector:
 
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link; whether it leads anywhere is decided when all files are known."""
-        if self._has_usable_name(path):
-            self.links[path] = target
+        if self._has_usable_name(path) and self.links.setdefault(path, target) != target:
+            self.refuse(path, "two links would go there")
 
     def refuse(self, path: str, reason: str) -> None:
         """Note why ``path`` cannot be shipped."""
@@ -121,18 +121,18 @@ class Collector:
         Raises:
             StagerError: something was refused; all of it is in the context.
         """
-        folders = _folders(self.files)
-        for path in sorted(folders & self.files.keys()):
-            self.refuse(path, "a file and a directory would both go there")
+        folders = _folders([*self.files, *self.links])
+        for path in folders & (self.files.keys() | self.links.keys()):
+            self.refuse(path, "a directory, and something else of that name, would go there")
+        for path in self.files.keys() & self.links.keys():
+            self.refuse(path, "a file and a link would both go there")
         if self.refused:
             count = len(self.refused)
             some = "an entry" if count == 1 else f"{count} entries"
             raise StagerError(
                 f"{some} of {what} cannot be shipped", hint=hint, context=sorted(self.refused)
             )
-        taken = folders | self.files.keys()
-        links = {path: target for path, target in self.links.items() if path not in taken}
-        sound, dropped = _sound_links(self.files, links)
+        sound, dropped = _sound_links(self.files, self.links)
         return Tree(
             files=tuple(self.files[path] for path in sorted(self.files)),
             links=tuple(sorted(sound.items())),

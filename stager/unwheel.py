@@ -35,7 +35,16 @@ from .errors import WheelError
 from .layerfile import LayerWriter
 from .model import Target
 
-RESERVED = ("pyvenv.cfg", "pkgs", "project", "assets", ".stager", "lib64", "bin/python", "bin/python3")
+RESERVED = (
+    "pyvenv.cfg",
+    "pkgs",
+    "project",
+    "assets",
+    ".stager",
+    "lib64",
+    "bin/python",
+    "bin/python3",
+)
 """Names in an environment that no wheel may provide."""
 
 _LAUNCHER = """\
@@ -153,7 +162,7 @@ class _LayerDestination(WheelDestination):
         """Write the program of one entry point (``console`` or ``gui``: the same on Linux)."""
         if "/" in name:
             raise WheelError(f"the entry point {name!r} has a slash in its name")
-        code = _ENTRY_POINT.format(module=module, attr=attr, first=attr.split(".")[0])
+        code = _ENTRY_POINT.format(module=module, attr=attr, first=attr.split(".", maxsplit=1)[0])
         data = (_LAUNCHER.format(python=self._python) + code).encode()
         return self._add(Scheme("scripts"), name, io.BytesIO(data), executable=True)
 

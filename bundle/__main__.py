@@ -1,0 +1,126 @@
+"""The commands of ``node.pyz``. Each is one call; talk goes to standard error.
+
+node.pyz drive JOB.json          take a job through its phases (inside the allocation)
+node.pyz agent PHASE             one node's part; the request comes on standard input
+node.pyz unpack BUNDLE ROOT      make the environment under a directory, print its path
+node.pyz probe BUNDLE ROOT       unpack if needed, import what must import, print facts as JSON
+node.pyz exec BUNDLE ROOT -- COMMAND...    run a command in the environment
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from . import agent, drive, fs, interpreter, launch, probe, unpack
+from .archive import BundleFile
+from .job import load
+from .problem import NodeError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; returns the exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        if options.command == "drive":
+            _follow_parent()
+            return drive.drive(load(options.job))
+        if options.command == "agent":
+            return agent.main(options.phase)
+        environment = _environment(options)
+        if options.command == "exec":
+            _exec(environment, options.argv)
+        if options.command == "probe":
+            return _probe(options.bundle, environment)
+        print(environment.path)
+    except NodeError as exc:
+        if getattr(options, "json", False):
+            print(json.dumps({"v": 1, "ok": False, "problem": exc.problem.to_json()}))
+        else:
+            print(f"stager: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="node.pyz", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("drive").add_argument("job")
+    commands.add_parser("agent").add_argument("phase", choices=sorted(agent.PHASES))
+    for name in ("unpack", "probe", "exec"):
+        command = commands.add_parser(name)
+        command.add_argument("bundle")
+        command.add_argument("base", help="the directory under which the node root is made")
+        command.add_argument("--python", action="append", default=[], help="interpreter to try")
+        command.add_argument("--id", help="the id that the bundle must have")
+        command.add_argument("--json", action="store_true", help="problems as JSON, too")
+        if name == "exec":
+            command.add_argument("argv", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _environment(options: argparse.Namespace) -> unpack.Environment:
+    """The environment of the bundle on the command line, made if it is not there."""
+    with BundleFile(options.bundle, options.id) as bundle:
+        manifest = bundle.manifest
+    host = probe.host_facts()
+    for problem in probe.check_requires(manifest.requires, host):
+        raise NodeError(problem)
+    root = fs.secure_root(fs.choose_base(options.base, 0, 0, os.environ))
+    if not os.path.isdir(unpack.env_path(root, manifest.id)):
+        room = unpack.room_for(manifest.layers)
+        root = fs.secure_root(fs.choose_base(options.base, *room, os.environ))
+    return unpack.unpack(
+        options.bundle,
+        root=root,
+        expected=manifest.id,
+        python=interpreter.find(manifest.requires.python, options.python),
+        processes=int(str(host["cpus"])),
+    )
+
+
+def _place(environment: unpack.Environment) -> launch.Place:
+    root = os.path.dirname(os.path.dirname(environment.path))
+    job_dir = os.path.join(root, "jobs", f"exec-{os.getpid()}")
+    return launch.Place(root=root, environment=environment.path, job_dir=job_dir)
+
+
+def _probe(path: str, environment: unpack.Environment) -> int:
+    with BundleFile(path) as bundle:
+        manifest = bundle.manifest
+    variables = launch.environment_variables(_place(environment), os.environ)
+    facts = probe.environment_facts(
+        environment.path, manifest.packages, manifest.imports, variables, True, agent.PROBE_SECONDS
+    )
+    print(json.dumps({"v": 1, "ok": not facts["problems"], "path": environment.path, **facts}))
+    return 1 if facts["problems"] else 0
+
+
+def _exec(environment: unpack.Environment, argv: list[str]) -> None:
+    """Become the command. The lock that keeps the environment in place is inherited."""
+    command = argv[1:] if argv[:1] == ["--"] else argv
+    place = _place(environment)
+    variables = launch.environment_variables(place, os.environ)
+    variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
+    try:
+        unpack.hold(place.root, os.path.basename(environment.path))
+        os.execvpe(command[0], command, variables)
+    except OSError as exc:
+        print(f"stager: cannot run {command[0]}: {exc.strerror}", file=sys.stderr)
+        sys.exit(127 if isinstance(exc, FileNotFoundError) else 126)
+
+
+def _follow_parent() -> None:
+    """Get SIGTERM when whoever started the driver ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""What became of the ranks of one node: their own records, and torchrun's closing report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+RECORD_KEYS = ("node", "rank", "local_rank", "exit_code", "exception", "message", "lines", "time")
+
+_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
+_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) ")
+_SIGTERM = -15
+
+
+def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list[dict[str, Any]]:
+    """Every rank of this node that failed, as JSON objects with ``RECORD_KEYS``.
+
+    A rank that raised has left a record with its traceback. One that was killed could not; torchrun
+    names it and its exit status in its report, and the last lines of the log stand for it.
+
+    Args:
+        job_dir: the job's directory, where the wrapper puts records.
+        node: this node's name.
+        tail: the last lines of the node's output.
+        ended: when the launcher ended, in seconds since the epoch.
+    """
+    found = {record["rank"]: record for record in _records(os.path.join(job_dir, "failures"))}
+    lines = list(tail)
+    for rank, local_rank, code in reported(lines):
+        if rank not in found:
+            found[rank] = {
+                "node": node,
+                "rank": rank,
+                "local_rank": local_rank,
+                "exit_code": code,
+                "exception": "",
+                "message": "",
+                "lines": [line for line in lines if not _is_report(line)][-20:],
+                "time": ended,
+            }
+    return sorted(found.values(), key=lambda record: (is_consequence(record), record["time"]))
+
+
+def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
+    """Rank, local rank and exit status of each failure that torchrun's report lists.
+
+    The form is that of ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``.
+    """
+    found, current = [], None
+    for line in lines:
+        rank = _RANK.match(line)
+        if rank:
+            current = (int(rank.group(1)), int(rank.group(2)))
+            continue
+        code = _EXIT.match(line)
+        if code and current is not None:
+            found.append((*current, int(code.group(1))))
+            current = None
+    return found
+
+
+def is_consequence(record: dict[str, Any]) -> bool:
+    """Whether a rank ended only because another one had failed before it."""
+    return int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM)
+
+
+def _is_report(line: str) -> bool:
+    return bool(
+        re.match(r"[EW]\d{4} |={10}|-{10}|\s*(time|host|rank|exitcode|error_file)\s*:", line)
+    )
+
+
+def _records(folder: str) -> list[dict[str, Any]]:
+    records = []
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    for name in names:
+        if not name.endswith(".json"):
+            continue
+        with open(os.path.join(folder, name), encoding="utf-8") as handle:
+            raw = json.load(handle)
+        records.append({key: raw[key] for key in RECORD_KEYS})
+    return records

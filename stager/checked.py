@@ -1,0 +1,59 @@
+"""Digests of files in the offline root, remembered, so that an unchanged file is read once.
+
+A digest holds as long as the file's size, modification time (in nanoseconds) and inode stay what
+they were when it was read: every writer of the store publishes by rename, which changes the inode.
+Someone who edits a file in place and puts its time back is not noticed here; the layer made from
+it, and the node that unpacks it, check every byte again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from .model import Digest
+from .store import Store, sha256_of
+
+FILE_NAME = "checked.json"
+
+
+class CheckedFiles:
+    """The digests of one store's files; call :meth:`save` when done."""
+
+    def __init__(self, store: Store) -> None:
+        """Read what is remembered; a record that is damaged counts as none."""
+        self._store = store
+        self._known: dict[str, list[object]] = {}
+        self._changed = False
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((store.root / FILE_NAME).read_text(encoding="utf-8"))
+            if isinstance(found, dict):
+                self._known = found
+
+    def digest(self, path: Path) -> Digest | None:
+        """The digest of a file in the store; None where there is no such file."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        key = str(path.relative_to(self._store.root))
+        stamp: list[object] = [status.st_size, status.st_mtime_ns, status.st_ino]
+        known = self._known.get(key)
+        if isinstance(known, list) and len(known) == 4 and known[:3] == stamp:
+            with contextlib.suppress(ValueError):
+                return Digest(str(known[3]))
+        found = sha256_of(path)
+        self._known[key] = [*stamp, found]
+        self._changed = True
+        return found
+
+    def save(self) -> None:
+        """Write the record, without the files that are gone; does nothing if nothing changed."""
+        if not self._changed:
+            return
+        root = self._store.root
+        kept = {key: value for key, value in self._known.items() if (root / key).exists()}
+        with self._store.publishing(root / FILE_NAME) as partial:
+            partial.write_text(json.dumps(kept, sort_keys=True, indent=0), encoding="utf-8")
+        self._changed = False

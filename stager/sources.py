@@ -1,0 +1,119 @@
+"""Building local projects, sdists and version-controlled requirements into wheels.
+
+Each is built once for every content it has: the wheel is kept in the offline root under the
+digest of its source, and used again until the source changes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from packaging.utils import parse_wheel_filename
+
+from . import sourcetree
+from .errors import ResolveError, StagerError
+from .model import Digest, Target
+from .pip import Pip, condense
+from .spec import Source
+from .store import Store
+
+
+def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[Source, Path]]:
+    """The wheel of each source, built where it is not there yet.
+
+    Raises:
+        ResolveError: sources that cannot be built; one context line for each.
+    """
+    built: list[tuple[Source, Path]] = []
+    problems: list[str] = []
+    for source in sources:
+        try:
+            built.append((source, build(source, store, pip)))
+        except StagerError as exc:
+            problems.append(f"{source.label}: {exc.message}")
+    if problems:
+        raise ResolveError(
+            "local projects and sources that cannot be built into wheels",
+            hint="`pip wheel --no-deps` on each shows the whole story"
+            + ("; offline, their build backend has to be installed beside stager" * pip.offline),
+            context=problems,
+        )
+    return built
+
+
+def build(source: Source, store: Store, pip: Pip) -> Path:
+    """The wheel of one source.
+
+    Raises:
+        ResolveError: it cannot be built, or what comes out does not fit the target.
+    """
+    keep = store.built / source.digest
+    have = None if source.moving else fitting(keep, pip.target)
+    if have:
+        return have
+    folder = Path(source.requirement)
+    if folder.is_absolute() and folder.is_dir():
+        # A build writes into its source, and an old build/ ends up in the wheel: build a copy.
+        work = pip.scratch / f"source-{source.digest[:12]}" / folder.name
+        sourcetree.copy(folder, sourcetree.files(folder, run=pip.run), work)
+        line = work.as_uri()
+    elif folder.is_absolute():
+        line = folder.as_uri()
+    else:
+        line = source.requirement
+    return build_line(line, keep, store, pip)
+
+
+def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
+    """Build what one requirement line names and keep the wheel in a folder of the store.
+
+    Raises:
+        ResolveError: pip fails, or the wheel is for another Python or platform than the target.
+    """
+    out = pip.scratch / f"built-{keep.name[:12]}"
+    shutil.rmtree(out, ignore_errors=True)
+    done = pip.build(line, out)
+    wheels = sorted(out.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise ResolveError(f"pip cannot build a wheel: {condense(done.stderr or done.stdout)}")
+    if not fits(wheels[0].name, pip.target):
+        raise ResolveError(
+            f"its wheel is {wheels[0].name}, which Python {pip.target.python} on "
+            f"{pip.target.platform} does not take; build it on such a machine"
+        )
+    keep.mkdir(parents=True, exist_ok=True)
+    final = keep / wheels[0].name
+    with store.publishing(final) as partial:
+        shutil.copyfile(wheels[0], partial)
+    return final
+
+
+def fitting(folder: Path, target: Target) -> Path | None:
+    """A wheel in a folder that fits the target, if there is one."""
+    found = [path for path in sorted(folder.glob("*.whl")) if fits(path.name, target)]
+    return found[0] if found else None
+
+
+def fits(wheel_name: str, target: Target) -> bool:
+    """Whether a wheel's tags are among the target's."""
+    return not parse_wheel_filename(wheel_name)[3].isdisjoint(target.tags())
+
+
+def requirement_for(source: Source, wheel: Path) -> str:
+    """The requirement that takes a source's wheel in its place."""
+    name = parse_wheel_filename(wheel.name)[0]
+    marker = f" ; {source.marker}" if source.marker else ""
+    return f"{name}{source.suffix} @ file://{quote(str(wheel))}{marker}"
+
+
+def local_source(path: Path, label: str) -> Source:
+    """A source known by its place only, to build again what a lock says was built from it."""
+    names = sourcetree.files(path) if path.is_dir() else [Path(path.name)]
+    base = path if path.is_dir() else path.parent
+    content: Digest = sourcetree.digest(base, names)
+    return Source(
+        requirement=str(path), label=label, suffix="", marker="", digest=content, moving=False
+    )

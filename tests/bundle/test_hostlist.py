@@ -1,0 +1,56 @@
+"""Compressed node lists; the expected ones are what ``scontrol show hostnames`` prints."""
+
+import pytest
+
+from bundle.hostlist import expand_hostlist, matches
+from bundle.problem import NodeError
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("n[01-03,07]", ["n01", "n02", "n03", "n07"]),
+        ("a[1-2]b[3-4]", ["a1b3", "a1b4", "a2b3", "a2b4"]),
+        ("x,y[09-11]", ["x", "y09", "y10", "y11"]),
+        ("n[9-11]", ["n9", "n10", "n11"]),
+        ("n[099-100]", ["n099", "n100"]),
+        ("n[1-2]-ib.site", ["n1-ib.site", "n2-ib.site"]),
+        ("b,a,b", ["b", "a", "b"]),
+        (" n[5] ", ["n5"]),
+    ],
+)
+def test_expands(text: str, hosts: list[str]) -> None:
+    assert expand_hostlist(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "empty name"),
+        ("a,,b", "empty name"),
+        ("a,", "empty name"),
+        ("n[1-3", "brackets"),
+        ("n1-3]", "brackets"),
+        ("n[1[2]]", "brackets"),
+        ("n[]", "''"),
+        ("n[a-b]", "'a-b'"),
+        ("n[1-]", "'1-'"),
+        ("n[3-1]", "backwards"),
+        ("a b", "blank"),
+        ("n[0-99999999999]", "more than"),
+        ("n[0-999]m[0-999]", "more than"),
+    ],
+)
+def test_says_what_is_wrong_with_a_list(text: str, why: str) -> None:
+    with pytest.raises(NodeError) as caught:
+        expand_hostlist(text)
+    assert why in caught.value.problem.why
+    assert repr(text) in str(caught.value)
+
+
+def test_matches_full_and_short_names() -> None:
+    assert matches("node0[1-3]", "node02")
+    assert matches("node0[1-3]", "node02.cluster.example")
+    assert not matches("node0[1-3]", "node04")
+    assert not matches("node0[1-3]", "node022")

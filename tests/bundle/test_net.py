@@ -1,0 +1,225 @@
+"""Addresses and ports, asked of the real kernel; network namespaces stand for odd nodes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bundle import net
+from bundle.problem import NodeError
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def namespace(flags: list[str], shell: str, code: str) -> object:
+    """What ``code`` prints as JSON in namespaces of its own."""
+    if subprocess.run(["unshare", *flags, "true"], capture_output=True, check=False).returncode:
+        if os.environ.get("CI") == "true":
+            pytest.fail("unshare is not permitted here; in CI this test must run")
+        pytest.skip("unshare is not permitted here")
+    code = f"import json, sys; sys.path.insert(0, {str(REPO)!r})\nfrom bundle import net\n{code}"
+    done = subprocess.run(
+        ["unshare", *flags, "/bin/sh", "-euc", f'{shell}\nexec "$@"', "sh", sys.executable, "-c", code],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+SAY = """
+def say(function):
+    try:
+        print(json.dumps(function()))
+    except net.NodeError as exc:
+        print(json.dumps(str(exc)))
+"""
+
+
+def outside() -> list[net.Link]:
+    """This machine's IPv4 addresses that are not loopback."""
+    links = [link for link in net.local_addresses() if not net.is_loopback(link.address)]
+    return [link for link in links if ":" not in link.address]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("localhost", False),
+    ],
+)
+def test_loopback(address: str, expected: bool) -> None:
+    assert net.is_loopback(address) is expected
+
+
+def test_resolve() -> None:
+    assert set(net.resolve("localhost")) <= {"127.0.0.1", "::1"}
+    assert net.resolve("10.1.2.3") == ["10.1.2.3"]
+
+
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "a" * 70 + ".example", "a..b"])
+def test_a_name_that_cannot_be_resolved(name: str) -> None:
+    with pytest.raises(NodeError, match="cannot be resolved") as caught:
+        net.resolve(name)
+    assert caught.value.problem.where == name
+
+
+def test_the_route_to_an_own_address_starts_there() -> None:
+    assert net.route_to("127.0.0.1", 61000) == "127.0.0.1"
+    for link in outside():
+        assert net.route_to(link.address, 61000) == link.address
+
+
+def test_the_route_needs_a_numeric_address() -> None:
+    with pytest.raises(NodeError, match="no route"):
+        net.route_to("localhost", 61000)
+
+
+def test_every_address_of_the_kernel_is_listed() -> None:
+    links = net.local_addresses()
+    assert net.Link("lo", "127.0.0.1") in links
+    assert {link.interface for link in links} <= {name for _, name in socket.if_nameindex()}
+    listed = Path("/proc/net/fib_trie").read_text().split("\n")
+    local = {
+        before.split()[-1]
+        for before, line in zip(listed, listed[1:], strict=False)
+        if "/32 host LOCAL" in line
+    }
+    assert {link.address for link in links if ":" not in link.address} == local
+
+
+def test_if_inet6() -> None:
+    text = (
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fd000000000000000000000000000002 04 40 00 82   ens1f1\n"
+    )
+    assert net.parse_if_inet6(text) == [net.Link("lo", "::1"), net.Link("ens1f1", "fd00::2")]
+
+
+def test_interface_of() -> None:
+    assert net.interface_of("127.0.0.1") == "lo"
+    for link in outside():
+        assert net.interface_of(link.address) == link.interface
+    with pytest.raises(NodeError, match=r"no interface has this address.* lo 127\.0\.0\.1"):
+        net.interface_of("192.0.2.77")
+
+
+def test_interface_for_the_head() -> None:
+    assert net.interface_for("127.0.0.1") == net.Link("lo", "127.0.0.1")
+    assert net.interface_for("127.0.1.1") == net.Link("lo", "127.0.0.1")
+    for link in outside():
+        assert net.interface_for(link.address) == link
+
+
+def test_choose_link() -> None:
+    head = "127.0.0.1"
+    lo = net.Link("lo", "127.0.0.1")
+    assert net.choose_link("auto", "node01", head) == lo
+    assert net.choose_link("lo", "node01", head) == lo
+    by_node = {"node0[1-3]": "no-such0", "node05": "lo"}
+    assert net.choose_link(by_node, "node05", head) == lo
+    assert net.choose_link(by_node, "node09", head) == lo  # fits none: auto
+    with pytest.raises(NodeError, match=r"no-such0.* no such interface.* lo 127\.0\.0\.1"):
+        net.choose_link(by_node, "node02", head)
+    with pytest.raises(NodeError, match="brackets"):
+        net.choose_link({"node[": "lo"}, "node02", head)
+
+
+def test_the_address_of_an_interface_is_of_the_head_s_family() -> None:
+    if "::1" not in {link.address for link in net.local_addresses()}:
+        pytest.skip("no IPv6 on loopback")
+    assert net.address_of("lo", like="fd00::1") == "::1"
+    assert net.address_of("lo", like="10.0.0.1") == "127.0.0.1"
+
+
+# --- what other nodes are told -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("listed", ["127.0.1.1 {host}", "127.0.0.1 localhost {host}", ""])
+def test_advertises_no_loopback_address(tmp_path: Path, listed: str) -> None:
+    links = outside()
+    if len(links) != 1:
+        pytest.skip("this machine has no, or more than one, address of its own")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n" + listed.format(host=socket.gethostname()) + "\n")
+    code = f"print(json.dumps(net.advertised_address({socket.gethostname()!r})))"
+    found = namespace(["-m"], f"mount --bind {hosts} /etc/hosts", code)
+    assert found == links[0].address
+
+
+def test_advertises_the_own_address_that_the_name_means(tmp_path: Path) -> None:
+    links = outside()
+    if not links:
+        pytest.skip("this machine has no address of its own")
+    name = socket.gethostname()
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"127.0.1.1 {name}\n192.0.2.7 {name}\n{links[-1].address} {name}\n")
+    code = f"print(json.dumps(net.advertised_address({name!r})))"
+    assert namespace(["-m"], f"mount --bind {hosts} /etc/hosts", code) == links[-1].address
+
+
+def test_advertises_what_leads_to_a_peer() -> None:
+    for link in outside():
+        assert net.advertised_address("no-such-host.invalid", peer=link.address) == link.address
+
+
+def test_without_a_network_it_says_so() -> None:
+    code = SAY + "say(lambda: net.advertised_address('no-such-host.invalid'))"
+    said = str(namespace(["-n"], "", code))
+    assert "cannot be told an address" in said
+    assert "[launch] interface" in said
+    code = SAY + "say(lambda: net.interface_for('192.0.2.1').address)"
+    said = str(namespace(["-n"], "", code))
+    assert "192.0.2.1: there is no route" in said
+    assert "unreachable" in said
+
+
+# --- ports ---------------------------------------------------------------------------------------
+
+
+def test_a_job_s_port() -> None:
+    assert net.port_for("0") == 61000
+    assert net.port_for("4535") == 65535
+    assert net.port_for("4536") == 61000
+    assert net.port_for("123456") == 61000 + 123456 % 4536
+    odd = {net.port_for(name) for name in ("12_3", "local-a", "local-b", "¹", "")}
+    assert len(odd) == 5
+    assert all(61000 <= port <= 65535 for port in odd)
+    assert net.port_for("local-a") == 61052  # the same on every node and in every version
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1"])
+@pytest.mark.parametrize("taken_on", ["127.0.0.1", "0.0.0.0"])
+def test_a_taken_port_is_passed_over(address: str, taken_on: str) -> None:
+    base = net.free_port(64000, span=1000)
+    with socket.create_server((taken_on, base)):
+        found = net.free_port(base, address=address)
+        assert base < found <= base + 64
+        with pytest.raises(NodeError, match=rf"none of 1 ports from {base}.*in use"):
+            net.free_port(base, span=1, address=address)
+    assert net.free_port(base, address=address) == base
+
+
+def test_after_the_last_port_comes_the_first() -> None:
+    with socket.create_server(("127.0.0.1", 65535)):
+        assert 61000 <= net.free_port(65535, address="127.0.0.1") < 61064
+
+
+def test_a_port_on_an_address_that_is_not_ours() -> None:
+    with pytest.raises(NodeError, match="assign"):
+        net.free_port(61000, span=2, address="192.0.2.1")
+
+
+@pytest.mark.parametrize("port", [0, 60999, 65536])
+def test_a_port_outside_the_range(port: int) -> None:
+    with pytest.raises(ValueError, match="not between"):
+        net.free_port(port)

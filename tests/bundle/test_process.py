@@ -1,0 +1,211 @@
+"""Starting and ending real processes, and looking in /proc for what is left of them."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bundle import process
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_for(path: Path, seconds: float = 20) -> str:
+    """The content of a file as soon as it has some."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if path.exists() and path.read_text().endswith("\n"):
+            return path.read_text()
+        time.sleep(0.02)
+    raise AssertionError(f"{path} did not appear")
+
+
+def ends(pid: int, seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def python(code: str, *args: str) -> list[str]:
+    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPO)!r})\n{code}", *args]
+
+
+# --- run -----------------------------------------------------------------------------------------
+
+
+def test_run_returns_what_was_written(tmp_path: Path) -> None:
+    argv = ["/bin/sh", "-c", 'cat; pwd; echo "$A-$HOME" >&2']
+    done = process.run(argv, timeout=20, env={"A": "é"}, cwd=str(tmp_path), input="in\n")
+    assert done == process.Completed(tuple(argv), 0, f"in\n{tmp_path}\n", "é-\n")
+
+
+def test_run_has_an_empty_standard_input() -> None:
+    assert process.run(["cat"], timeout=20).stdout == ""
+
+
+def test_run_logs_the_command_before_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="bundle.process")
+    with pytest.raises(process.ProcessError):
+        process.run(["/no/such program"], timeout=20)
+    assert caplog.messages == ["start: '/no/such program'"]
+
+
+def test_a_failure_carries_argv_code_and_the_last_lines() -> None:
+    argv = ["/bin/sh", "-c", "seq 100 >&2; exit 3"]
+    with pytest.raises(process.ProcessError, match="exit status 3") as caught:
+        process.run(argv, timeout=20)
+    assert caught.value.argv == tuple(argv)
+    assert caught.value.code == 3
+    assert caught.value.tail == tuple(str(n) for n in range(86, 101))
+    assert process.run(argv, timeout=20, check=False).returncode == 3
+
+
+def test_a_signal_is_named() -> None:
+    with pytest.raises(process.ProcessError, match="ended by SIGSEGV"):
+        process.run(["/bin/sh", "-c", "kill -SEGV $$"], timeout=20)
+
+
+def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(process.ProcessError, match="No such file") as caught:
+        process.run(["/no/such/program"], timeout=20)
+    assert caught.value.code is None
+
+
+def test_a_timeout_ends_grandchildren_that_hold_the_pipes(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"trap '' TERM; setsid sleep 300 & echo $! > {note}; echo at work >&2; sleep 300"
+    started = time.monotonic()
+    with pytest.raises(process.ProcessError, match=r"took more than 1 s") as caught:
+        process.run(["/bin/sh", "-c", code], timeout=1)
+    assert time.monotonic() - started < 10
+    assert caught.value.tail == ("at work",)
+    assert not alive(int(note.read_text()))
+
+
+# --- stop ----------------------------------------------------------------------------------------
+
+
+def test_stop_lets_a_process_end_by_itself(tmp_path: Path) -> None:
+    note = tmp_path / "ready"
+    code = f"trap 'exit 7' TERM; echo y > {note}; while :; do sleep 0.05; done"
+    started = process.start(["/bin/sh", "-c", code])
+    wait_for(note)
+    assert process.stop(started, grace=20) == 7
+
+
+def test_stop_kills_what_does_not_heed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"trap '' TERM; sleep 300 & echo $! > {note}; wait; sleep 300"
+    started = process.start(["/bin/sh", "-c", code])
+    child = int(wait_for(note))
+    before = time.monotonic()
+    assert process.stop(started, grace=0.5) == -signal.SIGKILL
+    assert 0.5 <= time.monotonic() - before < 8
+    assert not alive(child)
+
+
+def test_stop_reaches_descendants_in_sessions_of_their_own(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = "trap '' TERM; echo $$ > {0}.part; mv {0}.part {0}; sleep 300; sleep 300"
+    launcher = python(
+        "import subprocess, time\n"
+        f"subprocess.Popen(['/bin/sh', '-c', {code.format(note)!r}], start_new_session=True)\n"
+        "time.sleep(300)"
+    )
+    started = process.start(launcher)
+    worker = int(wait_for(note))
+    assert os.getsid(worker) != os.getsid(started.pid)
+    assert process.stop(started, grace=0.2) == -signal.SIGTERM
+    assert not alive(worker)
+
+
+def test_stop_ends_what_a_dead_leader_left_behind(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"setsid sleep 300 >/dev/null 2>&1 & echo $! > {note}; exit 5"
+    started = process.start(["/bin/sh", "-c", code])
+    worker = int(wait_for(note))
+    assert started.wait(20) == 5
+    assert alive(worker)
+    assert process.stop(started, grace=5) == 5
+    assert not alive(worker)
+
+
+def test_stop_reaches_through_an_agent_that_was_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    worker_code = f"trap '' TERM; echo $$ > {note}; while :; do sleep 0.1; done"
+    agent = process.start(
+        python(
+            "import time; from bundle import process\n"
+            f"process.start(['/bin/sh', '-c', {worker_code!r}], env={{}})\n"
+            "time.sleep(300)"
+        )
+    )
+    worker = int(wait_for(note))
+    agent.kill()
+    agent.wait(20)
+    assert alive(worker)
+    assert process.stop(agent, grace=0.2) == -signal.SIGKILL
+    assert not alive(worker)
+
+
+def test_stop_leaves_others_alone(tmp_path: Path) -> None:
+    one, other = process.start(["sleep", "300"]), process.start(["sleep", "300"])
+    process.stop(one, grace=5)
+    assert alive(other.pid)
+    assert process.stop(other, grace=5) == -signal.SIGTERM
+
+
+def test_stop_of_one_that_has_ended_returns_its_code() -> None:
+    started = process.start(["/bin/sh", "-c", "exit 4"])
+    started.wait(20)
+    assert process.stop(started, grace=5) == 4
+
+
+def test_stop_group(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"trap '' TERM; sleep 300 & echo $! > {note}; wait; wait"
+    leader = subprocess.Popen(["/bin/sh", "-c", code], start_new_session=True)
+    child = int(wait_for(note))
+    process.stop_group(leader.pid, grace=0.2)
+    assert not alive(child)
+    assert leader.wait(20) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("group", [0, 1, -1])
+def test_stop_group_refuses_what_is_not_a_group(group: int) -> None:
+    with pytest.raises(ValueError, match="not a process group"):
+        process.stop_group(group, grace=1)
+
+
+# --- die with the parent -------------------------------------------------------------------------
+
+
+def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    parent = subprocess.Popen(
+        python(
+            "import time; from pathlib import Path; from bundle import process\n"
+            "child = process.start(['sleep', '300'])\n"
+            f"Path({str(note)!r}).write_text(f'{{child.pid}}\\n'); time.sleep(300)"
+        )
+    )
+    child = int(wait_for(note))
+    assert alive(child)
+    parent.kill()
+    parent.wait(20)
+    assert ends(child)

@@ -1,0 +1,283 @@
+"""The patterns of .gitignore: explicit cases with their answer, and generated ones put to git."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from stager.ignore import Ignore, anchored, excluded
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+FILES = (
+    "a.pyc",
+    "a.txt",
+    "build/x",
+    "doc/a.txt",
+    "doc/frotz/a.txt",
+    "doc/deep/er/frotz/b.txt",
+    "foobar/k",
+    "src/build",
+    "src/a.pyc",
+    "x y",
+    "q:",
+    "z\\",
+)
+
+CASES: dict[str, tuple[dict[str, list[str]], list[str]]] = {
+    # name: the .gitignore files by directory, the files that they leave out
+    "a bare name matches anywhere": ({"": ["a.txt"]}, ["a.txt", "doc/a.txt", "doc/frotz/a.txt"]),
+    "a star does not need to match anything": (
+        {"": ["a.txt*"]},
+        ["a.txt", "doc/a.txt", "doc/frotz/a.txt"],
+    ),
+    "a leading slash anchors": ({"": ["/a.txt"]}, ["a.txt"]),
+    "a slash inside anchors": ({"": ["doc/a.txt"]}, ["doc/a.txt"]),
+    "an anchored directory is no prefix": ({"": ["/foo/"]}, []),
+    "a trailing slash means a directory": ({"": ["build/"]}, ["build/x"]),
+    "without it a file matches too": ({"": ["build"]}, ["build/x", "src/build"]),
+    "one star stays in its directory": ({"": ["doc/*.txt"]}, ["doc/a.txt"]),
+    "a star for one directory": ({"": ["doc/*/a.txt"]}, ["doc/frotz/a.txt"]),
+    "leading double star": ({"": ["**/frotz"]}, ["doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"]),
+    "double star in the middle": (
+        {"": ["doc/**/frotz/*"]},
+        ["doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"],
+    ),
+    "trailing double star": (
+        {"": ["doc/**"]},
+        ["doc/a.txt", "doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"],
+    ),
+    "double star behind a literal": (
+        {"": ["d**/frotz/*.txt"]},
+        ["doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"],
+    ),
+    "double star before an escaped slash": (
+        {"": ["doc/**\\/b.txt"]},
+        ["doc/deep/er/frotz/b.txt"],
+    ),
+    "double star behind a wildcard is one star": ({"": ["?oc**/frotz"]}, ["doc/frotz/a.txt"]),
+    "a question mark is not a slash": ({"": ["/doc?a.txt"]}, []),
+    "nor is a set": ({"": ["/doc[!x]a.txt", "/doc[/]a.txt"]}, []),
+    "sets and ranges": ({"": ["[!b-z].[p-p]y[[:lower:]]"]}, ["a.pyc", "src/a.pyc"]),
+    "a range ends where it ends": ({"": ["a.[a-c-z]yc"]}, []),
+    "a bracket and a colon in a set": ({"": ["q[[:]"]}, ["q:"]),
+    "a set without an end matches nothing": ({"": ["[a", "a.[pt"]}, []),
+    "the last pattern decides": (
+        {"": ["*.txt", "!a.txt", "/a.txt"]},
+        ["a.txt", "doc/deep/er/frotz/b.txt"],
+    ),
+    "an excluded directory holds nothing to take back": ({"": ["build/", "!build/x"]}, ["build/x"]),
+    "its content can be excluded instead": ({"": ["build/*", "!build/x"]}, []),
+    "a nested file wins": (
+        {"": ["*.txt"], "doc": ["!a.txt"]},
+        ["a.txt", "doc/deep/er/frotz/b.txt"],
+    ),
+    "a nested file is relative to its directory": ({"doc": ["/a.txt"]}, ["doc/a.txt"]),
+    "a nested file in an excluded directory is not read": (
+        {"": ["doc"], "doc": ["!*"]},
+        ["doc/a.txt", "doc/deep/er/frotz/b.txt", "doc/frotz/a.txt"],
+    ),
+    "comments and empty lines": ({"": ["# a.txt", "#a.txt", "", "  "]}, []),
+    "trailing spaces are cut": ({"": ["a.txt  "]}, ["a.txt", "doc/a.txt", "doc/frotz/a.txt"]),
+    "unless escaped": ({"": ["a.txt\\ "]}, []),
+    "unless that only seems so": ({"": ["z\\\\ "]}, ["z\\"]),
+    "trailing tabs are not": ({"": ["a.txt\t"]}, []),
+    "a space inside": ({"": ["x y"]}, ["x y"]),
+    "an escaped letter is that letter": ({"": ["\\a.pyc"]}, ["a.pyc", "src/a.pyc"]),
+    "a backslash at the end matches nothing": ({"": ["a.txt\\"]}, []),
+    "Windows line ends": ({"": ["a.pyc\r", "x y\r"]}, ["a.pyc", "src/a.pyc", "x y"]),
+    "a byte order mark": ({"": ["\ufeffa.pyc"]}, ["a.pyc", "src/a.pyc"]),
+}
+
+
+def lay_out(root: Path, files: tuple[str, ...], rules: Mapping[str, list[str]]):
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    for folder, lines in rules.items():
+        (root / folder / ".gitignore").write_bytes("\n".join(lines).encode())
+
+
+def ours(root: Path) -> set[str]:
+    """What is left when every directory is walked from the top, as git does it."""
+    found = set()
+
+    def walk(folder: Path, path: str, rules: list[Ignore]) -> None:
+        if (folder / ".gitignore").is_file():
+            content = (folder / ".gitignore").read_bytes()
+            rules = [*rules, Ignore.from_bytes(content, base=path)]
+        for entry in os.scandir(folder):
+            here = f"{path}/{entry.name}" if path else entry.name
+            if here == ".git" or excluded(rules, here, is_dir=entry.is_dir()):
+                continue
+            if entry.is_dir():
+                walk(Path(entry.path), here, rules)
+            else:
+                found.add(here)
+
+    walk(root, "", [])
+    return found
+
+
+def gits(root: Path) -> set[str]:
+    argv = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
+    listed = subprocess.run(argv, cwd=root, check=True, capture_output=True, timeout=60).stdout
+    return {os.fsdecode(name) for name in listed.split(b"\0") if name}
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """An empty git repository that no configuration of this machine reaches."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    subprocess.run(["git", "init", "-q", tmp_path / "repo"], check=True, timeout=60)
+    return tmp_path / "repo"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_explicit(tmp_path, name):
+    rules, out = CASES[name]
+    lay_out(tmp_path, FILES, rules)
+    assert set(FILES) - ours(tmp_path) == set(out)
+
+
+@needs_git
+def test_git_agrees_with_the_explicit_cases(repository):
+    wrong = {}
+    for name, (rules, out) in CASES.items():
+        lay_out(repository, FILES, rules)
+        if set(FILES) - gits(repository) != set(out):
+            wrong[name] = set(FILES) - gits(repository)
+        for folder in rules:
+            (repository / folder / ".gitignore").unlink()
+    assert not wrong
+
+
+NAMES = (
+    *("a", "b", "ab", "a.b", "foo", "bar", "x y", "[a]", "a*", "\u00e9", "#x", "!y", "c-d", "a]"),
+    *("-", "z\\", "foo.pyc", "A", "b ", "*", "\\a", "a?", "  ", ".h", "^", "a\tb", "\udcff"),
+)
+PIECES = (
+    *("a", "b", "foo", "bar", "*", "*", "**", "***", "?", "??", "/", "/", "/", "**/", "/**"),
+    *(
+        "[ab]",
+        "[!a]",
+        "[^b]",
+        "[a-c]",
+        "[]a]",
+        "[a-]",
+        "[--0]",
+        "[\\a-\\c]",
+        "[!/]",
+        "[a/b]",
+        "[/]",
+    ),
+    *("[[:alpha:]]", "[[:upper:]a]", "[[:x:]]", "[[:al]", "[[:]", "[", "]", "[\u00e9]", "[!a-z]*"),
+    *("\\*", "\\a", "\\[", "\\\\", "\\", "\\ ", "\\!", "\\#", "a\\/b", "-", ".", " ", "!", "#"),
+    *("x y", "\u00e9", "\t", "*.b"),
+)
+
+
+def make_pattern(rng: random.Random) -> str:
+    if rng.random() < 0.4:
+        parts = [rng.choice((*NAMES, "*", "**", "?*")) for _ in range(rng.randint(1, 3))]
+        text = rng.choice(("", "/")) + "/".join(parts)
+    else:
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randint(1, 5)))
+    return rng.choice(("", "", "", "!")) + text + rng.choice(("", "", "", "/", " ", "\r"))
+
+
+def make_tree(rng: random.Random, root: Path) -> list[Path]:
+    """Files at random places; returns every directory."""
+    for _ in range(rng.randint(5, 25)):
+        file = root.joinpath(*(rng.choice(NAMES) for _ in range(rng.randint(1, 4))))
+        if not any(part.is_file() for part in file.parents) and not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    folders = [path for path in sorted(root.rglob("*")) if path.is_dir()]
+    return [root, *(path for path in folders if ".git" not in path.parts)]
+
+
+@needs_git
+@pytest.mark.parametrize("seed", range(12))
+def test_git_agrees_on_generated_trees(repository, seed):
+    rng = random.Random(seed)
+    folders = make_tree(rng, repository)
+    left_out = 0
+    for _ in range(25):
+        written = {}
+        for folder in {repository, *rng.sample(folders, min(3, len(folders)))}:
+            written[folder] = [make_pattern(rng) for _ in range(rng.randint(1, 4))]
+            content = "\n".join(written[folder]) + rng.choice(("\n", ""))
+            (folder / ".gitignore").write_bytes(content.encode(errors="surrogateescape"))
+        kept = ours(repository)
+        assert kept == gits(repository), written
+        present = [path for path in repository.rglob("*") if path.is_file()]
+        left_out += sum(".git" not in path.parts for path in present) - len(kept)
+        for folder in written:
+            (folder / ".gitignore").unlink()
+    assert left_out > 0  # the patterns did match something
+
+
+@needs_git
+def test_sets_and_classes_mean_the_same_bytes_as_in_git(repository):
+    codes = [code for code in range(1, 256) if code != ord("/")]
+    for code in codes:
+        (repository / os.fsdecode(b"n" + bytes([code]))).touch()
+    classes = ["alnum", "alpha", "blank", "cntrl", "digit", "graph"]
+    classes += ["lower", "print", "punct", "space", "upper", "xdigit"]
+    patterns = [f"n[[:{name}:]]" for name in classes]
+    patterns += [
+        "n[!-~]",
+        "n[^[:print:]]",
+        "n[]-a]",
+        "n[!]a-]",
+        "n?",
+        "n\\",
+        "n[\\]-\\^]",
+        "n[z-a]",
+    ]
+    for pattern in patterns:
+        (repository / ".gitignore").write_text(pattern)
+        assert ours(repository) == gits(repository), pattern
+
+
+@needs_git
+@pytest.mark.parametrize("seed", range(3))
+def test_anchored_names_one_path_and_no_other(repository, seed):
+    folders = make_tree(random.Random(seed), repository)
+    files = {path for folder in folders for path in folder.iterdir() if path.is_file()}
+    names = {str(path.relative_to(repository)) for path in files}
+    assert len(names) > 4
+    for name in names:
+        (repository / ".gitignore").write_bytes(os.fsencode(anchored(name)) + b"\n")
+        assert names - ours(repository) == {name}
+        assert names - gits(repository) == {name}
+
+
+def test_decide_has_three_answers():
+    rules = Ignore(["*.log", "!keep.log", "tmp/"], base="sub")
+    assert rules.decide("sub/x.log", is_dir=False) is True
+    assert rules.decide("sub/deep/keep.log", is_dir=False) is False
+    assert rules.decide("sub/x.txt", is_dir=False) is None
+    assert rules.decide("x.log", is_dir=False) is None, "outside its directory"
+    assert rules.decide("subway/x.log", is_dir=False) is None, "beside its directory"
+    assert (rules.decide("sub/tmp", is_dir=True), rules.decide("sub/tmp", is_dir=False)) == (
+        True,
+        None,
+    )
+
+
+def test_of_several_rules_the_innermost_that_speaks_decides():
+    rules = [Ignore(["*.log"]), Ignore(["!*.log"], base="a"), Ignore(["unrelated"], base="a/b")]
+    assert not excluded(rules, "a/b/x.log", is_dir=False)
+    assert excluded(rules, "c/x.log", is_dir=False)
+    assert not excluded((), "x", is_dir=False)

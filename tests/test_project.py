@@ -1,0 +1,568 @@
+"""What a project ships, what its assets ship, and what is said about the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from stager.errors import ConfigError, StagerError
+from stager.project import asset_excludes, asset_files, project_files, tree_digest
+
+DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"content of {Path(name).name}\n")
+
+
+def paths(tree) -> list[str]:
+    return [file.path for file in tree.files]
+
+
+@contextlib.contextmanager
+def as_ordinary_user():
+    """Files that nobody may read can be read by root: act as someone else where that is who we are."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_dir():
+    """A directory that other users can reach, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="stager-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+# -- project_files --------------------------------------------------------------------------------
+
+
+def test_files_are_sorted_and_described(tmp_path):
+    write(tmp_path, "z.py", "a.py", "pkg/b.py", "pkg-x/c.py", "\u00e9.txt")
+    (tmp_path / "a.py").chmod(0o700)
+    (tmp_path / "z.py").chmod(0o664)
+    (tmp_path / "empty").mkdir()
+    tree = project_files(tmp_path, [])
+    assert paths(tree) == ["a.py", "pkg-x/c.py", "pkg/b.py", "z.py", "\u00e9.txt"]
+    assert [file.mode for file in tree.files] == [0o755, 0o644, 0o644, 0o644, 0o644]
+    assert all(file.source.read_text() == f"content of {file.source.name}\n" for file in tree.files)
+    assert tree.files[0].source == tmp_path / "a.py"
+    assert tree.files[0].size == len("content of a.py\n")
+    assert tree.size == sum(file.source.stat().st_size for file in tree.files)
+    assert (tree.links, tree.skipped) == ((), ())
+
+
+def test_what_tools_leave_behind_is_never_shipped(tmp_path):
+    write(tmp_path, "keep.py", ".git/config", "sub/.git", ".hg/x", ".svn/x", ".venv/x", "a.pyc")
+    write(
+        tmp_path, "__pycache__/a.cpython-311.pyc", "p/__pycache__/x", ".mypy_cache/x", ".DS_Store"
+    )
+    write(
+        tmp_path, ".pytest_cache/x", ".ruff_cache/x", "js/node_modules/m/x", "my.egg-info/PKG-INFO"
+    )
+    write(tmp_path, "p/.DS_Store", "gitlike/x", "a.pyc.txt")
+    tree = project_files(tmp_path, ["!*"])
+    assert paths(tree) == ["a.pyc.txt", "gitlike/x", "keep.py"]
+    assert tree.skipped == ()
+
+
+def test_python_environments_are_left_out_with_a_note(tmp_path):
+    subprocess.run(["python3", "-m", "venv", "--without-pip", tmp_path / "tools/env"], check=True)
+    write(tmp_path, "train.py", "miniconda/conda-meta/history", "miniconda/bin/python")
+    tree = project_files(tmp_path, [])
+    assert paths(tree) == ["train.py"]
+    assert tree.skipped == (
+        "miniconda: a conda environment, left out",
+        "tools/env: a virtual environment, left out",
+    )
+    (tmp_path / ".gitignore").write_text("env/\nminiconda\n")
+    assert project_files(tmp_path, []).skipped == (), "no note on what the user knows of"
+
+
+def test_gitignore_counts_outside_a_repository_and_in_every_directory(tmp_path):
+    write(tmp_path, "a.log", "runs/1", "pkg/a.log", "pkg/keep.log", "pkg/data/x.bin", "x.bin")
+    (tmp_path / ".gitignore").write_text("*.log\nruns/\n")
+    (tmp_path / "pkg/.gitignore").write_text("!keep.log\n/data/\n")
+    assert paths(project_files(tmp_path, [])) == [
+        ".gitignore",
+        "pkg/.gitignore",
+        "pkg/keep.log",
+        "x.bin",
+    ]
+
+
+def test_exclude_wins_over_gitignore_both_ways(tmp_path):
+    write(tmp_path, "model.pt", "keep.pt", "notes.md", "gen/code.py", "src/gen/x.py")
+    (tmp_path / ".gitignore").write_text("*.pt\n!keep.pt\n/gen/code.py\n")
+    assert paths(project_files(tmp_path, [])) == [
+        ".gitignore",
+        "keep.pt",
+        "notes.md",
+        "src/gen/x.py",
+    ]
+    tree = project_files(tmp_path, ["*.pt", "/.gitignore", "!/gen/code.py", "src/"])
+    assert paths(tree) == ["gen/code.py", "notes.md"]
+
+
+def test_the_repository_around_the_project_has_its_say(tmp_path):
+    project = tmp_path / "examples/tiny"
+    write(project, "train.py", "out/model.bin", "data.csv", "deep/out/x")
+    (tmp_path / ".gitignore").write_text("/examples/*/out/\n*.csv\n")
+    assert paths(project_files(project, [])) == [
+        "data.csv",
+        "deep/out/x",
+        "out/model.bin",
+        "train.py",
+    ]
+    (tmp_path / ".git").mkdir()
+    assert paths(project_files(project, [])) == ["deep/out/x", "train.py"]
+    (project / ".gitignore").write_text("!data.csv\n/deep\n")
+    assert paths(project_files(project, ["/.gitignore"])) == ["data.csv", "train.py"]
+
+
+def test_a_repository_that_ignores_the_whole_project_does_not(tmp_path):
+    write(tmp_path, "home/project/train.py", "home/project/a.log")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text("/home/*\n*.log\n")
+    assert paths(project_files(tmp_path / "home/project", [])) == ["a.log", "train.py"]
+
+
+def test_a_repository_inside_has_its_own_rules_only(tmp_path):
+    write(tmp_path, ".git/HEAD", "build/x", "vendor/lib/build/x.py", "vendor/lib/.git/HEAD")
+    write(tmp_path, "vendor/lib/x.tmp")
+    (tmp_path / ".gitignore").write_text("build/\n")
+    (tmp_path / "vendor/lib/.gitignore").write_text("*.tmp\n")
+    tree = project_files(tmp_path, [".gitignore"])
+    assert paths(tree) == ["vendor/lib/build/x.py"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("seed", range(8))
+def test_git_lists_the_same_files(tmp_path, monkeypatch, seed):
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = tmp_path / "repo"
+    subprocess.run(["git", "init", "-q", root], check=True)
+    rng = random.Random(seed)
+    words = ["src", "data", "runs", "a.py", "b.log", "c.bin", "model.pt", "test", "x y.txt"]
+    for _ in range(60):
+        file = root.joinpath(*(rng.choice(words) for _ in range(rng.randint(1, 4))))
+        if not any(part.is_file() for part in file.parents) and not file.exists():
+            write(root, str(file.relative_to(root)))
+    lines = [
+        "*.log",
+        "runs/",
+        "/data",
+        "!b.log",
+        "src/**/test",
+        "*.p?",
+        "!/src/*.pt",
+        "**/data/*.bin",
+    ]
+    folders = [
+        root,
+        *(path for path in root.rglob("*") if path.is_dir() and ".git" not in path.parts),
+    ]
+    for folder in rng.sample(folders, 4):
+        (folder / ".gitignore").write_text("\n".join(rng.sample(lines, 3)) + "\n")
+    for where, exclude in ((root, rng.sample(lines, 2)), (max(folders, key=str), [])):
+        argv = ["git", "ls-files", "-z", "-o", "--exclude-standard"]
+        argv += [f"--exclude={pattern}" for pattern in exclude]
+        listed = subprocess.run(argv, cwd=where, check=True, capture_output=True, text=True).stdout
+        assert paths(project_files(where, exclude)) == sorted(filter(None, listed.split("\0")))
+
+
+def test_links_within_are_kept_and_others_noted(tmp_path):
+    root = tmp_path / "project"
+    write(root, "src/a.py", "ignored/b.py", "pkg/deep/c.py")
+    write(tmp_path, "elsewhere/x", "project-2/x")
+    (root / ".gitignore").write_text("ignored/\n")
+    targets = {
+        "to_file": "src/a.py",
+        "to_folder": "src",
+        "pkg/up": "../src/a.py",
+        "pkg/self": ".",
+        "through": "pkg/up",
+        "into": "to_folder/a.py",
+        "around": "pkg/deep/../../src/./a.py",
+        "outside": "../elsewhere/x",
+        "neighbour": "../project-2",
+        "back_in": "../project/src/a.py",
+        "absolute": str(root / "src/a.py"),
+        "after_absolute": "absolute",
+        "broken": "missing",
+        "not_shipped": "ignored/b.py",
+        "loop": "loop",
+        "ping": "pong",
+        "pong": "ping",
+        "file_as_folder": "src/a.py/..",
+        "pkg/climbs": "deep/../../..",
+    }
+    for name, target in targets.items():
+        (root / name).symlink_to(target)
+    tree = project_files(root, [])
+    kept = ["around", "into", "pkg/self", "pkg/up", "through", "to_file", "to_folder"]
+    assert tree.links == tuple((name, targets[name]) for name in kept)
+    assert paths(tree) == [".gitignore", "pkg/deep/c.py", "src/a.py"]
+    assert tree.skipped == (
+        "absolute -> " + targets["absolute"] + ": an absolute link, whose target the nodes may not "
+        "have; left out",
+        "after_absolute -> absolute: its target is not shipped, left out",
+        "back_in -> ../project/src/a.py: it leads outside, where the nodes may have something "
+        "else; left out",
+        "broken -> missing: its target is not shipped, left out",
+        "file_as_folder -> src/a.py/..: its target is not shipped, left out",
+        "loop -> loop: a loop of links, left out",
+        "neighbour -> ../project-2: it leads outside, where the nodes may have something else; "
+        "left out",
+        "not_shipped -> ignored/b.py: its target is not shipped, left out",
+        "outside -> ../elsewhere/x: it leads outside, where the nodes may have something else; "
+        "left out",
+        "ping -> pong: a loop of links, left out",
+        "pkg/climbs -> deep/../../..: it leads outside, where the nodes may have something else; "
+        "left out",
+        "pong -> ping: a loop of links, left out",
+    )
+
+
+def test_kept_links_work_where_only_the_tree_is(tmp_path):
+    """A copy made of nothing but the tree resolves every link, through folders and other links."""
+    root, copy = tmp_path / "project", tmp_path / "elsewhere/copy"
+    write(root, "a/b/c.txt", "d.txt")
+    (root / "l1").symlink_to("a/b")
+    (root / "a/l2").symlink_to("../l1/../../d.txt")
+    (root / "l3").symlink_to("a/l2")
+    tree = project_files(root, [])
+    for file in tree.files:
+        write(copy, file.path)
+    for name, target in tree.links:
+        (copy / name).symlink_to(target)
+    assert len(tree.links) == 3
+    assert (copy / "l3").read_text() == (copy / "a/l2").read_text() == "content of d.txt\n"
+    assert (copy / "l1/c.txt").is_file()
+
+
+def test_special_files_are_noted_and_not_opened(tmp_path, monkeypatch):
+    write(tmp_path, "a.py")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)  # a socket's address is limited to some 100 bytes
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("sock")
+        tree = project_files(tmp_path, [])
+    assert paths(tree) == ["a.py"]
+    assert tree.skipped == ("pipe: a named pipe, left out", "sock: a socket, left out")
+
+
+def test_everything_unusable_is_reported_at_once(open_dir):
+    write(open_dir, "ok.py", "secret.txt", "locked/x", "new\nline.txt", "ignored\x1b.txt")
+    write(open_dir, "ok.d/esc\x1b[31m.txt")
+    Path(os.fsdecode(os.fsencode(open_dir) + b"/latin-\xe9.txt")).touch()
+    (open_dir / ".gitignore").write_text("ignored*\n")
+    (open_dir / "secret.txt").chmod(0)
+    (open_dir / "locked").chmod(0)
+    with as_ordinary_user(), pytest.raises(StagerError) as caught:
+        project_files(open_dir, [])
+    unprintable = "its name holds unprintable characters, or is not UTF-8"
+    assert caught.value.context == (
+        "'latin-\\udce9.txt': " + unprintable,
+        "'new\\nline.txt': " + unprintable,
+        "'ok.d/esc\\x1b[31m.txt': " + unprintable,
+        "locked: Permission denied",
+        "secret.txt: Permission denied",
+    )
+    assert caught.value.message == f"5 entries of the project {open_dir} cannot be shipped"
+    assert "project.exclude" in caught.value.hint
+    with as_ordinary_user():
+        tree = project_files(open_dir, ["secret.txt", "locked", "new*", "latin*", "ok.d"])
+    assert paths(tree) == [".gitignore", "ok.py"]
+
+
+def test_a_gitignore_that_cannot_be_read_is_not_passed_over(open_dir):
+    write(open_dir, "a.py", ".gitignore")
+    (open_dir / ".gitignore").chmod(0)
+    with as_ordinary_user(), pytest.raises(StagerError, match="cannot be shipped") as caught:
+        project_files(open_dir, [".gitignore"])
+    assert caught.value.context == (f"{open_dir}/.gitignore: Permission denied",)
+
+
+def test_a_project_that_is_not_there(tmp_path):
+    (tmp_path / "trainer").mkdir()
+    write(tmp_path, "file")
+    with pytest.raises(
+        ConfigError, match=r"^project\.path: .*trianer' is not a directory"
+    ) as caught:
+        project_files(tmp_path / "trianer", [])
+    assert caught.value.hint == f"did you mean '{tmp_path}/trainer'?"
+    with pytest.raises(ConfigError, match="is not a directory"):
+        project_files(tmp_path / "file", [])
+
+
+# -- asset_files ----------------------------------------------------------------------------------
+
+
+def test_assets_are_found_by_every_kind_of_name(tmp_path, monkeypatch):
+    root = tmp_path / "project"
+    write(
+        root,
+        "data/a.csv",
+        "data/b.csv",
+        "data/c.txt",
+        "vocab.txt",
+        "[x].csv",
+        "deep/1/m",
+        "deep/2/m",
+    )
+    write(tmp_path, "shared/big/one.bin", "shared/big/sub/two.bin", "home/tok/vocab.json")
+    (root / ".gitignore").write_text("*\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    patterns = [
+        "data/*.csv",
+        "./vocab.txt",
+        str(tmp_path / "shared/big"),
+        "~/tok",
+        "[x].csv",
+        "**/m",
+    ]
+    tree = asset_files(root, patterns)
+    assert paths(tree) == [
+        "[x].csv",
+        "big/one.bin",
+        "big/sub/two.bin",
+        "data/a.csv",
+        "data/b.csv",
+        "deep/1/m",
+        "deep/2/m",
+        "tok/vocab.json",
+        "vocab.txt",
+    ]
+    assert paths(asset_files(root, ["../shared/big/one.bin"])) == ["one.bin"]
+    assert paths(asset_files(root, [str(root / "data")])) == [
+        "data/a.csv",
+        "data/b.csv",
+        "data/c.txt",
+    ]
+    assert paths(asset_files(root, ["data/", "data/a.csv", "data/*"])) == paths(
+        asset_files(root, ["data"])
+    )
+    (tmp_path / "alias").symlink_to(root)
+    assert paths(asset_files(root, [str(tmp_path / "alias" / "vocab.txt")])) == ["vocab.txt"]
+    assert paths(asset_files(tmp_path / "alias", [str(root / "data/a.csv")])) == ["data/a.csv"]
+
+
+def test_relative_project_directories(tmp_path, monkeypatch):
+    write(tmp_path, "project/data/a.csv", "project/x.py", "work/y")
+    monkeypatch.chdir(tmp_path / "work")
+    root = Path("../project")
+    assert paths(asset_files(root, ["data"])) == ["data/a.csv"]
+    assert asset_excludes(["data"], root) == ("/data",)
+    assert paths(project_files(root, asset_excludes(["data"], root))) == ["x.py"]
+    monkeypatch.chdir(tmp_path / "project")
+    assert paths(asset_files(Path(), ["data"])) == ["data/a.csv"]
+
+
+def test_all_bad_entries_are_reported_at_once(tmp_path):
+    root = tmp_path / "project"
+    write(root, "data/ag_news.csv", "data/mnist.gz", "ok.txt")
+    write(tmp_path, "one/x.csv", "two/x.csv")
+    (root / "empty").mkdir()
+    (root / "dangling").symlink_to("nowhere")
+    os.mkfifo(root / "pipe")
+    entries = ["data/ag_new.csv", "ok.txt", "data/*.parquet", "empty/deep/x", "dangling", "pipe"]
+    entries += ["../one/x.csv", str(tmp_path / "two/x.csv"), ".", "..", "", "zzz\0"]
+    with pytest.raises(ConfigError) as caught:
+        asset_files(root, entries)
+    holds = "holds the project itself"
+    data, same = root / "data", "would go by the same name as"
+    assert caught.value.context == (
+        f"assets.paths[0]: 'data/ag_new.csv' does not exist; did you mean '{data}/ag_news.csv'?",
+        f"assets.paths[2]: 'data/*.parquet' does not exist; {data} holds ag_news.csv, mnist.gz",
+        f"assets.paths[3]: 'empty/deep/x' does not exist; {root}/empty is empty",
+        f"assets.paths[4]: '{root}/dangling' is a link that leads nowhere (No such file or directory)",
+        f"assets.paths[5]: '{root}/pipe' is a named pipe, not a file or a directory",
+        f"assets.paths[7]: '{tmp_path}/two/x.csv' {same} '{tmp_path}/one/x.csv' (assets.paths[6])",
+        f"assets.paths[8]: '{root}' {holds}",
+        f"assets.paths[9]: '{tmp_path}' {holds}",
+        f"assets.paths[10]: '' does not exist; did you mean '{root}'?",
+        f"assets.paths[11]: 'zzz\\x00' does not exist; {root} holds dangling, data, empty, ok.txt, pipe",
+    )
+    assert caught.value.message == "assets.paths: 10 problems"
+
+
+def test_one_bad_entry_is_the_message(tmp_path):
+    write(tmp_path, *(f"shard-{number:02}" for number in range(9)))
+    with pytest.raises(ConfigError) as caught:
+        asset_files(tmp_path, ["weights.bin"])
+    assert caught.value.message == (
+        f"assets.paths[0]: 'weights.bin' does not exist; {tmp_path} holds shard-00, shard-01, "
+        "shard-02, shard-03, shard-04 and 4 more"
+    )
+    assert caught.value.context == ()
+    assert "stager.toml" not in caught.value.message
+    assert str(tmp_path) in caught.value.hint
+
+
+def test_assets_that_meet_in_one_place(tmp_path):
+    root = tmp_path / "project"
+    write(root, "data/a.csv", "data/b.csv")
+    write(tmp_path, "other/data/a.csv", "other/data/c.csv")
+    other = str(tmp_path / "other/data")
+    assert paths(asset_files(root, [other, "data/b.csv"])) == [
+        "data/a.csv",
+        "data/b.csv",
+        "data/c.csv",
+    ]
+    with pytest.raises(StagerError) as caught:
+        asset_files(root, [other, "data/a.csv"])
+    assert caught.value.context == (
+        f"data/a.csv: {other}/a.csv and {root}/data/a.csv would both go there",
+    )
+    with pytest.raises(ConfigError, match="would go by the same name as"):
+        asset_files(root, [other, "data"])
+
+
+def test_the_snapshot_of_a_model_cache_becomes_plain_files(tmp_path):
+    cache = tmp_path / "hub/models--org--tiny"
+    write(cache, "blobs/abc", "blobs/def", "refs/main")
+    snapshot = cache / "snapshots/123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    (snapshot / "model.bin").symlink_to("../../blobs/def")
+    tree = asset_files(tmp_path / "project", [str(snapshot)])
+    assert paths(tree) == ["123/config.json", "123/model.bin"]
+    assert tree.files[0].source.read_text() == "content of abc\n"
+    assert tree.files[0].size == len("content of abc\n")
+    assert tree.links == ()
+    whole = asset_files(tmp_path / "project", [str(cache)])
+    assert paths(whole) == [
+        f"models--org--tiny/{name}" for name in ("blobs/abc", "blobs/def", "refs/main")
+    ]
+    inside = "models--org--tiny/snapshots/123"
+    assert whole.links == (
+        (f"{inside}/config.json", "../../blobs/abc"),
+        (f"{inside}/model.bin", "../../blobs/def"),
+    )
+
+
+def test_links_in_and_out_of_an_asset(tmp_path):
+    root = tmp_path / "project"
+    write(root, "data/v1/a.csv")
+    write(tmp_path, "store/b.csv", "store/more/c.csv")
+    (root / "data/latest").symlink_to(root / "data/v1")
+    (root / "data/v1/again").symlink_to("../latest/a.csv")
+    (root / "data/here").symlink_to(".")
+    (root / "data/store").symlink_to(tmp_path / "store")
+    (tmp_path / "store/more/home").symlink_to(root / "data/v1")
+    (root / "named").symlink_to("data/v1/a.csv")
+    (root / "linked").symlink_to("data")
+    tree = asset_files(root, ["data", "named"])
+    assert paths(tree) == ["data/store/b.csv", "data/store/more/c.csv", "data/v1/a.csv", "named"]
+    assert tree.links == (
+        ("data/here", "."),
+        ("data/latest", "v1"),
+        ("data/store/more/home", "../../v1"),
+        ("data/v1/again", "a.csv"),
+    )
+    named = asset_files(root, ["linked"])
+    assert paths(named) == ["linked/store/b.csv", "linked/store/more/c.csv", "linked/v1/a.csv"]
+    assert ("linked/latest", "v1") in named.links
+
+
+def test_links_that_cannot_be_followed_are_all_reported(tmp_path):
+    root = tmp_path / "project"
+    write(root, "data/a.csv")
+    write(tmp_path, "store/b.csv")
+    (root / "data/broken").symlink_to("gone.csv")
+    (root / "data/loop").symlink_to("loop")
+    (root / "data/parent").symlink_to("..")
+    (root / "data/store").symlink_to("../../store")
+    (tmp_path / "store/back").symlink_to("../store")
+    with pytest.raises(StagerError, match="^4 entries of assets.paths cannot be shipped") as caught:
+        asset_files(root, ["data"])
+    endless = "which holds it: it would never end"
+    assert caught.value.context == (
+        "data/broken: a broken link to gone.csv",
+        "data/loop: a loop of links",
+        f"data/parent: a link to {root}, {endless}",
+        f"data/store/back: a link to {tmp_path}/store, {endless}",
+    )
+
+
+def test_unusable_files_in_assets(open_dir):
+    write(open_dir, "project/data/secret", "project/data/tab\t.csv", "project/data/ok")
+    (open_dir / "project/data/secret").chmod(0)
+    with as_ordinary_user(), pytest.raises(StagerError) as caught:
+        asset_files(open_dir / "project", ["data"])
+    assert caught.value.context == (
+        "'data/tab\\t.csv': its name holds unprintable characters, or is not UTF-8",
+        "data/secret: Permission denied",
+    )
+
+
+def test_asset_excludes_take_assets_out_of_the_project(tmp_path):
+    root = tmp_path / "project"
+    write(
+        root,
+        "train.py",
+        "data/a.csv",
+        "sub/data/a.csv",
+        "odd [name]*",
+        "odd nam",
+        "tail ",
+        "!x",
+        "a\\b",
+    )
+    write(tmp_path, "outside/o.csv")
+    assets = ["data", "odd [name]*", "tail ", "!x", "a\\b", "../outside/o.csv", "missing"]
+    patterns = asset_excludes(assets, root)
+    assert patterns == ("/!x", "/a\\\\b", "/data", "/odd \\[name]\\*", "/tail\\ ")
+    assert paths(project_files(root, patterns)) == ["odd nam", "sub/data/a.csv", "train.py"]
+    assert asset_excludes(["*.csv", "data/*.csv"], root) == ("/data/a.csv",)
+
+
+@pytest.mark.skipif(
+    not DATA.is_dir(), reason="the folder with real data is not beside the repository"
+)
+def test_real_data(tmp_path):
+    write(tmp_path, "train.py")
+    entries = [str(DATA / "ag_news.csv"), str(DATA / "mnist-*-ubyte.gz")]
+    tree = asset_files(tmp_path, entries)
+    assert paths(tree) == [
+        "ag_news.csv",
+        "mnist-t10k-images-idx3-ubyte.gz",
+        "mnist-t10k-labels-idx1-ubyte.gz",
+    ]
+    assert tree.files[0].size == 1857427
+
+
+def test_a_thousand_files_are_quick_to_list_and_identify(tmp_path):
+    (tmp_path / ".gitignore").write_text(
+        "".join(f"/never-{number}/\n*.{number}\n" for number in range(50))
+    )
+    for folder in range(20):
+        write(tmp_path, *(f"pkg{folder}/mod{number}.py" for number in range(50)))
+    started = time.perf_counter()
+    tree = project_files(tmp_path, ["*.pt"])
+    digest = tree_digest(tree)
+    assert len(tree.files) == 1001
+    assert tree_digest(project_files(tmp_path, ["*.pt"])) == digest
+    assert (
+        time.perf_counter() - started < 3
+    )  # about 0.1 s; a busy machine is allowed thirty times that

@@ -1,0 +1,133 @@
+"""The identity of a tree, and what becomes of one that changes under our hands."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from bundle.layer import Link, check_link
+from bundle.manifest import Digest, canonical_json
+from stager.errors import StagerError
+from stager.tree import Collector, Tree, tree_digest
+
+
+def collect(root: Path, **links: str) -> Tree:
+    found = Collector()
+    for entry in found.entries(str(root), ""):
+        found.add(entry.name, entry.path)
+    for path, target in links.items():
+        found.link(path, target)
+    return found.tree(what="the test", hint="")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "a").write_bytes(b"one")
+    (tmp_path / "b").write_bytes(b"two")
+    return tmp_path
+
+
+def test_the_digest_is_what_its_description_says(folder):
+    (folder / "b").chmod(0o755)
+    files = [
+        ["a", 0o644, hashlib.sha256(b"one").hexdigest()],
+        ["b", 0o755, hashlib.sha256(b"two").hexdigest()],
+    ]
+    expected = Digest.of(canonical_json({"files": files, "links": [["l", "a"]]}))
+    assert tree_digest(collect(folder, l="a")) == expected
+
+
+def test_the_digest_changes_with_everything_that_is_shipped_and_nothing_else(folder, tmp_path):
+    seen = [tree_digest(collect(folder))]
+    os.utime(folder / "a", (1, 1))
+    (folder / "a").chmod(0o600)
+    assert tree_digest(collect(folder)) == seen[0]
+    seen.append(tree_digest(collect(folder, link="a")))
+    seen.append(tree_digest(collect(folder, link="b")))
+    (folder / "a").chmod(0o744)
+    seen.append(tree_digest(collect(folder)))
+    (folder / "a").write_bytes(b"One")
+    seen.append(tree_digest(collect(folder)))
+    (folder / "a").rename(folder / "c")
+    seen.append(tree_digest(collect(folder)))
+    (folder / "c").unlink()
+    seen.append(tree_digest(collect(folder)))
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_digest_of_nothing_and_of_a_large_file(tmp_path):
+    empty = tree_digest(collect(tmp_path))
+    (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 5 + b"x")
+    large = collect(tmp_path)
+    assert large.size == (5 << 20) + 1
+    assert tree_digest(large) != empty
+
+
+def test_files_that_vanish_are_all_named(folder):
+    tree = collect(folder)
+    (folder / "a").unlink()
+    (folder / "b").unlink()
+    with pytest.raises(StagerError, match="^2 of the files to be shipped") as caught:
+        tree_digest(tree)
+    assert caught.value.context == (
+        f"{folder}/a: No such file or directory",
+        f"{folder}/b: No such file or directory",
+    )
+
+
+def test_a_link_kept_is_one_that_a_layer_takes(folder):
+    found = Collector()
+    for path in ("a", "d/e/a"):
+        found.add(path, str(folder / "a"))
+    targets = ["a", "./a", "d//e/a", "d/e/../../a", "../a", "d/../../a", "d/e/../../../project/a"]
+    for number, target in enumerate(targets):
+        found.link(f"l{number}", target)
+    kept = found.tree(what="the test", hint="").links
+    assert [target for _, target in kept] == targets[:4]
+    for path, target in kept:
+        check_link(Link(f"project/{path}", target))
+
+
+def test_two_things_in_one_place_are_refused(folder):
+    found = Collector()
+    source = str(folder / "a")
+    for path in ("file", "file/below", "both", "kept"):
+        found.add(path, source)
+    found.link("both", "kept")
+    found.link("twice", "kept")
+    found.link("twice", "kept")
+    found.link("twice", "file")
+    found.link("up", "kept")
+    found.add("up/below", source)
+    with pytest.raises(StagerError) as caught:
+        found.tree(what="the test", hint="")
+    assert caught.value.context == (
+        "both: a file and a link would both go there",
+        "file: a directory, and something else of that name, would go there",
+        "twice: two links would go there",
+        "up: a directory, and something else of that name, would go there",
+    )
+
+
+def test_a_long_chain_of_links_is_a_loop_to_the_kernel_too(folder):
+    for count, allowed in ((40, True), (41, False)):
+        found = Collector()
+        found.add("a", str(folder / "a"))
+        place = folder / f"chain{count}"
+        place.mkdir()
+        (place / "a").touch()
+        for number in range(count):
+            target = "a" if number == 0 else f"l{number - 1}"
+            found.link(f"l{number}", target)
+            (place / f"l{number}").symlink_to(target)
+        tree = found.tree(what="the test", hint="")
+        last = f"l{count - 1}"
+        assert (last in dict(tree.links)) is allowed
+        if allowed:
+            assert (place / last).stat().st_size == 0
+        else:
+            with pytest.raises(OSError, match="Too many levels"):
+                (place / last).stat()
