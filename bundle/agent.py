@@ -18,14 +18,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import IO, Any
 
-from . import fs, interpreter, launch, net, probe, process, ranks, unpack, wrapper
+from . import fs, interpreter, launch, net, probe, process, ranks, unpack
 from .archive import BundleFile
 from .job import Job, parse
 from .problem import NodeError, Problem
@@ -184,7 +183,7 @@ def _attend(
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL)
     try:
         running = process.start(
-            argv, env=variables, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            argv, env=variables, cwd=cwd, stdout=process.PIPE, stderr=process.STDOUT
         )
     except process.ProcessError as exc:
         fix = "stage the environment again"
@@ -229,7 +228,7 @@ def _job_dir(path: str) -> Iterator[None]:
 
 def wrapper_source() -> bytes:
     """The source of the run wrapper, from the directory or the zip this package came from."""
-    return unpack.source_of(wrapper)
+    return unpack.source_of("wrapper")
 
 
 def _place(job: Job, request: Mapping[str, Any]) -> launch.Place:
@@ -270,6 +269,9 @@ def _collecting(problems: list[Problem]) -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    # Once is enough: a second signal must not interrupt the cleaning up that the first one began.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise Stopped
 
 

@@ -55,7 +55,9 @@ class Logs:
         self._files: dict[str, IO[str]] = {}
         try:
             os.makedirs(job.log_dir, exist_ok=True)
-            self._events = open(self.path(f"events.{job.id}.jsonl"), "a", encoding="utf-8")
+            self._events: IO[str] = open(  # noqa: SIM115 - open as long as the job
+                self.path(f"events.{job.id}.jsonl"), "a", encoding="utf-8"
+            )
             with open(self.path(f"run_wrapper.{job.id}.py"), "wb") as handle:
                 handle.write(agent.wrapper_source())
         except OSError as exc:
@@ -82,7 +84,7 @@ class Logs:
         if node not in self._files:
             task = self._job.nodes.index(node)
             name = f"{self._job.name}.{self._job.id}.{node}.{task}.out"
-            self._files[node] = open(self.path(name), "a", encoding="utf-8")
+            self._files[node] = open(self.path(name), "a", encoding="utf-8")  # noqa: SIM115
         self._files[node].write("".join(f"{line}\n" for line in lines))
         self._files[node].flush()
 
@@ -114,6 +116,8 @@ class _State:
 
     def emit(self, event: Mapping[str, Any]) -> None:
         """Print an event, and keep it; what ranks print goes to their node's log."""
+        if event["event"] == "output":
+            event = {**event, "head": event["node"] == self.job.nodes[0]}
         line = json.dumps({"v": 1, "job_id": self.job.id, **event}) + "\n"
         if event["event"] == "output":
             self.logs.lines(str(event["node"]), list(event["lines"]))

@@ -191,9 +191,9 @@ def _levels(root: str, controllers: str, inner: str, mounts: list[fs.Mount]) -> 
         return []
     top = Path(root, mount.point.lstrip("/"))
     path = top / inner.lstrip("/")
-    # In a container without a cgroup namespace the mount shows the container's group at its top.
-    levels = [path, *path.parents] if path.is_dir() else [top]
-    return [level for level in levels if level == top or top in level.parents]
+    # In a container without a cgroup namespace the mount shows the container's group at its top,
+    # and the levels named below it do not exist.
+    return [level for level in (path, *path.parents) if level == top or top in level.parents]
 
 
 def _quota(level: Path) -> list[float]:

@@ -10,7 +10,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -80,9 +79,9 @@ class LocalTransport:
         started = process.start(
             argv,
             env={**os.environ, fs.ROOT_VARIABLE: self._bases[node]},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdin=process.PIPE,
+            stdout=process.PIPE,
+            stderr=process.STDOUT,
         )
         if started.stdin is not None:
             started.stdin.write(json.dumps(request).encode() + b"\n")

@@ -200,16 +200,15 @@ def advertised_address(hostname: str, peer: str = "") -> str:
     """
     if peer and not is_loopback(peer):
         return route_to(peer, FIRST_PORT)
-    local = [link for link in local_addresses() if _reachable(link.address)]
-    own = {link.address for link in local}
     try:
         named = [address for address in resolve(hostname) if _reachable(address)]
     except NodeError:  # the interfaces may still tell
         named = []
-    preferred = [address for address in named if address in own] or named
-    if preferred:
-        return preferred[0]
-    by_family = [one for one in own if ":" not in one] or list(own)
+    if named:
+        return named[0]
+    local = [link for link in local_addresses() if _reachable(link.address)]
+    own = [link.address for link in local]
+    by_family = [address for address in own if ":" not in address] or own
     if len(by_family) == 1:
         return by_family[0]
     raise _no_such("other nodes cannot be told an address of this host", hostname, local)

@@ -15,7 +15,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +31,11 @@ It holds one token for each :func:`start` on the way from the first process, joi
 """
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.05
 _KILL_SECONDS = 10.0
 _STARTED = itertools.count()
+
+PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 
 Stream = Union[int, IO[bytes], None]
 """What ``subprocess.Popen`` takes for a stream."""
@@ -117,9 +119,9 @@ def run(
         argv,
         env=env,
         cwd=cwd,
-        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdin=DEVNULL if input is None else PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
     )
     data = None if input is None else input.encode()
     try:
@@ -142,7 +144,7 @@ def start(
     *,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
-    stdin: Stream = subprocess.DEVNULL,
+    stdin: Stream = DEVNULL,
     stdout: Stream = None,
     stderr: Stream = None,
 ) -> Process:
@@ -212,12 +214,14 @@ def _end(process: subprocess.Popen[bytes] | None, group: int, mark: str, grace: 
     term_until = time.monotonic() + grace
     kill_until = term_until + _KILL_SECONDS  # a process in uninterruptible sleep cannot be killed
     while time.monotonic() < kill_until:
+        killing = time.monotonic() >= term_until
         gone = process is None or process.poll() is not None
-        members = list(_members(group, mark))
-        if gone and not members:
-            return
-        if time.monotonic() >= term_until:
-            _signal_each(members, signal.SIGKILL)
+        if gone or killing:
+            members = list(_members(group, mark))
+            if gone and not members:
+                return
+            if killing:
+                _signal_each(members, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
     log.warning("processes of group %d do not end: %s", group, list(_members(group, mark)))
 
@@ -252,7 +256,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _signal_each(pids: Iterator[int] | list[int], number: signal.Signals) -> None:
+def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pkgutil
 import shutil
 import tempfile
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.abc import ResourceLoader
-from types import ModuleType
 
 from . import delta, patches
 from .archive import BundleFile, Decompress, decompressor
@@ -268,7 +267,7 @@ def _finish(staging: str, bundle: BundleFile, python: str) -> None:
     for name in ("python3", f"python{manifest.requires.python}"):
         os.symlink("python", os.path.join(staging, "bin", name))
     _write(os.path.join(staging, site, "_stager_patches.pth"), patches.PTH_LINE.encode() + b"\n")
-    _write(os.path.join(staging, site, "_stager_patches.py"), source_of(patches))
+    _write(os.path.join(staging, site, "_stager_patches.py"), source_of("patches"))
     heads = os.path.join(staging, STATE, "layers")
     os.makedirs(heads)
     for layer in manifest.layers:
@@ -292,18 +291,16 @@ def _interpreter(path: str, python: str) -> None:
     os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
 
 
-def source_of(module: ModuleType) -> bytes:
+def source_of(name: str) -> bytes:
     """The source of a module of this package, from the directory or the zip it was loaded from.
 
     Raises:
         NodeError: there is none.
     """
-    spec = module.__spec__
-    loader = spec.loader if spec else None
-    if spec is None or spec.origin is None or not isinstance(loader, ResourceLoader):
-        name = module.__name__
+    data = pkgutil.get_data(__package__, f"{name}.py")
+    if data is None:
         raise NodeError(Problem("the node program is incomplete", name, "no source", "build again"))
-    return loader.get_data(spec.origin)
+    return data
 
 
 def _write(path: str, data: bytes) -> None:

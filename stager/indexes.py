@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from .run import Runner, run
 
@@ -84,6 +84,19 @@ class Indexes:
             index_url=strip_credentials(self.index_url) if self.index_url else None,
             extra_index_urls=tuple(strip_credentials(url) for url in self.extra_index_urls),
             find_links=tuple(strip_credentials(place) for place in self.find_links),
+        )
+
+    def with_credentials_from(self, other: Indexes) -> Indexes:
+        """The same places, each with the credentials that the other has for it."""
+        known = [
+            url for url in (other.index_url, *other.extra_index_urls, *other.find_links) if url
+        ]
+        full = {strip_credentials(url): url for url in known}
+        return replace(
+            self,
+            index_url=full.get(self.index_url, self.index_url) if self.index_url else None,
+            extra_index_urls=tuple(full.get(url, url) for url in self.extra_index_urls),
+            find_links=tuple(full.get(place, place) for place in self.find_links),
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -165,7 +178,8 @@ def strip_credentials(url: str) -> str:
     parts = urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
     kept = f"{user}@{host}" if _ONLY_VARIABLES.fullmatch(user) else host
-    return urlunsplit((parts.scheme, kept, parts.path, "", ""))
+    # Not urlunsplit: it drops the slashes of git+file:///path.
+    return f"{parts.scheme}://{kept}{parts.path}"
 
 
 def redact(text: str) -> str:

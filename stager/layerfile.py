@@ -54,7 +54,9 @@ class LayerWriter:
 
     def __init__(self, scratch: Path) -> None:
         """Spool into ``scratch``, a directory on the store's own disk (``/tmp`` may be small)."""
-        self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_MEMORY, dir=scratch)
+        self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed in __exit__
+            max_size=SPOOL_MEMORY, dir=str(scratch)
+        )
         self._files: dict[str, tuple[int, int, int, str]] = {}
         self._links: dict[str, str] = {}
 

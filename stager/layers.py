@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import io
 import logging
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ from .layerfile import LayerWriter, compression
 from .model import Target, Wheel
 from .project import Tree, tree_digest
 from .store import Store
-from .unwheel import add_wheel
+from .unwheel import add_wheel, bytecode_path, compile_module
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +100,10 @@ def layer_id(source: Source, target: Target) -> Digest:
         "format": INDEX_FORMAT,
         "compression": compression(),
     }
-    if source.kind == "wheel":
+    if source.kind != "asset":
         compiled = importlib.util.MAGIC_NUMBER.hex() if target.is_host_python else None
         key |= {"python": target.python_tag, "bytecode": compiled}
-    else:
+    if source.kind != "wheel":
         key["prefix"] = source.prefix
     return Digest.of(canonical_json(key))
 
@@ -140,14 +141,9 @@ def make_layers(
     return MadeLayers(layers=layers, built=len(missing), reused=len(ids) - len(missing))
 
 
-def layer_path(store: Store, key: Digest) -> Path:
-    """Where a layer lies in the store."""
-    return store.layers / f"{key}.tar.zst"
-
-
 def _usable(store: Store, key: Digest) -> bool:
     """Whether the layer is there with the length it says it has; a damaged one is removed."""
-    path = layer_path(store, key)
+    path = store.layer(key)
     try:
         with path.open("rb") as handle:
             size = head_summary(handle.read(HEAD_PREFIX)).size
@@ -163,7 +159,7 @@ def _usable(store: Store, key: Digest) -> bool:
 
 
 def _describe(store: Store, key: Digest, source: Source) -> Layer:
-    with layer_path(store, key).open("rb") as handle:
+    with store.layer(key).open("rb") as handle:
         prefix = handle.read(HEAD_PREFIX)
         summary = head_summary(prefix)
         head = prefix + handle.read(summary.head_size - HEAD_PREFIX)
@@ -201,7 +197,7 @@ def _build_all(
                 key, source = queue.pop()
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_build_one, args=(source, target, layer_path(store, key), scratch, there)
+                    target=_build_one, args=(source, target, store.layer(key), scratch, there)
                 )
                 process.start()
                 there.close()
@@ -211,16 +207,16 @@ def _build_all(
             for connection in wait(list(running)):
                 if not isinstance(connection, Connection):
                     continue
-                process, source = running.pop(connection)
-                fault = _outcome(connection, process, source)
+                finished, source = running.pop(connection)
+                fault = _outcome(connection, finished, source)
                 if fault is not None:
                     faults.append(fault)
                     continue
                 done += 1
                 progress(f"{source.name} {source.version}".strip(), done, len(missing))
     finally:
-        for process, _ in running.values():
-            process.kill()
+        for left, _ in running.values():
+            left.kill()
     if faults:
         raise _joined(faults)
 
@@ -261,7 +257,8 @@ def _build_one(
             if source.wheel is not None:
                 add_wheel(writer, source.wheel, target)
             elif source.tree is not None:
-                _add_tree(writer, source.tree, source.prefix)
+                compiled = target if source.kind != "asset" and target.is_host_python else None
+                _add_tree(writer, source.tree, source.prefix, compiled)
             writer.write(partial)
         partial.replace(final)
     except StagerError as exc:
@@ -273,9 +270,15 @@ def _build_one(
         report.send(None)
 
 
-def _add_tree(writer: LayerWriter, tree: Tree, prefix: str) -> None:
+def _add_tree(writer: LayerWriter, tree: Tree, prefix: str, compiled: Target | None) -> None:
+    """Add the files of a project or asset; modules with their bytecode where a target is given."""
     for file in tree.files:
+        path = f"{prefix}/{file.path}"
         with file.source.open("rb") as stream:
-            writer.add(f"{prefix}/{file.path}", stream, executable=file.mode == 0o755)
+            writer.add(path, stream, executable=file.mode == 0o755)
+        if compiled is not None and path.endswith(".py"):
+            bytecode = compile_module(file.source.read_bytes(), path)
+            if bytecode is not None:
+                writer.add(bytecode_path(path, compiled), io.BytesIO(bytecode))
     for path, target in tree.links:
         writer.link(f"{prefix}/{path}", target)

@@ -24,13 +24,12 @@ from packaging.version import Version
 from . import sources, toml
 from .errors import ConfigError, ResolveError, StagerError
 from .indexes import TORCH_INDEX, Indexes
-from .locked import Lock, select
+from .locked import Lock, locked_files, select
 from .measure import index_answers, measure
 from .model import Digest, LockedFile, Target
-from .pip import Pip
 from .resolve import ResolveOptions, absent_lines, resolve
 from .run import Runner, run
-from .solver import Found, Question
+from .solver import Found, Question, describe_absent
 from .spec import Spec
 from .store import Store
 
@@ -81,7 +80,7 @@ def make_lock(
             found = _given(spec.pylock, question)
         else:
             found = resolve(question, options.resolver)
-        files = measure(found, store=store, pip=_pip(question))
+        files = measure(found, store=store, pip=question.pip)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if spec.torch_backend == "cpu":
@@ -130,18 +129,18 @@ def read_lock(path: Path, target: Target) -> Lock:
         raise ResolveError(
             f"{path} has no file for Python {target.python} on {target.platform}",
             hint="lock again for that target, or change environment.python and platform",
-            context=[f"{one.requirement}: there are {', '.join(one.files)}" for one in absent],
+            context=[describe_absent(one, target) for one in absent],
         )
-    files = _locked(found, path)
-    built = about.get("sources", {})
+    files = locked_files(found, source=str(path))
+    built, indexes = about.get("sources"), about.get("indexes")
     return Lock(
         path=path,
         target=target,
         files=files,
         spec_digest=spec_digest,
         digest=_digest_of(target, files),
-        indexes=Indexes.from_dict(about.get("indexes", {})),
-        sources=tuple((str(k), str(v)) for k, v in built.items()),
+        indexes=Indexes.from_dict(indexes if isinstance(indexes, dict) else {}),
+        sources=tuple((k, str(v)) for k, v in built.items()) if isinstance(built, dict) else (),
     )
 
 
@@ -201,7 +200,7 @@ def _question(
         offline=options.offline,
         run=run,
     )
-    built = sources.build_all(spec.local_projects, store, _pip(question))
+    built = sources.build_all(spec.local_projects, store, question.pip)
     extra = [sources.requirement_for(source, wheel) for source, wheel in built]
     question = replace(question, requirements=(*spec.requirements, *extra))
     return question, [(wheel.name, source.label) for source, wheel in built]
@@ -260,52 +259,12 @@ def _refuse_cuda(files: Sequence[LockedFile]) -> None:
         )
 
 
-def _locked(found: Sequence[Found], source: Path) -> tuple[LockedFile, ...]:
-    """Locked files from the entries of a file, which must say every digest itself."""
-    without = [file.filename for file in found if not file.sha256]
-    if without:
-        raise ResolveError(
-            f"{source} has no sha256 for some files",
-            hint="run `stager lock`, which learns them",
-            context=without,
-        )
-    files = []
-    for file in found:
-        name, version = file.identity
-        try:
-            digest = Digest(str(file.sha256))
-        except ValueError as exc:
-            raise ResolveError(f"{source}: {file.filename}: {exc}") from exc
-        files.append(
-            LockedFile(
-                name=name,
-                version=version,
-                filename=file.filename,
-                sha256=digest,
-                size=file.size,
-                url=file.url,
-                path=file.path,
-            )
-        )
-    return tuple(sorted(files, key=lambda file: file.name))
-
-
 def _digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
     content = {
         "target": [target.python, target.platform],
         "files": [[f.name, str(f.version), f.filename, f.sha256] for f in files],
     }
     return Digest.of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-
-
-def _pip(question: Question) -> Pip:
-    return Pip(
-        target=question.target,
-        indexes=question.indexes,
-        scratch=question.scratch,
-        offline=question.offline,
-        run=question.run,
-    )
 
 
 def _beside(label: str, root: Path, lock: Path) -> str:

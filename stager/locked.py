@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,22 +78,17 @@ def select(
     entries = data.get("packages")
     found: list[Found] = []
     absent: list[Absent] = []
-    for entry in entries if isinstance(entries, list) else [None]:
+    _parse({**data, "packages": []} if isinstance(entries, list) else data, source)
+    for entry in entries or []:
         if isinstance(entry, dict) and not _KINDS & entry.keys() and "name" in entry:
             # uv writes a package so when no file of it fits its --python-platform.
             absent.append(_absent(entry))
             continue
+        # One package at a time, so that each tells by itself that nothing of it fits.
+        single = _parse({**data, "packages": [entry]}, source)
         try:
-            # One package at a time, so that each tells by itself that nothing of it fits.
-            single = Pylock.from_dict({**data, "packages": [entry]})
             for package, chosen in single.select(environment=environment, tags=tags):
-                found.append(chosen_file(package, chosen, base=base))
-        except (PylockValidationError, PylockUnsupportedVersionError) as exc:
-            raise ResolveError(
-                f"{source} is not a lock that can be read: {exc}",
-                hint="it must follow PEP 751, for example as `stager lock` or `uv pip compile "
-                "--format pylock.toml` writes it",
-            ) from exc
+                found.append(_chosen(package, chosen, base, source))
         except PylockSelectError as exc:
             if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
                 raise ResolveError(
@@ -105,21 +100,23 @@ def select(
     return found, absent
 
 
-def chosen_file(package: Package, chosen: Chosen, *, base: Path) -> Found:
-    """Describe the file that was selected for a package.
+def _parse(data: Mapping[str, Any], source: str) -> Pylock:
+    try:
+        return Pylock.from_dict(data)
+    except (PylockValidationError, PylockUnsupportedVersionError) as exc:
+        raise ResolveError(
+            f"{source} is not a lock that can be read: {exc}",
+            hint="it must follow PEP 751, for example as `stager lock` or `uv pip compile "
+            "--format pylock.toml` writes it",
+        ) from exc
 
-    Args:
-        package: the package's entry.
-        chosen: what ``Pylock.select`` gave for it.
-        base: the folder that relative paths start from, the lock's own.
 
-    Raises:
-        ResolveError: the entry is not a file: a folder, or version control.
-    """
+def _chosen(package: Package, chosen: Chosen, base: Path, source: str) -> Found:
+    """Describe the file that was selected for a package."""
     if isinstance(chosen, PackageDirectory | PackageVcs):
         kind = "a folder" if isinstance(chosen, PackageDirectory) else "version control"
         raise ResolveError(
-            f"{package.name}: the lock takes it from {kind}, which has no digest",
+            f"{source} takes {package.name} from {kind}, which has no digest",
             hint="name what the lock was made from in environment.requirements instead, so that "
             "a wheel is built and locked",
         )
@@ -135,6 +132,41 @@ def chosen_file(package: Package, chosen: Chosen, *, base: Path) -> Found:
         sha256=chosen.hashes.get("sha256"),
         size=chosen.size,
     )
+
+
+def locked_files(found: Sequence[Found], *, source: str) -> tuple[LockedFile, ...]:
+    """Locked files, sorted by package, from files whose digests are known.
+
+    Raises:
+        ResolveError: files without a digest (all of them); ``source`` says whose they are.
+    """
+    without = [file.filename for file in found if not file.sha256]
+    if without:
+        raise ResolveError(
+            f"{source} has no sha256 for some files",
+            hint="download them and name the files, or a folder with them as --find-links, then "
+            "run `stager lock`",
+            context=without,
+        )
+    files = []
+    for file in found:
+        name, version = file.identity
+        try:
+            digest = Digest(str(file.sha256))
+        except ValueError as exc:
+            raise ResolveError(f"{source}: {file.filename}: {exc}") from exc
+        files.append(
+            LockedFile(
+                name=name,
+                version=version,
+                filename=file.filename,
+                sha256=digest,
+                size=file.size,
+                url=file.url,
+                path=file.path,
+            )
+        )
+    return tuple(sorted(files, key=lambda file: file.name))
 
 
 def _require_one_each(found: list[Found], source: str) -> None:

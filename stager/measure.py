@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from .checked import CheckedFiles
 from .errors import ResolveError
-from .model import Digest, LockedFile
+from .locked import locked_files
+from .model import LockedFile
 from .pip import Pip
 from .solver import Found
 from .store import Store, sha256_of
@@ -51,22 +52,7 @@ def measure(
         for file in files
     ]
     checked.save()
-    _require_digests(files)
-    locked = []
-    for file in files:
-        name, version = file.identity
-        locked.append(
-            LockedFile(
-                name=name,
-                version=version,
-                filename=file.filename,
-                sha256=Digest(str(file.sha256)),
-                size=file.size,
-                url=file.url,
-                path=file.path,
-            )
-        )
-    return tuple(sorted(locked, key=lambda file: file.name))
+    return locked_files(files, source="the resolver's answer")
 
 
 def content_length(url: str) -> int | None:
@@ -124,13 +110,3 @@ def _download(file: Found, store: Store, pip: Pip) -> Found:
     with store.publishing(store.wheels / file.filename) as partial:
         shutil.copyfile(arrived, partial)
     return found
-
-
-def _require_digests(files: Sequence[Found]) -> None:
-    without = [file.filename for file in files if not file.sha256]
-    if without:
-        raise ResolveError(
-            "no sha256 can be learned for some files",
-            hint="download them, and name the files, or a folder with them as --find-links",
-            context=without,
-        )

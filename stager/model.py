@@ -78,12 +78,12 @@ class Target:
         major, newest = int(parts["major"]), int(parts["minor"])
         oldest = 5 if parts["libc"] == "manylinux" else 0
         legacy = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-        found = []
+        found = [f"linux_{parts['arch']}"]
         for minor in range(newest, oldest - 1, -1):
             found.append(f"{parts['libc']}_{major}_{minor}_{parts['arch']}")
             if parts["libc"] == "manylinux" and minor in legacy:
                 found.append(f"{legacy[minor]}_{parts['arch']}")
-        return [*found, f"linux_{parts['arch']}"]
+        return found
 
     def tags(self) -> Iterator[tags.Tag]:
         """Every wheel tag that fits, best first, as an installer on the target would order them."""

@@ -29,7 +29,6 @@ from bundle.manifest import (
 )
 
 from .errors import BundleError, WheelError
-from .layers import layer_path
 from .model import Target, Wheel
 from .store import Store
 
@@ -84,7 +83,7 @@ def pack(contents: Contents, store: Store) -> Packed:
     size = sum(BLOCK + length + padding(length) for _, length in manifest.members()) + 2 * BLOCK
     if path.exists() and path.stat().st_size == size:
         return Packed(path=path, manifest=manifest, size=size, reused=True)
-    indexes = [_index(store, layer) for layer in manifest.layers]
+    indexes = [stored_index(store, layer) for layer in manifest.layers]
     _refuse_conflicts(manifest.layers, indexes)
     store.require_space(size, "the bundle")
     with store.publishing(path) as partial, partial.open("wb") as out:
@@ -185,9 +184,14 @@ def _short_name(filename: str) -> str:
     return f"{stem}-{platforms.split('.')[0]}.whl"
 
 
-def _index(store: Store, layer: Layer) -> Index:
+def stored_index(store: Store, layer: Layer) -> Index:
+    """What a layer in the store holds.
+
+    Raises:
+        BundleError: it is damaged; it has been removed.
+    """
     try:
-        with layer_path(store, layer.id).open("rb") as handle:
+        with store.layer(layer.id).open("rb") as handle:
             head = handle.read(layer.head_size)
         if Digest.of(head) != layer.head:
             raise LayerError("its index has changed on disk")
@@ -220,7 +224,7 @@ def _member(out: BinaryIO, name: str, data: bytes) -> None:
 def _copy_layer(out: BinaryIO, store: Store, layer: Layer, index: Index) -> None:
     """Copy a layer, checking each frame on the way: a damaged store must not make a bundle."""
     out.write(member_header(layer.member, layer.size))
-    with layer_path(store, layer.id).open("rb") as handle:
+    with store.layer(layer.id).open("rb") as handle:
         out.write(handle.read(layer.head_size))
         for frame in index.frames:
             data = handle.read(frame.size)
@@ -231,7 +235,7 @@ def _copy_layer(out: BinaryIO, store: Store, layer: Layer, index: Index) -> None
 
 
 def _damaged(store: Store, layer: Layer, why: str) -> BundleError:
-    path = layer_path(store, layer.id)
+    path = store.layer(layer.id)
     path.unlink(missing_ok=True)
     return BundleError(
         f"the stored layer of {layer.name} {layer.version} is damaged ({why}); it was removed",

@@ -28,7 +28,8 @@ EPOCH = "315532800"
 _UNREACHABLE = re.compile(
     r"connection broken by|NewConnectionError|Name or service not known|Max retries exceeded|"
     r"Temporary failure in name resolution|ConnectTimeout|Failed to fetch|error sending request|"
-    r"dns error|Request failed after",
+    r"dns error|Request failed after|connection error:|"
+    r"40[13] (?:Client )?Error|\(40[13] (?:Unauthorized|Forbidden)\)",
     re.IGNORECASE,
 )
 _LINK = re.compile(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?)]|$)")
@@ -116,7 +117,7 @@ class Pip:
             failed = re.search(r"No matching distribution found for (\S+)", done.stderr)
             blamed = [pin for pin in left if failed and pin.partition(" ")[0] == failed[1]]
             if unreachable(done.stderr):
-                raise index_unreachable(condense(done.stderr))
+                raise index_unreachable(done.stderr)
             if not blamed:
                 raise ResolveError(
                     "pip cannot choose files for what was resolved",
@@ -131,7 +132,7 @@ class Pip:
 
         Where a line carries ``--hash``, pip requires one of every line, and checks them.
         """
-        options = ["--no-deps", "--no-build-isolation", "-q", "-d", str(folder)]
+        options = ["--no-deps", "-q", "-d", str(folder)]
         return self.call("download", [*options, *self.target_options()], lines)
 
     def build(self, line: str, folder: Path) -> Completed:
@@ -149,14 +150,21 @@ class Pip:
         return done
 
     def existing(self, name: str) -> list[str]:
-        """The names of all files that exist for a package, whatever they fit."""
+        """The names of all files that exist for a package, whatever they fit.
+
+        Raises:
+            ResolveError: nothing was found, but an index could not be asked either.
+        """
         # No version is below 0.dev0, so pip lists every link it sees and takes none.
         done = self.call(
             "install",
             ["--dry-run", "--no-deps", "--ignore-installed", "-vv", *self.away()],
             [f"{name}<0.dev0"],
         )
-        links = _LINK.findall(done.stdout + done.stderr)
+        told = done.stdout + done.stderr
+        links = _LINK.findall(told)
+        if not links and unreachable(told):
+            raise index_unreachable(told)
         files = {unquote(urlsplit(link).path.rpartition("/")[2]) for link in links}
         return sorted(files)
 
@@ -167,7 +175,7 @@ class Pip:
 
 
 def unreachable(output: str) -> bool:
-    """Whether a tool's output says that an index could not be asked at all."""
+    """Whether a tool's output says that an index did not answer, or refused to."""
     return bool(_UNREACHABLE.search(output))
 
 
@@ -180,11 +188,12 @@ def condense(output: str) -> str:
     return text if len(text) <= 1200 else text[:1200] + "..."
 
 
-def index_unreachable(complaint: str) -> ResolveError:
-    """The error for an index that does not answer."""
+def index_unreachable(output: str) -> ResolveError:
+    """The error for an index that does not answer, with the lines of a tool that say so."""
+    lines = [line.strip() for line in redact(output).splitlines() if unreachable(line)]
     return ResolveError(
-        "a package index cannot be reached",
+        "a package index cannot be reached, or refuses the request",
         hint="check the network and pip's configuration (`pip config list`), or use --offline "
         "when the wheels are already in the offline root",
-        context=[complaint],
+        context=list(dict.fromkeys(lines))[:3],
     )

@@ -161,8 +161,9 @@ def _walk_project(found: Collector, folder: str, path: str, rules: _Rules) -> No
             return
     # A repository in the repository has rules of its own only, as for git.
     outer = () if path and ".git" in names else rules.gitignores
-    own = _gitignore(found, folder, (rules.prefix + path).rstrip("/"))
-    rules = replace(rules, gitignores=outer + own)
+    if ".gitignore" in names:
+        outer += _gitignore(found, folder, (rules.prefix + path).rstrip("/"))
+    rules = replace(rules, gitignores=outer)
     for entry in entries:
         here = f"{path}/{entry.name}" if path else entry.name
         is_link = entry.is_symlink()
@@ -172,7 +173,7 @@ def _walk_project(found: Collector, folder: str, path: str, rules: _Rules) -> No
         if is_dir:
             _walk_project(found, entry.path, here, rules)
         elif is_link:
-            found.link(here, str(Path(entry.path).readlink()))
+            found.link(here, os.readlink(entry.path))  # noqa: PTH115 - Path would tidy it up
         else:
             found.add(here, entry.path)
 

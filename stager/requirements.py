@@ -10,10 +10,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from packaging import dependency_groups
+from packaging.errors import ExceptionGroup
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from . import toml
 from .errors import ConfigError
@@ -136,13 +141,11 @@ class RequirementReader:
         self.requirements.extend(Line(text=item, origin=origin, base=base) for item in listed)
 
     def _extra(self, project: Mapping[str, Any], extra: str, shown: str, base: Path) -> None:
-        from packaging.utils import canonicalize_name  # noqa: PLC0415
-
         extras = project.get("optional-dependencies", {})
         names = {canonicalize_name(name): name for name in extras}
         found = names.get(canonicalize_name(extra))
         if found is None:
-            self.problems.append(f"{shown}: no extra {extra!r}; it has {_listed(extras)}")
+            self.problems.append(f"{shown}: no extra {extra!r}; {_listed(extras)}")
             return
         start = len(self.requirements)
         self._add(extras[found], f"{shown}: project.optional-dependencies.{found}", base)
@@ -161,14 +164,13 @@ class RequirementReader:
                     )
 
     def _group(self, data: Mapping[str, Any], group: str, shown: str, base: Path) -> None:
-        from packaging import dependency_groups, errors  # noqa: PLC0415
-
         groups = data.get("dependency-groups", {})
+        if canonicalize_name(group) not in {canonicalize_name(name) for name in groups}:
+            self.problems.append(f"{shown}: no dependency group {group!r}; {_listed(groups)}")
+            return
         try:
             listed = dependency_groups.resolve_dependency_groups(groups, group)
-        except LookupError:
-            self.problems.append(f"{shown}: no dependency group {group!r}; {_listed(groups)}")
-        except (ValueError, TypeError, errors.ExceptionGroup) as exc:
+        except (ValueError, TypeError, LookupError, ExceptionGroup) as exc:
             self.problems.append(f"{shown}: dependency group {group!r}: {_flat(exc)}")
         else:
             self._add(list(listed), f"{shown}: dependency-groups.{group}", base)
@@ -235,6 +237,21 @@ class RequirementReader:
             return str(path.relative_to(self.root))
         except ValueError:
             return str(path)
+
+
+def normal(requirement: Requirement) -> str:
+    """One spelling for each requirement, the same with every version of packaging."""
+    extras = extras_of(requirement.extras)
+    marker = f" ; {requirement.marker}" if requirement.marker else ""
+    where = f" @ {requirement.url}" if requirement.url else ""
+    versions = ",".join(sorted(str(one) for one in requirement.specifier))
+    return f"{canonicalize_name(requirement.name)}{extras}{versions}{where}{marker}"
+
+
+def extras_of(names: Iterable[str]) -> str:
+    """The extras as they follow a name, ``[a,b]``; nothing where there are none."""
+    listed = ",".join(sorted(canonicalize_name(name) for name in names if name))
+    return f"[{listed}]" if listed else ""
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .errors import ResolveError
-from .pip import Pip
 from .solve_pip import PipTools
 from .solve_uv import Uv
 from .solve_uv import command as uv_command
@@ -96,15 +95,8 @@ def explain(first: NoSolution, question: Question, solver: Solver) -> ResolveErr
 
 def absent_lines(absent: list[Absent], question: Question) -> list[str]:
     """Say for each package that has no file what there is instead, asking pip where need be."""
-    pip = Pip(
-        target=question.target,
-        indexes=question.indexes,
-        scratch=question.scratch,
-        offline=question.offline,
-        run=question.run,
-    )
     lines = []
     for one in absent:
-        known = one.files or tuple(pip.existing(str(name_of(one.requirement))))
+        known = one.files or tuple(question.pip.existing(str(name_of(one.requirement))))
         lines.append(describe_absent(replace(one, files=known), question.target))
     return lines

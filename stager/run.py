@@ -6,9 +6,11 @@ and on failure raises an error that carries the command, its exit code and the e
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,36 +74,94 @@ def run(
     log.debug("run: %s", shlex.join(argv))
     full_env = {**os.environ, **env} if env is not None else None
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             list(argv),
             env=full_env,
             cwd=cwd,
-            timeout=timeout,
-            check=False,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as exc:
-        partial = Completed(
-            argv=tuple(argv), returncode=-9, stdout=_text(exc.stdout), stderr=_text(exc.stderr)
-        )
-        raise CommandError(partial, reason=f"the command took more than {timeout:g} s") from exc
     except OSError as exc:
-        raise StagerError(
-            f"cannot start {argv[0]}: {exc.strerror or exc}",
-            hint="check that the program is installed and on PATH",
-        ) from exc
+        raise _cannot_start(argv, exc) from exc
+    late = False
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        late = True
+    finally:
+        # The whole session: a resolver that outlives its time may have children of its own.
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if late:
+        stdout, stderr = process.communicate()
     completed = Completed(
-        argv=tuple(argv), returncode=done.returncode, stdout=done.stdout, stderr=done.stderr
+        argv=tuple(argv), returncode=process.returncode, stdout=stdout, stderr=stderr
     )
-    if check and done.returncode != 0:
-        raise CommandError(completed, reason=f"exit status {done.returncode}")
+    if late:
+        raise CommandError(completed, reason=f"the command took more than {timeout:g} s")
+    if check and completed.returncode != 0:
+        raise CommandError(completed, reason=f"exit status {completed.returncode}")
     return completed
 
 
-def _text(data: str | bytes | None) -> str:
-    if isinstance(data, bytes):
-        return data.decode(errors="replace")
-    return data or ""
+def stream(argv: Sequence[str], on_line: Callable[[str], None]) -> int:
+    """Run a command that reports line by line, and return its exit status.
+
+    It shares this process's terminal: Ctrl-C reaches it directly, and it decides how to end; its
+    last lines are still passed on. Its standard error is this process's own.
+
+    Args:
+        argv: the program and its arguments.
+        on_line: called with each line of its standard output.
+
+    Raises:
+        StagerError: it cannot be started.
+    """
+    log.debug("stream: %s", shlex.join(argv))
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except OSError as exc:
+        raise _cannot_start(argv, exc) from exc
+    lines = iter(process.stdout or ())
+    told = False
+    while True:
+        try:
+            for line in lines:
+                on_line(line.rstrip("\n"))
+            return process.wait()
+        except KeyboardInterrupt:
+            if not told:
+                told = True
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+
+
+def become(argv: Sequence[str]) -> None:
+    """Replace this process by a command; returns only by raising.
+
+    Raises:
+        StagerError: it cannot be started.
+    """
+    log.debug("become: %s", shlex.join(argv))
+    try:
+        os.execv(argv[0], list(argv))  # noqa: S606 - no shell is wanted
+    except OSError as exc:
+        raise _cannot_start(argv, exc) from exc
+
+
+def _cannot_start(argv: Sequence[str], exc: OSError) -> StagerError:
+    return StagerError(
+        f"cannot start {argv[0]}: {exc.strerror or exc}",
+        hint="check that the program is installed and on PATH",
+    )

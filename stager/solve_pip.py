@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from .errors import ResolveError
 from .indexes import strip_credentials
 from .model import Target
-from .pip import HOUR, Pip, condense, index_unreachable, unreachable
+from .pip import HOUR, condense, index_unreachable, unreachable
 from .solver import Absent, Found, NoSolution, Question, names_in
 
 _NOT_FOUND = re.compile(
@@ -38,7 +38,7 @@ class PipTools:
         """
         _require_own(question.target)
         pins = self._compile(question)
-        installs, missing = _pip(question).choose(list(pins))
+        installs, missing = question.pip.choose(list(pins))
         if missing:
             absent = [Absent(requirement=pin) for pin in missing]
             raise NoSolution("no file fits the target", blamed=question.names, absent=absent)
@@ -65,18 +65,18 @@ class PipTools:
         """Resolve with pip alone: no digests are needed to know whether it can be done."""
         limits = _constraints(question)
         options = ["--dry-run", "--ignore-installed", *limits]
-        done = _pip(question).call("install", options, question.requirements)
+        done = question.pip.call("install", options, question.requirements)
         if done.returncode == 0:
             return
         told = done.stdout + "\n" + done.stderr
-        if unreachable(told):
-            raise index_unreachable(condense(done.stderr))
         conflict = _CONFLICT.search(told)
         if conflict:
             parts = [line.strip() for line in conflict[1].splitlines() if line.strip()]
             reason = "conflict: " + "; ".join(parts)
             blamed = names_in(" ".join(parts), question.names)
             raise NoSolution(reason, blamed=blamed, absent=[])
+        if unreachable(told):
+            raise index_unreachable(done.stderr)
         nowhere = _NOT_FOUND.search(told)
         if nowhere:
             wanted = nowhere["wanted"].strip()
@@ -90,7 +90,7 @@ class PipTools:
 
     def _compile(self, question: Question) -> dict[str, set[str]]:
         """The pins, each with the digests that pip-tools allows for it."""
-        pip = _pip(question)
+        pip = question.pip
         source = question.scratch / "requirements.in"
         source.write_text(
             "".join(f"{x}\n" for x in [*question.indexes.pip_lines(), *question.requirements]),
@@ -109,7 +109,7 @@ class PipTools:
         )
         if done.returncode != 0:
             if unreachable(done.stderr):
-                raise index_unreachable(condense(done.stderr))
+                raise index_unreachable(done.stderr)
             self.check(question)  # which says why, in words that can be shown
             raise ResolveError(
                 "pip-tools could not resolve the requirements",
@@ -117,16 +117,6 @@ class PipTools:
                 context=[condense(done.stderr.rpartition("\nTraceback")[0] or done.stderr)],
             )
         return _parse_pins(output.read_text(encoding="utf-8"))
-
-
-def _pip(question: Question) -> Pip:
-    return Pip(
-        target=question.target,
-        indexes=question.indexes,
-        scratch=question.scratch,
-        offline=question.offline,
-        run=question.run,
-    )
 
 
 def _constraints(question: Question) -> list[str]:

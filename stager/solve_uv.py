@@ -27,7 +27,7 @@ from .solver import Absent, Found, NoSolution, Question, names_in
 # The platforms `uv pip compile --help` lists: the newest that is not newer than the target's.
 _GLIBC = (17, 28, *range(31, 41))
 _NO_WHEEL = re.compile(
-    r"(?:([\w.-]+?)(?:==[^\s,]+)? has no (?:usable )?wheels)|wheels for `([\w.-]+)`"
+    r"([\w.-]+?)(?:==[^\s,]+)? ha(?:s|ve) no (?:usable )?wheels|wheels for `([\w.-]+)`"
 )
 
 
@@ -95,7 +95,7 @@ class Uv:
 
     def _failure(self, question: Question, done: Completed) -> Exception:
         told = redact(done.stderr)
-        if "No solution found" not in told:
+        if "No solution found" not in told or unreachable(told):
             return _cannot_ask(told)
         reason = _reason(told)
         required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
@@ -149,7 +149,7 @@ def _reason(told: str) -> str:
 def _cannot_ask(told: str) -> ResolveError:
     text = re.sub(r"\s+", " ", told.replace("error:", "")).strip()[:1200]
     if unreachable(told):
-        return index_unreachable(text)
+        return index_unreachable(told)
     if "unexpected argument" in told or "invalid value" in told:
         return ResolveError(
             "this uv does not know an option it needs",

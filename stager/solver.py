@@ -18,6 +18,7 @@ from packaging.version import Version
 
 from .indexes import Indexes
 from .model import Target
+from .pip import Pip
 from .run import Runner, run
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -50,6 +51,17 @@ class Question:
     def names(self) -> set[NormalizedName]:
         """The packages that the user named."""
         return {name_of(text) for text in self.requirements}
+
+    @property
+    def pip(self) -> Pip:
+        """Pip, called with the same means."""
+        return Pip(
+            target=self.target,
+            indexes=self.indexes,
+            scratch=self.scratch,
+            offline=self.offline,
+            run=self.run,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

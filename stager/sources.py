@@ -18,7 +18,7 @@ from .errors import ResolveError, StagerError
 from .model import Digest, Target
 from .pip import Pip, condense
 from .spec import Source
-from .store import Store
+from .store import Store, sha256_of
 
 
 def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[Source, Path]]:
@@ -109,11 +109,16 @@ def requirement_for(source: Source, wheel: Path) -> str:
     return f"{name}{source.suffix} @ file://{quote(str(wheel))}{marker}"
 
 
-def local_source(path: Path, label: str) -> Source:
-    """A source known by its place only, to build again what a lock says was built from it."""
-    names = sourcetree.files(path) if path.is_dir() else [Path(path.name)]
-    base = path if path.is_dir() else path.parent
-    content: Digest = sourcetree.digest(base, names)
+def known_source(where: Path | str, label: str) -> Source:
+    """A source known by its place only: to build again what a lock says was built from it."""
+    if isinstance(where, str):
+        content, moving = Digest.of(where.encode()), True
+    elif where.is_dir():
+        content, moving = sourcetree.digest(where, sourcetree.files(where)), False
+    elif where.is_file():
+        content, moving = sha256_of(where), False
+    else:
+        raise ResolveError(f"no such file or folder: {where}")
     return Source(
-        requirement=str(path), label=label, suffix="", marker="", digest=content, moving=False
+        requirement=str(where), label=label, suffix="", marker="", digest=content, moving=moving
     )

@@ -31,7 +31,7 @@ from .config import Config
 from .errors import ConfigError
 from .indexes import Indexes, strip_credentials
 from .model import Digest, Target
-from .requirements import EDITABLE, Line, RequirementReader
+from .requirements import EDITABLE, Line, RequirementReader, extras_of, normal
 from .run import Runner, run
 from .store import sha256_of
 
@@ -116,14 +116,12 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
             context=builder.problems,
         )
     reader = builder.reader
-    spec = {
-        "requirements": tuple(dict.fromkeys(builder.requirements)),
-        "constraints": tuple(dict.fromkeys(builder.constraints)),
-    }
+    requirements = tuple(dict.fromkeys(builder.requirements))
+    constraints = tuple(dict.fromkeys(builder.constraints))
     return Spec(
         root=config.root,
-        requirements=spec["requirements"],
-        constraints=spec["constraints"],
+        requirements=requirements,
+        constraints=constraints,
         sources=tuple(reader.sources),
         target=target,
         torch_backend=wanted.torch_backend,
@@ -133,8 +131,8 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         digest=_digest(
             {
                 "format": 1,
-                "requirements": [builder.portable(text) for text in spec["requirements"]],
-                "constraints": list(spec["constraints"]),
+                "requirements": [builder.portable(text) for text in requirements],
+                "constraints": constraints,
                 "target": [target.python, target.platform],
                 "torch-backend": wanted.torch_backend,
                 "wheels": builder.wheels,
@@ -212,7 +210,7 @@ class _Builder:
 
     def _constraint(self, line: Line) -> None:
         try:
-            self.constraints.append(str(Requirement(line.text)))
+            self.constraints.append(normal(Requirement(line.text)))
         except InvalidRequirement as exc:
             self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
 
@@ -227,19 +225,18 @@ class _Builder:
                 self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
             return
         if parsed.url is None:
-            self.requirements.append(str(parsed))
+            self.requirements.append(normal(parsed))
             return
-        extras = f"[{','.join(sorted(parsed.extras))}]" if parsed.extras else ""
-        self._place(line, parsed.url, extras, str(parsed.marker or ""), name=parsed.name)
+        marker = str(parsed.marker or "")
+        self._place(line, parsed.url, extras_of(parsed.extras), marker, name=parsed.name)
 
     def _direct(self, line: Line) -> None:
         match = _DIRECT.fullmatch(line.text)
         if match is None:
             self.problems.append(f"{line.origin}: {line.text!r}: neither a requirement nor a path")
             return
-        extras = ",".join(sorted(part.strip() for part in (match["extras"] or "").split(",")))
-        marker = (match["marker"] or "").strip()
-        self._place(line, match["where"].strip(), f"[{extras}]" if extras else "", marker)
+        extras = extras_of(part.strip() for part in (match["extras"] or "").split(","))
+        self._place(line, match["where"].strip(), extras, (match["marker"] or "").strip())
 
     def _place(self, line: Line, where: str, extras: str, marker: str, name: str = "") -> None:
         """Take a requirement that names its place: a path, a file URL, or something remote."""
@@ -300,7 +297,7 @@ class _Builder:
             self.problems.append(f"{line.origin}: {_first_line(exc)}")
             return
         tail = f" ; {marker}" if marker else ""
-        self.requirements.append(str(Requirement(f"{name}{extras} @ {url}{tail}")))
+        self.requirements.append(normal(Requirement(f"{name}{extras} @ {url}{tail}")))
 
     def _local_path(self, where: str, base: Path) -> Path:
         """The path meant; pip starts at the current folder, we at the file's, then the root."""

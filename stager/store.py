@@ -19,6 +19,8 @@ from .errors import SpaceError, StagerError
 from .model import Digest
 
 CHUNK = 1 << 20
+FEW_INODES = 100
+"""A build makes tens of files in the store, not thousands: layers stay packed there."""
 
 
 class Store:
@@ -43,6 +45,10 @@ class Store:
         """``<layer id>.tar.zst`` files."""
         return self._folder("layers")
 
+    def layer(self, key: Digest) -> Path:
+        """Where the layer of this id lies, or would lie."""
+        return self.layers / f"{key}.tar.zst"
+
     @property
     def bundles(self) -> Path:
         """``<name>-<id12>.pkgs.tar`` files."""
@@ -52,6 +58,16 @@ class Store:
     def proofs(self) -> Path:
         """One small file for each set of layers whose closure has been proved."""
         return self._folder("proofs")
+
+    @property
+    def programs(self) -> Path:
+        """The far side's program of each bundle that was used here, by digest."""
+        return self._folder("programs")
+
+    @property
+    def projects(self) -> Path:
+        """For each project its newest bundle, in a small JSON file."""
+        return self._folder("projects")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -65,7 +81,7 @@ class Store:
         try:
             handle = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
-            raise _cannot_write(lock_file, exc) from exc
+            raise cannot_write(lock_file, exc) from exc
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             shutil.rmtree(self.root / "tmp", ignore_errors=True)
@@ -93,7 +109,7 @@ class Store:
                 os.fsync(handle.fileno())
             partial.replace(final)
         except OSError as exc:
-            raise _cannot_write(final, exc) from exc
+            raise cannot_write(final, exc) from exc
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -105,14 +121,16 @@ class Store:
             what: what they are, for the message.
 
         Raises:
-            SpaceError: fewer bytes are free than needed.
+            SpaceError: fewer bytes are free than needed, or next to no files can be made.
         """
         self._mkdir(self.root)
-        free = shutil.disk_usage(self.root).free
-        if free < needed:
+        state = os.statvfs(self.root)
+        free = state.f_bavail * state.f_frsize
+        if free < needed or (state.f_files and state.f_favail < FEW_INODES):
+            inodes = f" and {state.f_favail} inodes" if state.f_files else ""
             raise SpaceError(
                 f"not enough space for {what}: need {needed / 1e6:,.0f} MB, "
-                f"have {free / 1e6:,.0f} MB at {self.root}",
+                f"have {free / 1e6:,.0f} MB{inodes} at {self.root}",
                 hint="free some space, or move the store with environment.offline-root "
                 "in stager.toml or $OFFLINE_ROOT",
             )
@@ -127,7 +145,7 @@ class Store:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise _cannot_write(path, exc) from exc
+            raise cannot_write(path, exc) from exc
 
 
 def sha256_of(path: Path) -> Digest:
@@ -139,7 +157,8 @@ def sha256_of(path: Path) -> Digest:
     return Digest(state.hexdigest())
 
 
-def _cannot_write(path: Path, exc: OSError) -> StagerError:
+def cannot_write(path: Path, exc: OSError) -> StagerError:
+    """The error for a place in the store that could not be written, with the setting to change."""
     if exc.errno in (28, 122):  # ENOSPC, EDQUOT
         return SpaceError(
             f"no space left while writing {path}",

@@ -70,10 +70,11 @@ class Table:
         """All problems; keys that nothing asked for are added now."""
         known = self._known_paths()
         for path in self._unknown_paths():
+            table = path.rpartition(".")[0]
+            siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == table]
             near = _nearest(path, known)
-            self.problems.append(
-                f"{path}: unknown key" + (f"; did you mean {near}?" if near else "")
-            )
+            there = f"did you mean {near}?" if near else f"known are {', '.join(siblings)}"
+            self.problems.append(f"{path}: unknown key; {there}")
         return self.problems
 
     def _full(self, key: str) -> str:
@@ -104,7 +105,7 @@ def describe(value: object) -> str:
 
 
 def _nearest(path: str, known: list[str]) -> str:
-    """The known key path most like this one: in its own table first, then by name, then any."""
+    """The known key path most like this one: in its own table first, then in any."""
     table, _, name = path.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == table}
     namesakes = {k.rpartition(".")[2]: k for k in reversed(known)}
@@ -112,5 +113,4 @@ def _nearest(path: str, known: list[str]) -> str:
         match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
         if match:
             return candidates[match[0]]
-    match = difflib.get_close_matches(path, known, n=1, cutoff=0.7)
-    return match[0] if match else ""
+    return ""

@@ -74,10 +74,10 @@ class Collector:
     """What stands in the way of shipping the rest."""
 
     def entries(self, folder: str, path: str) -> list[os.DirEntry[str]]:
-        """Return what the directory holds, sorted by name; refuse it if it cannot be read."""
+        """Return what the directory holds, in any order; refuse it if it cannot be read."""
         try:
             with os.scandir(folder) as found:
-                return sorted(found, key=lambda entry: entry.name)
+                return list(found)
         except OSError as exc:
             self.refuse(path or folder, exc.strerror or str(exc))
             return []

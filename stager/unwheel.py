@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import io
 import marshal
+import os
 import posixpath
 import stat
 import struct
@@ -146,8 +147,7 @@ class _LayerDestination(WheelDestination):
         self._writer = writer
         self._source = source
         self._python = f"python{target.python}"
-        self._compile = target.is_host_python
-        self._cache_tag = f"cpython-{target.python.replace('.', '')}"
+        self._target = target
         site = f"lib/{self._python}/site-packages"
         self._places = {
             "purelib": site,
@@ -167,9 +167,10 @@ class _LayerDestination(WheelDestination):
         return self._add(Scheme("scripts"), name, io.BytesIO(data), executable=True)
 
     def write_file(
-        self, scheme: Scheme, path: str, stream: BinaryIO, is_executable: bool
+        self, scheme: Scheme, path: str | os.PathLike[str], stream: BinaryIO, is_executable: bool
     ) -> RecordEntry:
         """Write one member, compare it with RECORD, and compile it if it is a module."""
+        path = os.fspath(path)
         record, self._source.record = self._source.record, None
         rewritten = False
         if scheme == "scripts" or path.endswith(".py"):
@@ -239,16 +240,19 @@ class _LayerDestination(WheelDestination):
         return _LAUNCHER.format(python=self._python).encode() + rest, True
 
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
-        if not self._compile:
-            return
-        bytecode = compile_module(source, path)
+        bytecode = compile_module(source, path) if self._target.is_host_python else None
         if bytecode is None:
             return
-        folder, name = posixpath.split(path)
-        stem = name[: -len(".py")]
-        cached = posixpath.join(folder, "__pycache__", f"{stem}.{self._cache_tag}.pyc")
+        cached = bytecode_path(path, self._target)
         self._writer.add(self._path(scheme, cached), io.BytesIO(bytecode))
         self._compiled.append((scheme, RecordEntry(cached, None, None)))
+
+
+def bytecode_path(path: str, target: Target) -> str:
+    """Where the interpreter of a target looks for a module's bytecode (PEP 3147)."""
+    folder, name = posixpath.split(path)
+    tag = f"cpython-{target.python.replace('.', '')}"
+    return posixpath.join(folder, "__pycache__", f"{name.removesuffix('.py')}.{tag}.pyc")
 
 
 def compile_module(source: bytes, path: str) -> bytes | None:

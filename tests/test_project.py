@@ -8,6 +8,7 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,9 +16,7 @@ from pathlib import Path
 import pytest
 
 from stager.errors import ConfigError, StagerError
-from stager.project import asset_excludes, asset_files, project_files, tree_digest
-
-DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
+from stager.project import asset_files, project_files, tree_digest
 
 
 def write(root: Path, *names: str) -> None:
@@ -32,7 +31,7 @@ def paths(tree) -> list[str]:
 
 @contextlib.contextmanager
 def as_ordinary_user():
-    """Files that nobody may read can be read by root: act as someone else where that is who we are."""
+    """Act as someone whom permissions stop, which they do not for root."""
     if os.geteuid() != 0:
         yield
         return
@@ -49,9 +48,6 @@ def open_dir():
     with tempfile.TemporaryDirectory(prefix="stager-test-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
-
-
-# -- project_files --------------------------------------------------------------------------------
 
 
 def test_files_are_sorted_and_described(tmp_path):
@@ -84,7 +80,9 @@ def test_what_tools_leave_behind_is_never_shipped(tmp_path):
 
 
 def test_python_environments_are_left_out_with_a_note(tmp_path):
-    subprocess.run(["python3", "-m", "venv", "--without-pip", tmp_path / "tools/env"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", tmp_path / "tools/env"], check=True
+    )
     write(tmp_path, "train.py", "miniconda/conda-meta/history", "miniconda/bin/python")
     tree = project_files(tmp_path, [])
     assert paths(tree) == ["train.py"]
@@ -106,6 +104,15 @@ def test_gitignore_counts_outside_a_repository_and_in_every_directory(tmp_path):
         "pkg/keep.log",
         "x.bin",
     ]
+
+
+def test_a_gitignore_that_is_a_link_is_not_read_as_by_git(tmp_path):
+    write(tmp_path, "a.log", "sub/a.log")
+    (tmp_path / "rules").write_text("*.log\n")
+    (tmp_path / "sub/.gitignore").symlink_to("../rules")
+    tree = project_files(tmp_path, [])
+    assert paths(tree) == ["a.log", "rules", "sub/a.log"]
+    assert tree.links == (("sub/.gitignore", "../rules"),)
 
 
 def test_exclude_wins_over_gitignore_both_ways(tmp_path):
@@ -246,18 +253,20 @@ def test_links_within_are_kept_and_others_noted(tmp_path):
 def test_kept_links_work_where_only_the_tree_is(tmp_path):
     """A copy made of nothing but the tree resolves every link, through folders and other links."""
     root, copy = tmp_path / "project", tmp_path / "elsewhere/copy"
-    write(root, "a/b/c.txt", "d.txt")
+    write(root, "a/b/c.txt", "a/d.txt")
     (root / "l1").symlink_to("a/b")
-    (root / "a/l2").symlink_to("../l1/../../d.txt")
-    (root / "l3").symlink_to("a/l2")
+    (root / "x/y").mkdir(parents=True)
+    (root / "x/l2").symlink_to("../l1")
+    (root / "x/y/l3").symlink_to("../l2/../d.txt")  # a/d.txt, not x/d.txt
     tree = project_files(root, [])
     for file in tree.files:
         write(copy, file.path)
     for name, target in tree.links:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).symlink_to(target)
     assert len(tree.links) == 3
-    assert (copy / "l3").read_text() == (copy / "a/l2").read_text() == "content of d.txt\n"
-    assert (copy / "l1/c.txt").is_file()
+    assert (copy / "x/y/l3").read_text() == "content of d.txt\n"
+    assert (copy / "x/l2/c.txt").is_file()
 
 
 def test_special_files_are_noted_and_not_opened(tmp_path, monkeypatch):
@@ -315,196 +324,6 @@ def test_a_project_that_is_not_there(tmp_path):
         project_files(tmp_path / "file", [])
 
 
-# -- asset_files ----------------------------------------------------------------------------------
-
-
-def test_assets_are_found_by_every_kind_of_name(tmp_path, monkeypatch):
-    root = tmp_path / "project"
-    write(
-        root,
-        "data/a.csv",
-        "data/b.csv",
-        "data/c.txt",
-        "vocab.txt",
-        "[x].csv",
-        "deep/1/m",
-        "deep/2/m",
-    )
-    write(tmp_path, "shared/big/one.bin", "shared/big/sub/two.bin", "home/tok/vocab.json")
-    (root / ".gitignore").write_text("*\n")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    patterns = [
-        "data/*.csv",
-        "./vocab.txt",
-        str(tmp_path / "shared/big"),
-        "~/tok",
-        "[x].csv",
-        "**/m",
-    ]
-    tree = asset_files(root, patterns)
-    assert paths(tree) == [
-        "[x].csv",
-        "big/one.bin",
-        "big/sub/two.bin",
-        "data/a.csv",
-        "data/b.csv",
-        "deep/1/m",
-        "deep/2/m",
-        "tok/vocab.json",
-        "vocab.txt",
-    ]
-    assert paths(asset_files(root, ["../shared/big/one.bin"])) == ["one.bin"]
-    assert paths(asset_files(root, [str(root / "data")])) == [
-        "data/a.csv",
-        "data/b.csv",
-        "data/c.txt",
-    ]
-    assert paths(asset_files(root, ["data/", "data/a.csv", "data/*"])) == paths(
-        asset_files(root, ["data"])
-    )
-    (tmp_path / "alias").symlink_to(root)
-    assert paths(asset_files(root, [str(tmp_path / "alias" / "vocab.txt")])) == ["vocab.txt"]
-    assert paths(asset_files(tmp_path / "alias", [str(root / "data/a.csv")])) == ["data/a.csv"]
-
-
-def test_relative_project_directories(tmp_path, monkeypatch):
-    write(tmp_path, "project/data/a.csv", "project/x.py", "work/y")
-    monkeypatch.chdir(tmp_path / "work")
-    root = Path("../project")
-    assert paths(asset_files(root, ["data"])) == ["data/a.csv"]
-    assert asset_excludes(["data"], root) == ("/data",)
-    assert paths(project_files(root, asset_excludes(["data"], root))) == ["x.py"]
-    monkeypatch.chdir(tmp_path / "project")
-    assert paths(asset_files(Path(), ["data"])) == ["data/a.csv"]
-
-
-def test_all_bad_entries_are_reported_at_once(tmp_path):
-    root = tmp_path / "project"
-    write(root, "data/ag_news.csv", "data/mnist.gz", "ok.txt")
-    write(tmp_path, "one/x.csv", "two/x.csv")
-    (root / "empty").mkdir()
-    (root / "dangling").symlink_to("nowhere")
-    os.mkfifo(root / "pipe")
-    entries = ["data/ag_new.csv", "ok.txt", "data/*.parquet", "empty/deep/x", "dangling", "pipe"]
-    entries += ["../one/x.csv", str(tmp_path / "two/x.csv"), ".", "..", "", "zzz\0"]
-    with pytest.raises(ConfigError) as caught:
-        asset_files(root, entries)
-    holds = "holds the project itself"
-    data, same = root / "data", "would go by the same name as"
-    assert caught.value.context == (
-        f"assets.paths[0]: 'data/ag_new.csv' does not exist; did you mean '{data}/ag_news.csv'?",
-        f"assets.paths[2]: 'data/*.parquet' does not exist; {data} holds ag_news.csv, mnist.gz",
-        f"assets.paths[3]: 'empty/deep/x' does not exist; {root}/empty is empty",
-        f"assets.paths[4]: '{root}/dangling' is a link that leads nowhere (No such file or directory)",
-        f"assets.paths[5]: '{root}/pipe' is a named pipe, not a file or a directory",
-        f"assets.paths[7]: '{tmp_path}/two/x.csv' {same} '{tmp_path}/one/x.csv' (assets.paths[6])",
-        f"assets.paths[8]: '{root}' {holds}",
-        f"assets.paths[9]: '{tmp_path}' {holds}",
-        f"assets.paths[10]: '' does not exist; did you mean '{root}'?",
-        f"assets.paths[11]: 'zzz\\x00' does not exist; {root} holds dangling, data, empty, ok.txt, pipe",
-    )
-    assert caught.value.message == "assets.paths: 10 problems"
-
-
-def test_one_bad_entry_is_the_message(tmp_path):
-    write(tmp_path, *(f"shard-{number:02}" for number in range(9)))
-    with pytest.raises(ConfigError) as caught:
-        asset_files(tmp_path, ["weights.bin"])
-    assert caught.value.message == (
-        f"assets.paths[0]: 'weights.bin' does not exist; {tmp_path} holds shard-00, shard-01, "
-        "shard-02, shard-03, shard-04 and 4 more"
-    )
-    assert caught.value.context == ()
-    assert "stager.toml" not in caught.value.message
-    assert str(tmp_path) in caught.value.hint
-
-
-def test_assets_that_meet_in_one_place(tmp_path):
-    root = tmp_path / "project"
-    write(root, "data/a.csv", "data/b.csv")
-    write(tmp_path, "other/data/a.csv", "other/data/c.csv")
-    other = str(tmp_path / "other/data")
-    assert paths(asset_files(root, [other, "data/b.csv"])) == [
-        "data/a.csv",
-        "data/b.csv",
-        "data/c.csv",
-    ]
-    with pytest.raises(StagerError) as caught:
-        asset_files(root, [other, "data/a.csv"])
-    assert caught.value.context == (
-        f"data/a.csv: {other}/a.csv and {root}/data/a.csv would both go there",
-    )
-    with pytest.raises(ConfigError, match="would go by the same name as"):
-        asset_files(root, [other, "data"])
-
-
-def test_the_snapshot_of_a_model_cache_becomes_plain_files(tmp_path):
-    cache = tmp_path / "hub/models--org--tiny"
-    write(cache, "blobs/abc", "blobs/def", "refs/main")
-    snapshot = cache / "snapshots/123"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").symlink_to("../../blobs/abc")
-    (snapshot / "model.bin").symlink_to("../../blobs/def")
-    tree = asset_files(tmp_path / "project", [str(snapshot)])
-    assert paths(tree) == ["123/config.json", "123/model.bin"]
-    assert tree.files[0].source.read_text() == "content of abc\n"
-    assert tree.files[0].size == len("content of abc\n")
-    assert tree.links == ()
-    whole = asset_files(tmp_path / "project", [str(cache)])
-    assert paths(whole) == [
-        f"models--org--tiny/{name}" for name in ("blobs/abc", "blobs/def", "refs/main")
-    ]
-    inside = "models--org--tiny/snapshots/123"
-    assert whole.links == (
-        (f"{inside}/config.json", "../../blobs/abc"),
-        (f"{inside}/model.bin", "../../blobs/def"),
-    )
-
-
-def test_links_in_and_out_of_an_asset(tmp_path):
-    root = tmp_path / "project"
-    write(root, "data/v1/a.csv")
-    write(tmp_path, "store/b.csv", "store/more/c.csv")
-    (root / "data/latest").symlink_to(root / "data/v1")
-    (root / "data/v1/again").symlink_to("../latest/a.csv")
-    (root / "data/here").symlink_to(".")
-    (root / "data/store").symlink_to(tmp_path / "store")
-    (tmp_path / "store/more/home").symlink_to(root / "data/v1")
-    (root / "named").symlink_to("data/v1/a.csv")
-    (root / "linked").symlink_to("data")
-    tree = asset_files(root, ["data", "named"])
-    assert paths(tree) == ["data/store/b.csv", "data/store/more/c.csv", "data/v1/a.csv", "named"]
-    assert tree.links == (
-        ("data/here", "."),
-        ("data/latest", "v1"),
-        ("data/store/more/home", "../../v1"),
-        ("data/v1/again", "a.csv"),
-    )
-    named = asset_files(root, ["linked"])
-    assert paths(named) == ["linked/store/b.csv", "linked/store/more/c.csv", "linked/v1/a.csv"]
-    assert ("linked/latest", "v1") in named.links
-
-
-def test_links_that_cannot_be_followed_are_all_reported(tmp_path):
-    root = tmp_path / "project"
-    write(root, "data/a.csv")
-    write(tmp_path, "store/b.csv")
-    (root / "data/broken").symlink_to("gone.csv")
-    (root / "data/loop").symlink_to("loop")
-    (root / "data/parent").symlink_to("..")
-    (root / "data/store").symlink_to("../../store")
-    (tmp_path / "store/back").symlink_to("../store")
-    with pytest.raises(StagerError, match="^4 entries of assets.paths cannot be shipped") as caught:
-        asset_files(root, ["data"])
-    endless = "which holds it: it would never end"
-    assert caught.value.context == (
-        "data/broken: a broken link to gone.csv",
-        "data/loop: a loop of links",
-        f"data/parent: a link to {root}, {endless}",
-        f"data/store/back: a link to {tmp_path}/store, {endless}",
-    )
-
-
 def test_unusable_files_in_assets(open_dir):
     write(open_dir, "project/data/secret", "project/data/tab\t.csv", "project/data/ok")
     (open_dir / "project/data/secret").chmod(0)
@@ -514,42 +333,6 @@ def test_unusable_files_in_assets(open_dir):
         "'data/tab\\t.csv': its name holds unprintable characters, or is not UTF-8",
         "data/secret: Permission denied",
     )
-
-
-def test_asset_excludes_take_assets_out_of_the_project(tmp_path):
-    root = tmp_path / "project"
-    write(
-        root,
-        "train.py",
-        "data/a.csv",
-        "sub/data/a.csv",
-        "odd [name]*",
-        "odd nam",
-        "tail ",
-        "!x",
-        "a\\b",
-    )
-    write(tmp_path, "outside/o.csv")
-    assets = ["data", "odd [name]*", "tail ", "!x", "a\\b", "../outside/o.csv", "missing"]
-    patterns = asset_excludes(assets, root)
-    assert patterns == ("/!x", "/a\\\\b", "/data", "/odd \\[name]\\*", "/tail\\ ")
-    assert paths(project_files(root, patterns)) == ["odd nam", "sub/data/a.csv", "train.py"]
-    assert asset_excludes(["*.csv", "data/*.csv"], root) == ("/data/a.csv",)
-
-
-@pytest.mark.skipif(
-    not DATA.is_dir(), reason="the folder with real data is not beside the repository"
-)
-def test_real_data(tmp_path):
-    write(tmp_path, "train.py")
-    entries = [str(DATA / "ag_news.csv"), str(DATA / "mnist-*-ubyte.gz")]
-    tree = asset_files(tmp_path, entries)
-    assert paths(tree) == [
-        "ag_news.csv",
-        "mnist-t10k-images-idx3-ubyte.gz",
-        "mnist-t10k-labels-idx1-ubyte.gz",
-    ]
-    assert tree.files[0].size == 1857427
 
 
 def test_a_thousand_files_are_quick_to_list_and_identify(tmp_path):
@@ -563,6 +346,5 @@ def test_a_thousand_files_are_quick_to_list_and_identify(tmp_path):
     digest = tree_digest(tree)
     assert len(tree.files) == 1001
     assert tree_digest(project_files(tmp_path, ["*.pt"])) == digest
-    assert (
-        time.perf_counter() - started < 3
-    )  # about 0.1 s; a busy machine is allowed thirty times that
+    # About 0.15 s on an idle machine; a busy one is allowed twenty times that.
+    assert time.perf_counter() - started < 3

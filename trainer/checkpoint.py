@@ -100,11 +100,12 @@ def write_metrics(out: Path, metrics: dict[str, float | int]) -> Path:
     return path
 
 
-def trust_numpy_state() -> None:
-    """Let ``torch.load`` read the NumPy random state in the Trainer's checkpoints.
+def teach_torch_to_load() -> None:
+    """Let ``torch.load`` read the Trainer's checkpoints also for older Hugging Face libraries.
 
     From torch 2.6 on it loads only types it is told to trust, and transformers before 4.48 does
-    not tell it (https://github.com/huggingface/transformers/pull/34632).
+    not tell it of NumPy's random state (https://github.com/huggingface/transformers/pull/34632).
+    It also asks torch for the place ``cpu:0``, as accelerate names the CPU, and torch has none.
     """
     import numpy as np
     import torch
@@ -112,6 +113,11 @@ def trust_numpy_state() -> None:
     array = np.zeros(1, dtype=np.uint32)
     rebuild = array.__reduce__()[0]  # numpy.core or numpy._core, by version
     torch.serialization.add_safe_globals([rebuild, np.ndarray, np.dtype, type(array.dtype)])
+    torch.serialization.register_package(
+        priority=50,  # after torch's own, which are below 30
+        tagger=lambda _: None,
+        deserializer=lambda storage, place: storage if place.startswith("cpu:") else None,
+    )
 
 
 def _clear(out: Path) -> None:

@@ -56,7 +56,7 @@ def run(options: Options, world: World) -> None:
     model = models.tiny_bert(words=len(tokenizer), padding=padding, classes=data.CLASSES)
     trainer = make_trainer(model, train, arguments(options, world, steps), padding)
     if start.checkpoint is not None:
-        checkpoint.trust_numpy_state()
+        checkpoint.teach_torch_to_load()
     outcome = trainer.train(resume_from_checkpoint=start.checkpoint and str(start.checkpoint))
 
     accuracy, loss = evaluate(model, held_out, world, padding)

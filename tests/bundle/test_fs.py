@@ -1,6 +1,5 @@
-"""File systems: recorded mount tables, and real mounts made in a private mount namespace."""
+"""File systems: recorded mount tables, the choice of a directory, and the node root made in it."""
 
-import json
 import os
 import stat
 import subprocess
@@ -9,12 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from namespaces import REPO, needs_root
 
 from bundle import fs
 from bundle.problem import NodeError
-
-REPO = Path(__file__).resolve().parents[2]
-CI = os.environ.get("CI") == "true"
 
 # From compute nodes, shortened: blanks as \040, a stack of two on /scratch, one hidden under it.
 TABLE = r"""
@@ -25,12 +22,17 @@ TABLE = r"""
 40 30 0:40 / /tmp/a\134b rw - ext4 /dev/sdc rw
 50 27 0:50 / /scratch/old rw - ext4 /dev/sdd rw
 51 27 0:51 / /scratch rw - xfs /dev/sde rw
-52 51 0:52 / /scratch rw - lustre 10.0.0.1@o2ib:/work rw,flock
+52 51 0:52 / /scratch rw - lustre 10.0.0.1@o2ib:/lfs rw,flock
 60 27 0:60 / /home rw,noatime - nfs4 filer:/home rw,vers=4.2
 61 27 0:61 / /ro ro - ext4 /dev/sdf rw
 62 27 0:62 / /super rw - squashfs /dev/loop0 ro
 a line that is not a mount
 """
+
+SHARED = """nfs nfs4 lustre gpfs beegfs ceph cifs smb3 9p afs pvfs2 wekafs panfs fuse.sshfs
+    fuse.juicefs fuse.glusterfs fuse.ceph-fuse fuse.s3fs"""
+LOCAL = """ext4 xfs btrfs zfs tmpfs overlay f2fs fuseblk fuse fuse.squashfuse
+    fuse.fuse-overlayfs"""
 
 
 def point_of(path: str) -> tuple[str, str]:
@@ -75,11 +77,8 @@ def test_without_a_root_the_longest_and_then_the_last_counts() -> None:
 @pytest.mark.parametrize(
     ("fstype", "shared"),
     [
-        *[(name, True) for name in "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 9p afs".split()],
-        *[(name, True) for name in "pvfs2 wekafs panfs fuse.sshfs fuse.juicefs".split()],
-        *[(name, True) for name in "fuse.glusterfs fuse.ceph-fuse fuse.s3fs".split()],
-        *[(name, False) for name in "ext4 xfs btrfs zfs tmpfs overlay fuseblk".split()],
-        *[(name, False) for name in "fuse fuse.squashfuse fuse.fuse-overlayfs f2fs".split()],
+        *[(name, True) for name in SHARED.split()],
+        *[(name, False) for name in LOCAL.split()],
     ],
 )
 def test_shared_file_systems(fstype: str, shared: bool) -> None:
@@ -270,7 +269,9 @@ for function in (lambda: fs.secure_root({base!r}), lambda: fs.choose_base({base!
             capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
     said = done.stdout.splitlines()
-    assert said[0].startswith(f"{base}/stager-12345: cannot be used as node root; Permission denied")
+    assert said[0].startswith(
+        f"{base}/stager-12345: cannot be used as node root; Permission denied"
+    )
     assert f"{base}: this user may not write to it" in said[1]
 
 
@@ -283,102 +284,3 @@ def test_many_at_once_agree(tmp_path: Path) -> None:
     ]
     roots = {process.communicate(timeout=60)[0].strip() for process in started}
     assert roots == {str(tmp_path / f"stager-{os.geteuid()}")}
-
-
-# --- real mounts ---------------------------------------------------------------------------------
-
-
-def needs_root() -> None:
-    if os.geteuid() != 0:
-        absent("only root can change owners and mount")
-
-
-def absent(reason: str) -> None:
-    if CI:
-        pytest.fail(f"{reason}; in CI this test must run")
-    pytest.skip(reason)
-
-
-def in_namespace(shell: str, code: str) -> object:
-    """What ``code`` prints as JSON, after ``shell`` made mounts that only it can see."""
-    needs_root()
-    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
-    if probe.returncode != 0:
-        absent("unshare -m is not permitted here")
-    code = f"import json, sys; sys.path.insert(0, {str(REPO)!r})\nfrom bundle import fs\n{code}"
-    done = subprocess.run(
-        ["unshare", "-m", "/bin/sh", "-euc", f'{shell}\nexec "$@"', "sh", sys.executable, "-c", code],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    return json.loads(done.stdout)
-
-
-CHOOSE = """
-try:
-    print(json.dumps(fs.choose_base({setting!r}, {bytes}, {inodes}, {env!r})))
-except fs.NodeError as exc:
-    print(json.dumps(str(exc)))
-"""
-
-
-def choose(shell: str, setting: str, bytes: int = 0, inodes: int = 0, **env: str) -> str:
-    code = CHOOSE.format(setting=setting, bytes=bytes, inodes=inodes, env=env)
-    return str(in_namespace(shell, code))
-
-
-def test_a_noexec_file_system_is_refused(tmp_path: Path) -> None:
-    mount = f"mount -t tmpfs -o noexec none {tmp_path}"
-    assert "mounted noexec" in choose(mount, str(tmp_path))
-    # ... and auto goes on to the next.
-    other = tmp_path.parent
-    assert choose(mount, "auto", SLURM_TMPDIR=str(tmp_path), TMPDIR=str(other)) == str(other)
-
-
-def test_a_read_only_file_system_is_refused(tmp_path: Path) -> None:
-    said = choose(f"mount -t tmpfs -o ro none {tmp_path}", str(tmp_path))
-    assert "mounted read-only" in said
-    assert "may not write" not in said  # once is enough
-
-
-def test_a_full_file_system_is_refused(tmp_path: Path) -> None:
-    fill = f"mount -t tmpfs -o size=1m none {tmp_path}; head -c 1000k /dev/zero > {tmp_path}/f"
-    said = choose(fill, str(tmp_path), bytes=100_000)
-    assert "needs 100.0 kB, 24.6 kB are free" in said
-    assert "[cluster] node-root" in said
-
-
-def test_a_file_system_without_inodes_is_refused(tmp_path: Path) -> None:
-    said = choose(f"mount -t tmpfs -o nr_inodes=50 none {tmp_path}", str(tmp_path), inodes=34255)
-    assert "needs 34255 inodes, 4" in said
-
-
-def test_tmpfs_without_an_inode_limit_does_not_count_them(tmp_path: Path) -> None:
-    mount = f"mount -t tmpfs -o nr_inodes=0 none {tmp_path}"
-    code = f"facts = fs.facts_of({str(tmp_path)!r})\n"
-    code += "print(json.dumps([facts.tmpfs, facts.free_inodes]))"
-    assert in_namespace(mount, code) == [True, None]
-    assert choose(mount, str(tmp_path), inodes=10**12) == str(tmp_path)
-
-
-def test_a_full_file_system_cannot_hold_a_node_root(tmp_path: Path) -> None:
-    fill = f"mount -t tmpfs -o nr_inodes=3 none {tmp_path}; touch {tmp_path}/a {tmp_path}/b"
-    code = f"""
-try:
-    fs.secure_root({str(tmp_path)!r})
-except fs.NodeError as exc:
-    print(json.dumps(str(exc)))
-"""
-    assert "No space left on device" in str(in_namespace(fill, code))
-
-
-def test_stacked_and_hidden_mounts_as_the_kernel_has_them(tmp_path: Path) -> None:
-    deep = tmp_path / "outer" / "in ner"
-    deep.mkdir(parents=True)
-    shell = f"""
-        mount -t tmpfs -o size=1m none '{deep}'
-        mount -t tmpfs -o size=2m none '{tmp_path}/outer'
-        mkdir '{deep}'"""
-    code = f"print(json.dumps(fs.mount_of({str(deep)!r}).point))"
-    assert in_namespace(shell, code) == str(tmp_path / "outer")
-    shell += f"; mount -t tmpfs -o size=3m none '{deep}'"
-    assert in_namespace(shell, code) == str(deep)

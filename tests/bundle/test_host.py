@@ -102,7 +102,9 @@ def test_usable_cpus(env: dict[str, str], affinity: int, quota: float | None, cp
 
 
 def test_memory() -> None:
-    text = "MemTotal:       1000 kB\nMemFree:  100 kB\nMemAvailable:    600 kB\nHugePages_Total: 0\n"
+    text = (
+        "MemTotal:       1000 kB\nMemFree:  100 kB\nMemAvailable:    600 kB\nHugePages_Total: 0\n"
+    )
     assert host.memory(text, Limits()) == (1024000, 614400)
     assert host.memory(text, Limits(memory=5000, memory_left=0)) == (5000, 0)
     assert host.memory(text, Limits(memory=GB, memory_left=GB)) == (1024000, 614400)

@@ -1,4 +1,4 @@
-"""Finding the Python behind whatever PATH offers: real installations, environments, broken shims."""
+"""The Python behind whatever PATH offers: installations, environments, shims that are broken."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ import pytest
 
 from bundle import interpreter
 from bundle.problem import NodeError
+from bundle.process import ProcessError
 
 REPO = Path(__file__).resolve().parents[2]
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -129,7 +130,18 @@ def test_other_implementations_and_free_threading_do_not_fit() -> None:
     assert answer("3.13.0", "cpython", "t").misfit("3.13") == "3.13.0 free-threaded"
 
 
+def test_an_environment_s_copy_is_never_taken_for_a_base(tmp_path: Path) -> None:
+    folder = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--copies", folder], check=True)
+    copy = str(folder / "bin" / "python")
+    answer = interpreter.Answer(f"{OWN}.0", "cpython", "", str(tmp_path / "gone"), copy)
+    with pytest.raises(ProcessError, match="no program of its own"):
+        interpreter._base(OWN, answer, os.environ)
+
+
 def test_without_a_path_the_usual_directories_are_looked_at() -> None:
     listed = list(interpreter._candidates("3.99", [], {}))
-    usual = [path for path in ("/usr/local/bin/python3", "/usr/bin/python3") if os.path.exists(path)]
+    usual = [
+        path for path in ("/usr/local/bin/python3", "/usr/bin/python3") if os.path.exists(path)
+    ]
     assert set(usual) <= set(listed)

@@ -1,41 +1,29 @@
 """Addresses and ports, asked of the real kernel; network namespaces stand for odd nodes."""
 
-import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from namespaces import namespace
 
 from bundle import net
 from bundle.problem import NodeError
 
-REPO = Path(__file__).resolve().parents[2]
-
-
-def namespace(flags: list[str], shell: str, code: str) -> object:
-    """What ``code`` prints as JSON in namespaces of its own."""
-    if subprocess.run(["unshare", *flags, "true"], capture_output=True, check=False).returncode:
-        if os.environ.get("CI") == "true":
-            pytest.fail("unshare is not permitted here; in CI this test must run")
-        pytest.skip("unshare is not permitted here")
-    code = f"import json, sys; sys.path.insert(0, {str(REPO)!r})\nfrom bundle import net\n{code}"
-    done = subprocess.run(
-        ["unshare", *flags, "/bin/sh", "-euc", f'{shell}\nexec "$@"', "sh", sys.executable, "-c", code],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 SAY = """
+from bundle import net
 def say(function):
     try:
         print(json.dumps(function()))
     except net.NodeError as exc:
         print(json.dumps(str(exc)))
+"""
+
+TWO_ADDRESSES = """
+import fcntl, socket, struct
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    for label, address in ((b"lo", "10.9.8.6"), (b"lo:1", "10.9.8.7")):
+        to = struct.pack("16sHH4s8x", label, socket.AF_INET, 0, socket.inet_aton(address))
+        fcntl.ioctl(asker, 0x8916, to)  # SIOCSIFADDR
 """
 
 
@@ -89,12 +77,15 @@ def test_every_address_of_the_kernel_is_listed() -> None:
     assert net.Link("lo", "127.0.0.1") in links
     assert {link.interface for link in links} <= {name for _, name in socket.if_nameindex()}
     listed = Path("/proc/net/fib_trie").read_text().split("\n")
-    local = {
-        before.split()[-1]
-        for before, line in zip(listed, listed[1:], strict=False)
-        if "/32 host LOCAL" in line
-    }
+    marked = [at for at, line in enumerate(listed) if "/32 host LOCAL" in line]
+    local = {listed[at - 1].split()[-1] for at in marked}
     assert {link.address for link in links if ":" not in link.address} == local
+
+
+def test_second_addresses_belong_to_their_interface() -> None:
+    ask = "[net.interface_of('10.9.8.7'), net.address_of('lo'), len(net.local_addresses())]"
+    code = f"{SAY}{TWO_ADDRESSES}say(lambda: {ask})"
+    assert namespace("-n", "", code) == ["lo", "10.9.8.6", 2]
 
 
 def test_if_inet6() -> None:
@@ -116,6 +107,7 @@ def test_interface_of() -> None:
 def test_interface_for_the_head() -> None:
     assert net.interface_for("127.0.0.1") == net.Link("lo", "127.0.0.1")
     assert net.interface_for("127.0.1.1") == net.Link("lo", "127.0.0.1")
+    assert net.interface_for("::1") == net.Link("lo", "127.0.0.1")
     for link in outside():
         assert net.interface_for(link.address) == link
 
@@ -151,20 +143,21 @@ def test_advertises_no_loopback_address(tmp_path: Path, listed: str) -> None:
         pytest.skip("this machine has no, or more than one, address of its own")
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n" + listed.format(host=socket.gethostname()) + "\n")
-    code = f"print(json.dumps(net.advertised_address({socket.gethostname()!r})))"
-    found = namespace(["-m"], f"mount --bind {hosts} /etc/hosts", code)
+    code = f"{SAY}say(lambda: net.advertised_address({socket.gethostname()!r}))"
+    found = namespace("-m", f"mount --bind {hosts} /etc/hosts", code)
     assert found == links[0].address
 
 
-def test_advertises_the_own_address_that_the_name_means(tmp_path: Path) -> None:
-    links = outside()
-    if not links:
-        pytest.skip("this machine has no address of its own")
-    name = socket.gethostname()
+def test_of_several_addresses_the_one_that_the_name_means_is_advertised(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
-    hosts.write_text(f"127.0.1.1 {name}\n192.0.2.7 {name}\n{links[-1].address} {name}\n")
-    code = f"print(json.dumps(net.advertised_address({name!r})))"
-    assert namespace(["-m"], f"mount --bind {hosts} /etc/hosts", code) == links[-1].address
+    hosts.write_text("127.0.1.1 known\n10.9.8.7 known\n")
+    mount = f"mount --bind {hosts} /etc/hosts"
+    code = f"{SAY}{TWO_ADDRESSES}say(lambda: net.advertised_address('known'))"
+    assert namespace("-mn", mount, code) == "10.9.8.7"
+    code = f"{SAY}{TWO_ADDRESSES}say(lambda: net.advertised_address('unknown'))"
+    said = str(namespace("-mn", mount, code))
+    assert "unknown: other nodes cannot be told an address" in said
+    assert "lo 10.9.8.6, lo 10.9.8.7" in said
 
 
 def test_advertises_what_leads_to_a_peer() -> None:
@@ -174,11 +167,11 @@ def test_advertises_what_leads_to_a_peer() -> None:
 
 def test_without_a_network_it_says_so() -> None:
     code = SAY + "say(lambda: net.advertised_address('no-such-host.invalid'))"
-    said = str(namespace(["-n"], "", code))
+    said = str(namespace("-n", "", code))
     assert "cannot be told an address" in said
     assert "[launch] interface" in said
     code = SAY + "say(lambda: net.interface_for('192.0.2.1').address)"
-    said = str(namespace(["-n"], "", code))
+    said = str(namespace("-n", "", code))
     assert "192.0.2.1: there is no route" in said
     assert "unreachable" in said
 

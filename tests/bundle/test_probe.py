@@ -185,6 +185,12 @@ def test_an_import_that_leaves_or_hangs(env: Path) -> None:
     assert "took more than 2 s, importing toy_core" in problems(facts)[0]
 
 
+def test_what_a_module_leaves_running_does_not_hold_the_answer_up(env: Path) -> None:
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start()"
+    (site(env) / "toy_core.py").write_text(code)
+    assert problems(ask(env, [], ["toy_core"], deep=True)) == []
+
+
 def test_an_environment_that_is_not_there_or_not_python(tmp_path: Path) -> None:
     facts = ask(tmp_path / "absent", [], [])
     assert "cannot be started (No such file or directory)" in problems(facts)[0]
@@ -207,7 +213,7 @@ def test_the_line_of_a_good_node() -> None:
     assert probe.probe_line({**facts, "packages": {"numpy": "2", "x": "1"}}) == (
         "NODE hpc09 OK -> PY 3.11 numpy 2"
     )
-    letters = {letter: "1" for letter in "abcdefgh"}
+    letters = dict.fromkeys("abcdefgh", "1")
     assert probe.probe_line({**facts, "packages": {"z": None, **letters}}) == (
         "NODE hpc09 OK -> PY 3.11 a 1 b 1 c 1 d 1 e 1 f 1"
     )
@@ -260,9 +266,12 @@ def python39() -> str:
         folders += sorted(shims.parent.glob("versions/3.9.*/bin"))
     for folder in folders:
         program = folder / "python3.9"
-        if program.exists() and not subprocess.run(
-            [program, "-c", "pass"], capture_output=True, check=False
-        ).returncode:
+        if (
+            program.exists()
+            and not subprocess.run(
+                [program, "-c", "pass"], capture_output=True, check=False
+            ).returncode
+        ):
             return str(program)
     pytest.skip("this machine has no Python 3.9")
 

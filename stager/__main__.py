@@ -1,0 +1,12 @@
+"""The one boundary: arguments in, exit code out."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""The whole build: spec, lock, wheels, layers, bundle, proof; each stage is one call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from bundle.manifest import Digest, Layer, canonical_json
+
+from . import bundles
+from .bundles import Newest
+from .config import Config
+from .decompressor import decompressor_lock
+from .errors import BundleError, ConfigError, ResolveError, StagerError
+from .layers import MadeLayers, Source, layer_id, make_layers
+from .lock import Lock, ResolveOptions, make_lock, read_lock
+from .model import Target, Wheel
+from .modules import top_modules
+from .pack import Contents, Packed, node_program, pack, stored_index
+from .project import asset_excludes, asset_files, project_files
+from .prove import Proof, prove
+from .solver import ResolverName
+from .spec import Spec, read_spec
+from .store import Store
+from .wheels import fetch
+
+LOCK_NAME = "pylock.toml"
+REPORTED = ("torch", "transformers", "datasets", "numpy")
+"""Packages whose versions a probe always reports where they are present."""
+
+
+class Listener(Protocol):
+    """Who is told how a build goes."""
+
+    def begin(self, phase: str) -> None:
+        """A phase begins."""
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """One of ``total`` pieces of the phase is done; ``total`` is 0 where it is not known."""
+
+    def note(self, line: str) -> None:
+        """Something the user should know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How to build."""
+
+    resolver: ResolverName = "auto"
+    """``auto`` takes uv where it is installed."""
+    offline: bool = False
+    """Whether nothing may be fetched."""
+    locked: bool = False
+    """Whether a lock that is not current is an error."""
+    prove: bool = True
+    """Whether the closure is proved."""
+    jobs: int | None = None
+    """How many layers are made at a time; None for one for each CPU of this process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What a build made."""
+
+    packed: Packed
+    """The bundle."""
+    lock: Lock
+    """What it was made from."""
+    made: MadeLayers
+    """Its layers."""
+    proof: Proof | None
+    """The proof of closure; None when it was skipped."""
+    seconds: dict[str, float]
+    """Time taken by phase."""
+
+
+def offline_root(config: Config) -> Path:
+    """Where the project's store is: ``$OFFLINE_ROOT``, else the setting, else the default."""
+    named = os.environ.get("OFFLINE_ROOT")
+    if named:
+        return Path(named).expanduser().absolute()
+    if config.environment.offline_root is not None:
+        return config.environment.offline_root
+    python = config.environment.python or Target.of_host().python
+    return Path.home() / f"offline_repo_py{python.replace('.', '')}"
+
+
+def lock_path(config: Config, spec: Spec) -> Path:
+    """The project's lock: beside its settings, and never the file that the user brought."""
+    path = config.root / LOCK_NAME
+    return config.root / "pylock.stager.toml" if spec.pylock == path else path
+
+
+def lock_project(config: Config, options: BuildOptions, listener: Listener) -> Lock:
+    """Make the project's lock anew.
+
+    Raises:
+        StagerError: see :func:`stager.spec.read_spec` and :func:`stager.lock.make_lock`.
+    """
+    store = Store(offline_root(config))
+    spec = read_spec(config)
+    listener.begin("lock")
+    with store.lock():
+        return _make_lock(config, spec, store, options)
+
+
+def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
+    """Make the project's bundle; whatever is there already is used again.
+
+    Raises:
+        StagerError: something expected is wrong; see the stages.
+    """
+    _refuse_unsupported(config)
+    store = Store(offline_root(config))
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        listener.begin(name)
+        started = time.monotonic()
+        yield
+        seconds[name] = round(time.monotonic() - started, 3)
+
+    def fetched(line: str) -> None:
+        listener.step(line, 0, 0)
+
+    with store.lock():
+        with phase("lock"):
+            spec = read_spec(config)
+            lock = _current_lock(config, spec, store, options)
+        with phase("wheels"):
+            wheels = fetch(lock, store, offline=options.offline, progress=fetched)
+            decompressor = _decompressor(spec.target, store, options, fetched)
+        with phase("layers"):
+            trees = _trees(config, listener)
+            made = make_layers(
+                [*map(Source.of_wheel, wheels), *trees],
+                store=store,
+                target=spec.target,
+                jobs=options.jobs or len(os.sched_getaffinity(0)),
+                progress=listener.step,
+            )
+        with phase("bundle"):
+            asked = _asked(spec, lock)
+            contents = Contents(
+                name=config.name,
+                target=spec.target,
+                wheels=wheels,
+                layers=made.layers,
+                decompressor=decompressor,
+                packages=_reported(asked, made.layers),
+                imports=_imports(config, asked, made.layers, store),
+            )
+            packed = pack(contents, store)
+        proof = None
+        if options.prove:
+            with phase("proof"):
+                proof = _proved(packed, store, spec, asked)
+                listener.note(proof.how)
+        inputs = _inputs(spec, trees)
+        bundles.remember(store, config.source, Newest(path=packed.path, inputs=inputs))
+    return Built(packed=packed, lock=lock, made=made, proof=proof, seconds=seconds)
+
+
+def build_report(built: Built) -> dict[str, Any]:
+    """The JSON object of ``stager build``."""
+    manifest = built.packed.manifest
+    return {
+        "ok": True,
+        "bundle": str(built.packed.path),
+        "id": manifest.id,
+        "packages": sum(layer.kind == "wheel" for layer in manifest.layers),
+        "files": manifest.files,
+        "bundle_bytes": built.packed.size,
+        "unpacked_bytes": manifest.unpacked_size,
+        "layers_built": built.made.built,
+        "layers_reused": built.made.reused,
+        "proved": built.proof is not None and built.proof.done,
+        "lock": str(built.lock.path),
+        "seconds": built.seconds,
+    }
+
+
+def current_bundle(config: Config, listener: Listener) -> Path:
+    """The project's newest bundle, made anew first where files of the project have changed.
+
+    That is quick and needs no network: the packages' layers are there. Changed requirements are
+    another matter and are left to ``stager build``.
+
+    Raises:
+        StagerError: there is no bundle yet, or the requirements have changed.
+    """
+    store = Store(offline_root(config))
+    found = bundles.newest(store, config.source)
+    if found is None:
+        raise BundleError(
+            f"there is no bundle of {config.name} in {store.root} yet",
+            hint="make one with `stager build`, or name one with --bundle",
+        )
+    if found.inputs == _inputs(read_spec(config), _trees(config, listener)):
+        return found.path
+    listener.note("the project has changed since its bundle was made: building it again")
+    try:
+        return build(config, BuildOptions(offline=True, locked=True), listener).packed.path
+    except ResolveError as exc:
+        raise BundleError(
+            f"the requirements of {config.name} have changed since its bundle was made",
+            hint="make it anew with `stager build`",
+            context=exc.context,
+        ) from exc
+
+
+def _refuse_unsupported(config: Config) -> None:
+    hub = [f"assets.models: {name}" for name in config.assets.models]
+    hub += [f"assets.datasets: {name}" for name in config.assets.datasets]
+    if hub:
+        raise ConfigError(
+            "models and data sets cannot be fetched from a hub by this version",
+            hint="download them yourself and name the folders in assets.paths",
+            context=hub,
+        )
+
+
+def _current_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) -> Lock:
+    """The lock on disk if it is what the spec asks for, else a new one."""
+    path = lock_path(config, spec)
+    if path.exists():
+        lock = read_lock(path, spec.target)
+        if lock.is_current(spec):
+            return lock
+    if options.locked:
+        state = "is not what the requirements ask for" if path.exists() else "does not exist"
+        raise ResolveError(
+            f"the lock {path} {state}, and --locked forbids making it anew",
+            hint="run `stager lock`, look at the difference, and build again",
+        )
+    return _make_lock(config, spec, store, options)
+
+
+def _make_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) -> Lock:
+    chosen = ResolveOptions(resolver=options.resolver, offline=options.offline)
+    return make_lock(spec, path=lock_path(config, spec), store=store, options=chosen)
+
+
+def _decompressor(
+    target: Target, store: Store, options: BuildOptions, progress: Callable[[str], None]
+) -> Wheel | None:
+    lock = decompressor_lock(target)
+    if lock is None:
+        return None
+    (wheel,) = fetch(lock, store, offline=options.offline, progress=progress)
+    return wheel
+
+
+def _trees(config: Config, listener: Listener) -> list[Source]:
+    """The layers that are not wheels: the project, the trainer, and each asset."""
+    sources = []
+    assets = [str(path) for path in config.assets.paths]
+    asset_files(config.root, assets)  # all their faults in one error
+    if config.project.path is not None:
+        inside = asset_excludes(assets, config.project.path)
+        tree = project_files(config.project.path, [*config.project.exclude, *inside])
+        for line in tree.skipped:
+            listener.note(line)
+        sources.append(Source.of_tree("project", config.name, tree, "project"))
+    folder = Path(str(resources.files("trainer")))
+    trainer = project_files(folder, [])
+    sources.append(Source.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
+    for path in assets:
+        tree = asset_files(config.root, [path])
+        sources.append(Source.of_tree("asset", Path(path).name, tree, "assets"))
+    return sources
+
+
+def _inputs(spec: Spec, trees: Sequence[Source]) -> Digest:
+    """Digest of everything that decides a bundle, known without building it."""
+    ids = [layer_id(tree, spec.target) for tree in trees]
+    node = Digest.of(node_program())
+    return Digest.of(canonical_json({"spec": spec.digest, "trees": ids, "node": node}))
+
+
+def _asked(spec: Spec, lock: Lock) -> tuple[str, ...]:
+    """What the user asked for, as requirements; of a lock without requirements all of it."""
+    asked = [*spec.requirements]
+    if spec.pylock is not None:
+        asked = [file.name for file in lock.files]
+    for built, _ in lock.sources:
+        asked.append(parse_wheel_filename(built)[0])
+    return tuple(asked)
+
+
+def _reported(asked: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
+    there = {layer.name for layer in layers if layer.kind == "wheel"}
+    names = [canonicalize_name(Requirement(text).name) for text in asked]
+    return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in there)
+
+
+def _imports(
+    config: Config, asked: Sequence[str], layers: Sequence[Layer], store: Store
+) -> tuple[str, ...]:
+    """The modules that must import: as set, else those of the packages that were asked for."""
+    if config.environment.imports:
+        return config.environment.imports
+    names = {canonicalize_name(Requirement(text).name) for text in asked}
+    found: list[str] = []
+    for layer in layers:
+        if layer.kind == "wheel" and layer.name in names:
+            found += top_modules(layer.name, stored_index(store, layer))
+    return tuple(dict.fromkeys(found))
+
+
+def _proved(packed: Packed, store: Store, spec: Spec, asked: Sequence[str]) -> Proof:
+    try:
+        return prove(
+            packed.path, packed.manifest, store=store, target=spec.target, requirements=asked
+        )
+    except StagerError:
+        if not packed.reused:  # a bundle that would fail on a node gets no name
+            packed.path.unlink(missing_ok=True)
+        raise

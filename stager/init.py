@@ -1,0 +1,46 @@
+"""Starting a project: the commented ``stager.toml``, and the settings of a project without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .config import FILE_NAME, Config, parse, template
+from .errors import ConfigError, StagerError
+
+GUESSES = ("requirements.in", "requirements.txt", "pyproject.toml")
+
+
+def create(folder: Path, source: Path | None) -> Path:
+    """Write ``stager.toml`` in a folder.
+
+    Args:
+        folder: where.
+        source: the requirements file to name; None takes the first of the usual ones.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        ConfigError: there is one already, or ``source`` does not exist.
+        StagerError: it cannot be written.
+    """
+    path = folder / FILE_NAME
+    if source is not None and not (folder / source).is_file():
+        raise ConfigError(f"there is no file {source}", hint="name a requirements file with --from")
+    guess = source or next((name for name in GUESSES if (folder / name).is_file()), None)
+    text = template([str(guess)] if guess else [])
+    try:
+        with path.open("x", encoding="utf-8") as handle:
+            handle.write(text)
+    except FileExistsError as exc:
+        raise ConfigError(f"{path} exists already", hint="edit it, or move it away") from exc
+    except OSError as exc:
+        raise StagerError(
+            f"{path} cannot be written: {exc.strerror or exc}", hint="check the permissions there"
+        ) from exc
+    return path
+
+
+def default(folder: Path) -> Config:
+    """The settings of a folder without a ``stager.toml``, for work on a bundle named by its path."""
+    return parse({}, root=folder, source=folder / FILE_NAME)

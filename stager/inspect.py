@@ -1,0 +1,72 @@
+"""Looking into a bundle without unpacking it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from bundle.archive import BundleFile
+from bundle.layer import Index
+from bundle.manifest import Layer, Manifest
+
+from .bundles import opened
+
+
+def inspect(path: Path, *, files: bool) -> dict[str, Any]:
+    """What is in a bundle, as the JSON object of ``stager inspect``.
+
+    Args:
+        path: the bundle.
+        files: whether every file is listed.
+
+    Raises:
+        BundleError: it cannot be read, or is damaged.
+    """
+    with opened(path) as bundle:
+        report = _summary(path, bundle.manifest)
+        if files:
+            report["listing"] = [
+                {
+                    "layer": layer.name,
+                    "path": entry.path,
+                    "size": entry.size,
+                    "sha256": entry.sha256,
+                }
+                for layer in bundle.manifest.layers
+                for entry in _index(bundle, layer).files
+            ]
+    return report
+
+
+def _summary(path: Path, manifest: Manifest) -> dict[str, Any]:
+    needs = manifest.requires
+    return {
+        "bundle": str(path),
+        "id": manifest.id,
+        "name": manifest.name,
+        "python": needs.python,
+        "platform": f"{needs.machine}, {needs.libc} {needs.libc_version} or newer",
+        "bundle_bytes": path.stat().st_size,
+        "unpacked_bytes": manifest.unpacked_size,
+        "files": manifest.files,
+        "imports": list(manifest.imports),
+        "layers": [
+            {
+                "kind": layer.kind,
+                "name": layer.name,
+                "version": layer.version,
+                "bytes": layer.size,
+                "unpacked_bytes": layer.unpacked_size,
+                "files": layer.files,
+                "id": layer.id,
+            }
+            for layer in manifest.layers
+        ],
+    }
+
+
+def _index(bundle: BundleFile, layer: Layer) -> Index:
+    engine = zstandard.ZstdDecompressor()
+    return bundle.index(layer, lambda data, size: engine.decompress(data))

@@ -1,0 +1,199 @@
+"""Proof that nothing is missing offline, made at build time, where it can still be mended.
+
+The bundle is unpacked into a scratch environment by the very program that will do it on the nodes,
+with the network taken away; every requirement in every package's metadata must be met inside, and
+the declared modules must import.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+
+from bundle.manifest import Digest, Manifest, canonical_json
+from bundle.problem import Problem
+
+from .bundles import node_program
+from .errors import BundleError, StagerError
+from .model import Target
+from .run import CommandError, Runner, run
+from .store import Store
+
+PROBE_SECONDS = 1200.0
+_NOWHERE = "http://127.0.0.1:9"
+"""The discard port: nothing listens there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the far side found in the scratch environment."""
+
+    path: Path
+    """The environment."""
+    problems: list[Problem]
+    """Everything that is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What was proved, and how."""
+
+    done: bool
+    """Whether it was done now or before; False where this machine cannot run the environment."""
+    how: str
+    """One line for the user."""
+
+
+def prove(
+    bundle: Path,
+    manifest: Manifest,
+    *,
+    store: Store,
+    target: Target,
+    requirements: Sequence[str],
+    run: Runner = run,
+) -> Proof:
+    """Unpack a bundle with the network denied, and check that it is complete.
+
+    Args:
+        bundle: the file.
+        manifest: what is in it.
+        store: where to unpack, and where proofs are kept: the same layers are proved once.
+        target: what it was built for.
+        requirements: what the user asked for, with extras.
+        run: starts processes.
+
+    Raises:
+        BundleError: requirements that are not met, or modules that do not import; all of them.
+        SpaceError: no room to unpack.
+    """
+    record = store.proofs / _key(manifest, requirements)
+    if record.exists():
+        return Proof(done=True, how="closure proved before: the same packages")
+    host = Target.of_host()
+    if (target.machine, target.libc[0]) != (host.machine, host.libc[0]):
+        return Proof(done=False, how=f"closure not proved: this machine is no {target.machine}")
+    if not target.is_host_python and shutil.which(f"python{target.python}") is None:
+        return Proof(done=False, how=f"closure not proved: no Python {target.python} here")
+    store.require_space(manifest.unpacked_size + 4096 * manifest.files, "the proof of closure")
+    scratch = store.scratch("prove")
+    try:
+        denied, how = _deny_network(run)
+        found = _probe(node_program(bundle, store), bundle, scratch, denied, run)
+        faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in found.problems]
+        site = found.path / "lib" / f"python{target.python}" / "site-packages"
+        faults += unmet(site, requirements, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if faults:
+        raise BundleError(
+            "the environment is not complete: it would fail on a node",
+            hint="add what is missing to environment.requirements and build again; "
+            "--no-prove skips this check",
+            context=faults,
+        )
+    with store.publishing(record) as partial:
+        partial.write_text(how + "\n")
+    return Proof(done=True, how=f"closure proved: {how}")
+
+
+def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
+    """Every requirement that is not met in a site-packages directory.
+
+    Extras count where somebody asks for them: the user, or a package that is itself needed.
+
+    Args:
+        site: the directory.
+        requirements: what the user asked for.
+        target: decides the markers.
+    """
+    found = {
+        canonicalize_name(item.metadata["Name"]): item
+        for item in importlib.metadata.distributions(path=[str(site)])
+    }
+    roots = [Requirement(text) for text in requirements]
+    waiting = [("you", one) for one in roots if _applies(one, "", target)]
+    waiting += [(name, Requirement(name)) for name in sorted(found)]
+    seen: set[tuple[NormalizedName, str]] = set()
+    faults = []
+    while waiting:
+        asker, wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        item = found.get(name)
+        if item is None:
+            faults.append(f"{name} is missing; {asker} needs it")
+            continue
+        if wanted.specifier and not wanted.specifier.contains(item.version, prereleases=True):
+            text = f"{wanted.name}{wanted.specifier}"
+            faults.append(f"{name} is {item.version}; {asker} needs {text}")
+        for extra in {"", *wanted.extras}:
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                waiting += [(name, one) for one in _needs(item, extra, target)]
+    return sorted(set(faults))
+
+
+def _needs(
+    item: importlib.metadata.Distribution, extra: str, target: Target
+) -> Iterable[Requirement]:
+    for text in item.requires or ():
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:
+            continue  # old metadata; the resolver could not read it either
+        if _applies(wanted, extra, target):
+            yield wanted
+
+
+def _applies(wanted: Requirement, extra: str, target: Target) -> bool:
+    if wanted.marker is None:
+        return not extra
+    environment = cast("dict[str, str]", dict(target.environment()))
+    without = wanted.marker.evaluate({**environment, "extra": ""})
+    return without if not extra else wanted.marker.evaluate({**environment, "extra": extra})
+
+
+def _key(manifest: Manifest, requirements: Sequence[str]) -> str:
+    wheels = sorted(layer.id for layer in manifest.layers if layer.kind == "wheel")
+    parts = {"layers": wheels, "imports": manifest.imports, "requirements": sorted(requirements)}
+    parts["node"] = manifest.node.sha256
+    return Digest.of(canonical_json(parts))
+
+
+def _deny_network(run: Runner) -> tuple[list[str], str]:
+    """A prefix that takes the network away: a namespace without any, where the kernel allows it."""
+    for options in (["-n"], ["-r", "-n"]):
+        try:
+            run(["unshare", *options, "true"], timeout=10)
+        except StagerError:
+            continue
+        return ["unshare", *options, "--"], "unpacked and imported in a namespace with no network"
+    return [], "unpacked and imported with all proxies leading nowhere"
+
+
+def _probe(program: Path, bundle: Path, scratch: Path, denied: list[str], run: Runner) -> Answer:
+    """Let the far side unpack and import; what it says on standard output is one JSON object."""
+    away = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY"), _NOWHERE)
+    env = {**away, "PIP_NO_INDEX": "1", "STAGER_NODE_ROOT": str(scratch)}
+    argv = [*denied, sys.executable, "-I", "-S", str(program), "probe", str(bundle), str(scratch)]
+    argv += ["--json", "--python", getattr(sys, "_base_executable", sys.executable)]
+    done = run(argv, timeout=PROBE_SECONDS, env=env, check=False)
+    try:
+        said = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise CommandError(done, reason="the node program gave no answer") from None
+    if "problem" in said:
+        problem = Problem.from_json(said["problem"])
+        raise BundleError(f"{problem.where}: {problem.what}: {problem.why}", hint=problem.fix)
+    return Answer(
+        path=Path(said["path"]), problems=[Problem.from_json(p) for p in said["problems"]]
+    )

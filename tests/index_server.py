@@ -1,0 +1,104 @@
+"""A package index (PEP 503) on this machine's loopback, with a password if wanted."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from packaging.utils import canonicalize_name
+
+
+@dataclass(kw_only=True)
+class Index:
+    """A running index."""
+
+    folder: Path
+    """The distribution files it offers, as they are at each request."""
+    user: str = ""
+    """Who may ask; anyone when empty."""
+    password: str = ""
+    """And with which password."""
+    hashes: bool = True
+    """Whether links carry digests."""
+    lengths: bool = True
+    """Whether answers say how long they are."""
+    port: int = 0
+    """Where it listens, once it does."""
+    asked: list[str] = field(default_factory=list)
+    """The paths asked for, in order, with the method."""
+
+    @property
+    def url(self) -> str:
+        """The index without the password."""
+        return f"http://127.0.0.1:{self.port}/simple"
+
+    @property
+    def url_with_password(self) -> str:
+        """The index as a user would configure it."""
+        return f"http://{self.user}:{self.password}@127.0.0.1:{self.port}/simple"
+
+    def page(self, name: str) -> str:
+        """The links of one project."""
+        links = []
+        for file in sorted(self.folder.iterdir()):
+            if canonicalize_name(file.name.split("-")[0]) == name:
+                digest = hashlib.sha256(file.read_bytes()).hexdigest() if self.hashes else ""
+                anchor = f"#sha256={digest}" if digest else ""
+                links.append(f'<a href="/files/{quote(file.name)}{anchor}">{file.name}</a><br>')
+        return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>" if links else ""
+
+
+@contextlib.contextmanager
+def serve(index: Index) -> Iterator[Index]:
+    """Run an index until the block ends."""
+    allowed = base64.b64encode(f"{index.user}:{index.password}".encode()).decode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            index.asked.append(f"{self.command} {self.path}")
+            if index.user and self.headers.get("Authorization") != f"Basic {allowed}":
+                self.answer(401, b"", [("WWW-Authenticate", 'Basic realm="index"')])
+                return
+            path = unquote(self.path.partition("?")[0])
+            if path.startswith("/files/"):
+                file = index.folder / path.removeprefix("/files/")
+                found = file.read_bytes() if file.is_file() else b""
+            elif path.strip("/") == "simple":
+                found = b"<html></html>"
+            else:
+                found = index.page(path.strip("/").removeprefix("simple/")).encode()
+            kind = "application/octet-stream" if "/files/" in path else "text/html"
+            self.answer(200 if found else 404, found, [("Content-Type", kind)])
+
+        do_HEAD = do_GET
+
+        def answer(self, status: int, body: bytes, headers: list[tuple[str, str]]) -> None:
+            self.send_response(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            if index.lengths or status != 200:
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    index.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield index
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,326 @@
+import re
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from stager import config
+from stager.errors import ConfigError
+
+DESIGN = """
+[environment]
+requirements = ["requirements.in"]
+constraints = ["limits.txt"]
+python = "3.11"
+platform = "manylinux_2_28_x86_64"
+torch-backend = "cpu"
+offline-root = "~/offline_repo_py311"
+imports = ["torch", "torch.nn"]
+
+[project]
+name = "demo"
+path = "src"
+exclude = ["runs/", "*.pt"]
+outputs = ["tiny_out"]
+command = ["-m", "trainer", "tiny-bert", "--subset", "2000", "--epochs", "3"]
+
+[assets]
+paths = ["data/ag_news.csv", "/data/shared"]
+models = ["google/bert_uncased_L-2_H-128_A-2"]
+datasets = ["ag_news"]
+
+[cluster]
+nodes = 3
+partition = "torch"
+cpus-per-task = 4
+time = "00:30:00"
+account = "lab"
+exclude = "node0[1-3]"
+salloc-args = ["--mem=8G"]
+node-root = "$SCRATCH/nodes"
+
+[launch]
+nproc-per-node = 2
+launcher = "srun"
+backend = "gloo"
+interface = { "node0[1-3]" = "ens1f1", "node05" = "ens1f0np0" }
+omp-num-threads = 2
+max-restarts = 1
+"""
+
+
+def write(folder: Path, text: str, name: str = "stager.toml") -> Path:
+    path = folder / name
+    path.write_text(dedent(text))
+    return path
+
+
+def problems(data: dict[str, Any], tmp_path: Path) -> tuple[str, ...]:
+    data.setdefault("environment", {}).setdefault("requirements", [])
+    with pytest.raises(ConfigError) as caught:
+        config.parse(data, root=tmp_path, source=tmp_path / "stager.toml")
+    assert caught.value.hint
+    return caught.value.context
+
+
+def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
+    write(tmp_path, DESIGN)
+    found = config.load(tmp_path)
+    assert found == config.Config(
+        name="demo",
+        root=tmp_path,
+        source=tmp_path / "stager.toml",
+        environment=config.EnvironmentConfig(
+            requirements=("requirements.in",),
+            constraints=("limits.txt",),
+            python="3.11",
+            platform="manylinux_2_28_x86_64",
+            torch_backend="cpu",
+            offline_root=isolated / "offline_repo_py311",
+            imports=("torch", "torch.nn"),
+        ),
+        project=config.ProjectConfig(
+            path=tmp_path / "src",
+            exclude=("runs/", "*.pt"),
+            outputs=("tiny_out",),
+            command=("-m", "trainer", "tiny-bert", "--subset", "2000", "--epochs", "3"),
+        ),
+        assets=config.AssetsConfig(
+            paths=(tmp_path / "data/ag_news.csv", Path("/data/shared")),
+            models=("google/bert_uncased_L-2_H-128_A-2",),
+            datasets=("ag_news",),
+        ),
+        cluster=config.ClusterConfig(
+            nodes=3,
+            partition="torch",
+            cpus_per_task=4,
+            time="00:30:00",
+            account="lab",
+            exclude="node0[1-3]",
+            salloc_args=("--mem=8G",),
+            node_root="$SCRATCH/nodes",
+        ),
+        launch=config.LaunchConfig(
+            nproc_per_node=2,
+            launcher="srun",
+            backend="gloo",
+            interface=(("node0[1-3]", "ens1f1"), ("node05", "ens1f0np0")),
+            omp_num_threads=2,
+            max_restarts=1,
+        ),
+    )
+
+
+def test_defaults(tmp_path: Path) -> None:
+    root = tmp_path / "my lab (2)"
+    found = config.parse(
+        {"environment": {"requirements": ["numpy"]}}, root=root, source=root / "stager.toml"
+    )
+    assert found.name == "my-lab-2"
+    assert found.project.path == root
+    assert found.environment.python is None
+    assert found.environment.offline_root is None
+    assert found.cluster.nodes == 1
+    assert found.cluster.node_root == "auto"
+    assert found.launch.nproc_per_node is None
+    assert found.launch.interface == "auto"
+    assert found.launch.omp_num_threads is None
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "expected"),
+    [
+        ("launch", "nproc-per-node", "auto", None),
+        ("launch", "interface", "eth0", "eth0"),
+        ("cluster", "exclude", ["n1", "n2"], "n1,n2"),
+        ("cluster", "time", 90, "90"),
+        ("environment", "torch-backend", "none", None),
+        ("environment", "torch-backend", "cu126", "cu126"),
+        ("project", "path", False, None),
+    ],
+)
+def test_a_value_in_another_form(
+    tmp_path: Path, table: str, key: str, value: object, expected: object
+) -> None:
+    data: dict[str, Any] = {"environment": {"requirements": []}}
+    data.setdefault(table, {})[key] = value
+    found = config.parse(data, root=tmp_path, source=tmp_path / "stager.toml")
+    assert getattr(getattr(found, table), key.replace("-", "_")) == expected
+
+
+def test_a_time_without_quotes_is_a_time(tmp_path: Path) -> None:
+    write(tmp_path, "[environment]\nrequirements = []\n[cluster]\ntime = 01:30:00\n")
+    assert config.load(tmp_path).cluster.time == "01:30:00"
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+
+COUNT = "allowed: a whole number, 1 or more"
+STRINGS = 'allowed: a list of strings, for example ["requirements.txt"]'
+PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "expected"),
+    [
+        ("environment", "requirement", [], "unknown key; did you mean environment.requirements?"),
+        ("cluster", "cpus_per_task", 4, "unknown key; did you mean cluster.cpus-per-task?"),
+        ("launch", "nodes", 4, "unknown key; did you mean cluster.nodes?"),
+        ("assets", "qqqqqq", 1, "unknown key; known are paths, models, datasets"),
+        ("cluster", "nodes", "three", f"found the string 'three', {COUNT}"),
+        ("cluster", "nodes", 0, f"found the number 0, {COUNT}"),
+        ("cluster", "nodes", True, f"found true, {COUNT}"),
+        ("environment", "python", 3.1, f"found the number 3.1, {PYTHON}"),
+        ("environment", "requirements", "numpy", f"found the string 'numpy', {STRINGS}"),
+        ("environment", "requirements", ["a", 1], f"found the list ['a', 1], {STRINGS}"),
+        ("launch", "launcher", "mpi", 'found the string \'mpi\', allowed: "torchrun" or "srun"'),
+    ],
+)
+def test_a_problem_names_the_key_and_what_is_allowed(
+    tmp_path: Path, table: str, key: str, value: object, expected: str
+) -> None:
+    assert problems({table: {key: value}}, tmp_path) == (f"{table}.{key}: {expected}",)
+
+
+def test_a_wrong_table(tmp_path: Path) -> None:
+    assert problems({"clutser": {}}, tmp_path) == ("clutser: unknown key; did you mean cluster?",)
+    assert problems({"cluster": 3}, tmp_path) == (
+        "cluster: found the number 3, allowed: a table, written [cluster]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("environment", "platform", "linux"),
+        ("environment", "platform", "win_amd64"),
+        ("environment", "torch-backend", "cuda12"),
+        ("environment", "imports", ["torch nn"]),
+        ("environment", "imports", ["os; bad()"]),
+        ("environment", "offline-root", "~nobody-of-this-name/x"),
+        ("assets", "models", ["a/b/c"]),
+        ("cluster", "time", "half an hour"),
+        ("cluster", "time", -1),
+        ("cluster", "partition", "two words"),
+        ("cluster", "node-root", "relative/path"),
+        ("launch", "interface", {}),
+        ("launch", "interface", "an-interface-with-a-long-name"),
+        ("launch", "omp-num-threads", "many"),
+        ("launch", "max-restarts", -1),
+        ("project", "path", True),
+        ("project", "name", "../x"),
+    ],
+)
+def test_a_value_out_of_range(tmp_path: Path, table: str, key: str, value: object) -> None:
+    (line,) = problems({table: {key: value}}, tmp_path)
+    assert line.startswith(f"{table}.{key}: found ")
+    assert ", allowed: " in line
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    data = {"cluster": {"nodes": "x", "tiem": 1}, "launch": {"backend": "mpi"}, "extra": {}}
+    found = problems(data, tmp_path)
+    assert [line.partition(":")[0] for line in found] == [
+        "cluster.nodes",
+        "launch.backend",
+        "extra",
+        "cluster.tiem",
+    ]
+
+
+def test_requirements_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse({}, root=tmp_path, source=tmp_path / "stager.toml")
+    assert caught.value.context == (
+        'environment.requirements: missing; name what to install: ["requirements.txt"]',
+    )
+
+
+def test_a_target_without_wheels_is_among_the_problems(tmp_path: Path) -> None:
+    found = problems({"environment": {"python": "4.0"}, "cluster": {"nodes": 0}}, tmp_path)
+    assert len(found) == 2
+
+
+# --- finding the file -----------------------------------------------------------------------------
+
+
+def test_the_nearest_file_wins(tmp_path: Path) -> None:
+    write(tmp_path, "[environment]\nrequirements = ['outer']\n")
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    assert config.load(inner).root == tmp_path
+    write(tmp_path / "a", "[tool.stager.environment]\nrequirements = ['mid']\n", "pyproject.toml")
+    assert config.load(inner).root == tmp_path / "a"
+    write(tmp_path / "a", "[environment]\nrequirements = ['own']\n")
+    assert config.load(inner).environment.requirements == ("own",)
+
+
+def test_a_file_can_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "[environment]\nrequirements = []\n", "other.toml")
+    assert config.load(path).source == path
+
+
+def test_pyproject_stands_for_its_own_dependencies(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "[project]\nname = 'p'\n[tool.stager.launch]\nbackend = 'gloo'\n",
+        "pyproject.toml",
+    )
+    found = config.load(tmp_path)
+    assert found.environment.requirements == ("pyproject.toml",)
+    assert found.launch.backend == "gloo"
+
+
+def test_a_pyproject_that_is_not_ours_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "[environment]\nrequirements = []\n")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    write(inner, "this is not TOML", "pyproject.toml")
+    assert config.load(inner).root == tmp_path
+    write(inner, "[tool.stager]\nthis is not TOML", "pyproject.toml")
+    with pytest.raises(ConfigError, match=r"pyproject.toml: line 2, column 6"):
+        config.load(inner)
+
+
+def test_no_file_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load(tmp_path)
+    assert "stager init" in caught.value.hint
+    assert str(tmp_path) in caught.value.context[0]
+
+
+# --- the template ---------------------------------------------------------------------------------
+
+
+def test_the_template_reads_back(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, config.template(["requirements.txt", 'numpy>=2; python_version > "3.9"'])
+    )
+    found = config.load(path)
+    assert found.environment.requirements == (
+        "requirements.txt",
+        'numpy>=2; python_version > "3.9"',
+    )
+    bare = config.parse(
+        {"environment": {"requirements": []}}, root=tmp_path, source=tmp_path / "stager.toml"
+    )
+    assert found.launch == bare.launch
+    assert found.cluster == bare.cluster
+
+
+def test_every_example_in_the_template_is_valid(tmp_path: Path) -> None:
+    lines = config.template([]).splitlines()
+    live = [re.sub(r"^# ([a-z-]+ = )", r"\1", line) for line in lines]
+    path = write(tmp_path, "\n".join(live) + "\n")
+    found = config.load(path)
+    assert found.environment.imports == ("torch",)
+    assert found.launch.interface == "auto"
+
+
+def test_every_key_is_in_the_template(tmp_path: Path) -> None:
+    text = config.template([])
+    for line in DESIGN.splitlines():
+        if " = " in line:
+            assert line.partition(" = ")[0] + " = " in text

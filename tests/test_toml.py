@@ -1,0 +1,76 @@
+import datetime
+import sys
+from pathlib import Path
+
+import pytest
+
+from stager import toml
+from stager.errors import ConfigError
+
+DOCUMENT = {
+    "text": 'quotes " backslash \\ tab \t newline \n bell \x07 delete \x7f é 漢',
+    "yes": True,
+    "count": -3,
+    "ratio": 0.5,
+    "when": datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc),
+    "none": [],
+    "long": ["x" * 40, "y" * 40, "z" * 40],
+    "key with spaces": 1,
+    "rows": [
+        {"name": "a", "files": [{"url": "u", "hashes": {"sha256": "0"}}, {"url": "v"}]},
+        {"name": "b", "empty": {}},
+    ],
+    "tool": {"stager": {"x": 1, "inner": {"dotted.key": "v"}}},
+    "hollow": {},
+}
+
+
+def test_what_is_written_reads_back_the_same() -> None:
+    assert toml.loads(toml.dumps(DOCUMENT), Path("x.toml")) == DOCUMENT
+
+
+def test_writing_twice_gives_the_same_text() -> None:
+    text = toml.dumps(DOCUMENT)
+    assert toml.dumps(toml.loads(text, Path("x.toml"))) == text
+
+
+def test_a_table_of_tables_has_no_empty_header() -> None:
+    assert toml.dumps({"tool": {"stager": {"x": 1}}}) == "[tool.stager]\nx = 1\n"
+
+
+def test_a_value_toml_lacks_is_refused() -> None:
+    with pytest.raises(TypeError, match="no type for NoneType"):
+        toml.dumps({"x": None})
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a = 1\nb = = 2\n", "line 2, column 5"),
+        ("[x\n", "line 1, column 3"),
+    ],
+)
+def test_a_syntax_error_says_where(tmp_path: Path, text: str, place: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        toml.read(path)
+    assert caught.value.message.startswith(f"{path}: {place}: ")
+    assert "(at" not in caught.value.message
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(b'a = "\xff"\n')
+    with pytest.raises(ConfigError, match="byte 5 is not UTF-8"):
+        toml.read(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
+        toml.read(tmp_path / "none.toml")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is new in Python 3.11")
+def test_the_parser_is_the_standard_one() -> None:
+    assert toml.tomllib.__name__ == "tomllib"

@@ -1,0 +1,90 @@
+"""Which checkpoint a run goes on from, and which it clears away."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer import checkpoint
+from trainer.checkpoint import Start, find, prepare, write_metrics
+from trainer.config import TrainerError, parse
+
+
+def options(out, *arguments):
+    return parse(["tiny-bert", "--out", str(out), *arguments])
+
+
+def saved(out, step, epoch):
+    """A folder with the files that the Trainer leaves."""
+    folder = out / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
+        (folder / name).touch()
+    state = {"global_step": step, "epoch": epoch}
+    (folder / "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
+    return folder
+
+
+def test_the_newest_is_found_by_number_not_by_name(tmp_path):
+    saved(tmp_path, 90, 1.0)
+    newest = saved(tmp_path, 180, 2.0)
+    assert find(options(tmp_path), 90) == Start(checkpoint=newest, epochs_done=2.0)
+
+
+@pytest.mark.parametrize("lost", ["trainer_state.json", "optimizer.pt", "model.safetensors"])
+def test_an_incomplete_one_is_passed_over(tmp_path, lost):
+    older = saved(tmp_path, 10, 1.0)
+    (saved(tmp_path, 20, 2.0) / lost).unlink()
+    assert find(options(tmp_path), 10).checkpoint == older
+
+
+def test_a_cut_off_state_is_passed_over(tmp_path):
+    (saved(tmp_path, 10, 1.0) / "trainer_state.json").write_text('{"glob', encoding="utf-8")
+    assert find(options(tmp_path), 10) == Start()
+
+
+def test_one_of_another_number_of_ranks_is_refused(tmp_path):
+    saved(tmp_path, 20, 1.0)
+    with pytest.raises(TrainerError, match="20 steps an epoch, and this run has 10"):
+        find(options(tmp_path), 10)
+
+
+def test_resume_without_a_checkpoint_starts_anew(tmp_path):
+    out = tmp_path / "new" / "out"
+    assert prepare(options(out, "--resume"), 10) == Start()
+    assert out.is_dir()
+
+
+def test_a_finished_run_is_replaced(tmp_path):
+    folder = saved(tmp_path, 10, 1.0)
+    mine = tmp_path / "checkpoint-notes"
+    mine.mkdir()
+    write_metrics(tmp_path, {"accuracy": 1.0})
+    assert prepare(options(tmp_path), 10) == Start()
+    assert not folder.exists()
+    assert not (tmp_path / "metrics.json").exists()
+    assert mine.is_dir()
+
+
+def test_an_unfinished_run_is_not_thrown_away(tmp_path):
+    folder = saved(tmp_path, 10, 1.0)
+    with pytest.raises(TrainerError, match="did not finish") as error:
+        prepare(options(tmp_path), 10)
+    assert "--resume" in error.value.hint
+    assert folder.is_dir()
+    assert prepare(options(tmp_path, "--resume"), 10).checkpoint == folder
+
+
+def test_an_output_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(TrainerError, match="cannot be used"):
+        prepare(options(tmp_path / "file" / "out"), 10)
+
+
+def test_metrics_are_whole_and_leave_nothing_beside_them(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    path = write_metrics(out, {"accuracy": 0.5, "world_size": 4})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"accuracy": 0.5, "world_size": 4}
+    assert [entry.name for entry in out.iterdir()] == [checkpoint.METRICS]

@@ -1,0 +1,71 @@
+"""What the trainer makes of the variables that a launcher sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.config import TrainerError
+from trainer.dist import World, by_first, say, sums, together, world_of
+
+LAUNCHED = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_without_a_launcher_the_process_is_alone():
+    assert world_of({}) == World(rank=0, size=1, local_rank=0, local_size=1, launched=False)
+
+
+def test_a_launchers_variables_are_read():
+    assert world_of(LAUNCHED) == World(rank=3, size=4, local_rank=1, local_size=2, launched=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+        ({"RANK": "first"}, "RANK=first is not a number"),
+        ({"RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4"),
+    ],
+)
+def test_an_incomplete_description_is_refused(change, named):
+    with pytest.raises(TrainerError, match=named):
+        world_of(LAUNCHED | change)
+
+
+def test_alone_the_collectives_need_no_process_group():
+    alone = World()
+    assert together(alone, lambda: 5) == 5
+    assert by_first(alone, lambda: "done") == "done"
+    assert sums(alone, [1.0, 2.5]) == [1.0, 2.5]
+
+
+def test_a_failure_comes_out_of_together_with_its_hint():
+    def fail():
+        raise TrainerError("no such thing", hint="bring it")
+
+    with pytest.raises(TrainerError, match="no such thing") as error:
+        together(World(), fail)
+    assert error.value.hint == "bring it"
+    assert error.value.everywhere
+
+
+def test_a_line_is_written_in_one_call(monkeypatch):
+    calls = []
+
+    class Recorder:
+        def write(self, text):
+            calls.append(text)
+
+        def flush(self):
+            calls.append("flush")
+
+    monkeypatch.setattr("sys.stdout", Recorder())
+    say("[RANK 1] WORLD_SIZE=2")
+    assert calls == ["[RANK 1] WORLD_SIZE=2\n", "flush"]
