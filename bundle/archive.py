@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib
 import io
@@ -49,6 +51,9 @@ class BundleFile:
         self.path = path
         try:
             self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # While it is open nobody clears it away; not every file system has locks.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as exc:
             raise NodeError(
                 Problem(

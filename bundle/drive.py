@@ -1,8 +1,8 @@
 """The driver: runs inside the allocation and takes all nodes through the phases of a job.
 
-It prints JSON lines, ``{"v": 1, "event": ..., "node": ..., "phase": ..., "seconds": ...}``: ``begin``
-and ``end`` of each phase, what each agent answers, and at last one ``result``. It keeps them as
-``events.<jobid>.jsonl`` beside the logs, and writes what the ranks print to one log a node.
+It prints JSON lines, ``{"v": 1, "event": ..., "node": ..., "phase": ..., "seconds": ...}``:
+``begin`` and ``end`` of each phase, what each agent answers, and at last one ``result``. It keeps
+them as ``events.<jobid>.jsonl`` beside the logs, and writes what the ranks print to one log a node.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 from . import agent, launch
+from .archive import BundleFile
 from .job import Job
 from .local import LocalTransport
 from .problem import NodeError, Problem
@@ -99,8 +100,8 @@ class _State:
     """What is known so far; each phase adds to it."""
 
     job: Job
-    transport: Transport
     logs: Logs
+    transport: Transport = field(init=False)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The preflight's answer of each node."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -171,15 +172,17 @@ def drive(job: Job, transport: Callable[[Job], Transport] = LocalTransport) -> i
     """Take the job through its phases; returns the exit status, 0 or 3 (130 when interrupted).
 
     Raises:
-        NodeError: there is no place for the nodes, or the log directory cannot be written.
+        NodeError: the log directory cannot be written.
     """
     agent.end_on_signals()
-    state = _State(job, transport(job), Logs(job))
+    state = _State(job, Logs(job))
     problems: dict[str, list[dict[str, str]]] = {}
     interrupted = False
     try:
-        for phase in _PHASES if job.action == "run" else _PHASES[:-1]:
-            _timed(state, phase)
+        with BundleFile(job.bundle, job.bundle_id):  # kept open: in use until the job ends
+            state.transport = transport(job)
+            for phase in _PHASES if job.action == "run" else _PHASES[:-1]:
+                _timed(state, phase)
     except _NodesFailed as exc:
         problems = {node: list(answer["problems"]) for node, answer in exc.answers.items()}
     except NodeError as exc:

@@ -68,7 +68,7 @@ def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, st
     """The variables of any program in an environment: isolated from the node, and offline.
 
     Being a virtual environment keeps the node's own site-packages out; ``PYTHONNOUSERSITE`` keeps
-    ``~/.local`` out, in child processes too. An ``HF_HOME`` that the user has set is kept. No bytecode
+    ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has set is kept. No bytecode
     is written: a published environment brings its own and is never modified.
 
     Args:

@@ -168,7 +168,7 @@ def check_path(path: object) -> str:
     """Return ``path`` if it stays inside the environment, whatever it is joined to.
 
     Raises:
-        LayerError: absolute, empty, with ``..``, ``.``, NUL, a doubled slash or a control character.
+        LayerError: absolute, empty, with ``..``, ``.``, a doubled slash or a control character.
     """
     if not isinstance(path, str) or not path or path.startswith("/") or not path.isprintable():
         raise LayerError(f"unsafe path in an archive: {path!r}")

@@ -89,7 +89,7 @@ class LocalTransport:
         return started
 
     def _missing(self, job: Job) -> int:
-        """How many nodes have no environment yet, under the first place that comes into question."""
+        """How many nodes have no environment yet, in the first place that comes into question."""
         base = base_for(job, os.environ, copies=0)
         own = f"stager-{os.geteuid()}"
         envs = [os.path.join(base, own, "nodes", node, own, "envs") for node in job.nodes]

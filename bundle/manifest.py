@@ -8,7 +8,7 @@ A bundle is one uncompressed tar. Its members, in this order::
     layers/<layer id>.tar.zst
 
 The manifest names every member with its size, so the whole tar, headers and padding included, is
-determined by it. A reader rebuilds what each header must be and compares: no byte is left unchecked.
+determined by it. A reader rebuilds what each header must be and compares: no byte goes unchecked.
 
 Digests form a tree. ``Manifest.id`` covers the manifest; the manifest holds the digest of each
 layer's head; a head holds the digest of each compressed frame behind it and of each file inside.

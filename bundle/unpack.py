@@ -53,7 +53,7 @@ def env_path(root: str, bundle_id: str) -> str:
 
 
 def lock_path(root: str, bundle_id: str) -> str:
-    """The file whose lock is held, exclusively to make or remove an environment, shared to use it."""
+    """The file that is locked: exclusively to make or remove an environment, shared to use it."""
     return os.path.join(root, "locks", f"{bundle_id}.lock")
 
 

@@ -210,7 +210,10 @@ def current_bundle(config: Config, listener: Listener) -> Path:
         return found.path
     listener.note("the project has changed since its bundle was made: building it again")
     try:
-        return build(config, BuildOptions(offline=True, locked=True), listener).packed.path
+        made = build(config, BuildOptions(offline=True, locked=True), listener).packed.path
+        if made != found.path:
+            bundles.clear_away(found.path)
+        return made
     except ResolveError as exc:
         raise BundleError(
             f"the requirements of {config.name} have changed since its bundle was made",

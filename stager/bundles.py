@@ -1,7 +1,8 @@
-"""Bundles that exist: opening one, taking the node program out, and which one is a project's newest."""
+"""Bundles that exist: opening one, taking the node program out, and a project's newest one."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,6 +92,21 @@ def newest(store: Store, project: Path) -> Newest | None:
     except (OSError, ValueError, KeyError):
         return None
     return found if found.path.exists() else None
+
+
+def clear_away(path: Path) -> bool:
+    """Remove a bundle that another one replaces, unless somebody has it open.
+
+    Returns:
+        Whether it is gone.
+    """
+    try:
+        with path.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _note(store: Store, project: Path) -> Path:

@@ -42,5 +42,5 @@ def create(folder: Path, source: Path | None) -> Path:
 
 
 def default(folder: Path) -> Config:
-    """The settings of a folder without a ``stager.toml``, for work on a bundle named by its path."""
+    """The settings of a folder without a ``stager.toml``, to work on a bundle named by its path."""
     return parse({}, root=folder, source=folder / FILE_NAME)

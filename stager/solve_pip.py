@@ -83,9 +83,9 @@ class PipTools:
             blamed = names_in(wanted, question.names) or names_in(
                 nowhere["parent"] or "", question.names
             )
-            reason = f"nothing satisfies {wanted}"
-            reason += f", which {nowhere['parent']} requires" if nowhere["parent"] else ""
-            raise NoSolution(reason, blamed=blamed, absent=[Absent(requirement=wanted)])
+            parent = nowhere["parent"] or ""
+            absent = Absent(requirement=wanted, parent="" if parent.startswith("-r ") else parent)
+            raise NoSolution(f"nothing satisfies {wanted}", blamed=blamed, absent=[absent])
         raise NoSolution(condense(done.stderr), blamed=set(), absent=[])
 
     def _compile(self, question: Question) -> dict[str, set[str]]:

@@ -29,6 +29,7 @@ _GLIBC = (17, 28, *range(31, 41))
 _NO_WHEEL = re.compile(
     r"([\w.-]+?)(?:==[^\s,]+)? ha(?:s|ve) no (?:usable )?wheels|wheels for `([\w.-]+)`"
 )
+_UNKNOWN = re.compile(r"([\w.-]+) was not found in the package registry")
 
 
 def command() -> list[str] | None:
@@ -98,6 +99,9 @@ class Uv:
         if "No solution found" not in told or unreachable(told):
             return _cannot_ask(told)
         reason = _reason(told)
+        for name in _UNKNOWN.findall(told):
+            # uv does not say so when an index refused to answer; pip does.
+            question.pip.existing(name)
         required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
         blamed = names_in(required, question.names) or names_in(reason, question.names)
         absent = []

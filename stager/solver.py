@@ -95,6 +95,8 @@ class Absent:
     """The package with the versions that would do: ``numpy==1.0``."""
     files: tuple[str, ...] = field(default=())
     """Names of the files that exist, if already known."""
+    parent: str = ""
+    """The package that requires it, if known."""
 
 
 class NoSolution(Exception):
@@ -138,6 +140,7 @@ def names_in(text: str, known: set[NormalizedName]) -> set[NormalizedName]:
 def describe_absent(absent: Absent, target: Target) -> str:
     """Say why no file fits, with what there is instead."""
     wanted = Requirement(absent.requirement)
+    asked = f"{absent.requirement} (for {absent.parent})" if absent.parent else absent.requirement
     versions: dict[Version, list[str]] = {}
     for name in absent.files:
         try:
@@ -147,11 +150,11 @@ def describe_absent(absent: Absent, target: Target) -> str:
         if owner == canonicalize_name(wanted.name):
             versions.setdefault(version, []).append(name)
     if not versions:
-        return f"{absent.requirement}: no index has a package of this name"
+        return f"{asked}: no index has a package of this name"
     fitting = [v for v in versions if wanted.specifier.contains(v, prereleases=True)]
     if not fitting:
         newest = ", ".join(str(v) for v in sorted(versions)[-VERSIONS_SHOWN:])
-        return f"{absent.requirement}: no such version; the newest are {newest}"
+        return f"{asked}: no such version; the newest are {newest}"
     version = max(fitting)
     tags = sorted({"-".join(n[:-4].split("-")[-3:]) for n in versions[version] if n[-4:] == ".whl"})
     shown = ", ".join(tags[:TAGS_SHOWN]) or "no wheel at all"

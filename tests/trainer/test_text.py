@@ -14,7 +14,6 @@ from trainer.text import (
     batch,
     encode,
     from_vocabulary,
-    load_tokenizer,
     read_vocabulary,
     refuse_unknown,
     unknown_share,
@@ -98,16 +97,6 @@ def test_berts_own_vocabulary_gives_berts_own_tokens():
     assert ours(text)["input_ids"] == theirs(text)["input_ids"]
     assert ours.tokenize("unaffable José") == ["una", "##ffa", "##ble", "jose"]
     assert ours("talks")["input_ids"] == [101, 7566, 102]
-
-
-@pytest.mark.slow
-def test_a_tokenizer_that_is_not_cached_is_named_with_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    pytest.importorskip("transformers")
-    with pytest.raises(TrainerError, match="nobody/nothing") as error:
-        load_tokenizer(parse(["tiny-bert", "--tokenizer", "nobody/nothing"]))
-    assert "--vocab" in error.value.hint
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_what_was_saved_gives_the_accuracy_that_was_reported(trained):
 
 
 @pytest.mark.slow
-def test_resume_goes_on_and_another_number_of_ranks_is_refused(tmp_path):
+def test_resume_goes_on_where_the_first_run_stopped(tmp_path):
     small = (*CORPUS, *WORDS, "--subset", "200", "--resume")
     first = train(2, tmp_path, *small, "--epochs", "1")
     assert first.returncode == 0, first.stderr
@@ -129,11 +129,6 @@ def test_resume_goes_on_and_another_number_of_ranks_is_refused(tmp_path):
     assert "step 7/" not in again.stdout
     found = metrics(tmp_path / "tiny_out")
     assert found["samples_per_second"] == pytest.approx(200 / found["train_seconds"], rel=1e-3)
-
-    alone = train(1, tmp_path, *small, "--epochs", "3")
-    assert alone.returncode == 1
-    assert "checkpoint-14 was made with 7 steps an epoch, and this run has 13" in alone.stderr
-    assert "trainer/tiny_bert.py" not in alone.stderr
 
 
 @pytest.mark.slow
@@ -174,24 +169,29 @@ def test_an_unfit_vocabulary_stops_every_rank_and_one_speaks(tmp_path):
 
 
 @pytest.mark.slow
-def test_missing_data_sets_and_files_end_with_one_message(tmp_path):
-    pytest.importorskip("datasets")
-    for arguments, named in [
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
         (["--data", "none.csv"], "--data none.csv: there is no such file"),
-        ([], "ag_news is not in the Hugging Face cache"),
-    ]:
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer", "tiny-bert", *WORDS, *arguments],
-            cwd=tmp_path,
-            env=environment(HF_HOME=str(tmp_path / "empty")),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert named in done.stderr
-        assert "hint: " in done.stderr
-        assert "Traceback" not in done.stderr
+        ([*WORDS], "ag_news is not in the Hugging Face cache"),
+        ([*CORPUS], "google/bert_uncased_L-2_H-128_A-2 is neither a folder nor in the"),
+    ],
+)
+def test_what_is_missing_is_named_in_one_message(tmp_path, arguments, named):
+    pytest.importorskip("datasets")
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "tiny-bert", *arguments],
+        cwd=tmp_path,
+        env=environment(HF_HOME=str(tmp_path / "empty")),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -1,0 +1,110 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from stager.indexes import Indexes, pip_settings, redact, strip_credentials
+
+FULL = Indexes(
+    index_url="https://u:p@one.example/simple",
+    extra_index_urls=("https://two.example/simple?token=abc", "file:///srv/simple"),
+    find_links=("/srv/with space", "https://u:p@files.example/"),
+    trusted_hosts=("two.example",),
+    only_binary=("a",),
+    no_binary=("b", "c"),
+    pre=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://u:p@h.example:8080/x/y.whl?sig=1#sha256=0", "https://h.example:8080/x/y.whl"),
+        ("https://token@h.example/x", "https://h.example/x"),
+        ("https://${USER}:${TOKEN}@h.example/x", "https://${USER}:${TOKEN}@h.example/x"),
+        ("https://${TOKEN}@h.example/x", "https://${TOKEN}@h.example/x"),
+        ("https://me:${TOKEN}@h.example/x", "https://h.example/x"),
+        ("https://u:p@ss@h.example/x", "https://h.example/x"),
+        ("git+ssh://git@h.example/x.git@v1", "git+ssh://h.example/x.git@v1"),
+        ("git+file:///srv/x.git@v1", "git+file:///srv/x.git@v1"),
+        ("file:///srv/a%20b.whl", "file:///srv/a%20b.whl"),
+        ("/srv/a@b.whl", "/srv/a@b.whl"),
+    ],
+)
+def test_credentials_are_stripped(url: str, expected: str) -> None:
+    assert strip_credentials(url) == expected
+
+
+def test_output_is_redacted() -> None:
+    told = "see https://u:p@h/x and http://t@h/y, mail a@b.example"
+    assert redact(told) == "see https://h/x and http://h/y, mail a@b.example"
+
+
+def test_as_lines() -> None:
+    assert FULL.pip_lines() == [
+        "--index-url https://u:p@one.example/simple",
+        "--extra-index-url https://two.example/simple?token=abc",
+        "--extra-index-url file:///srv/simple",
+        "--find-links file:///srv/with%20space",
+        "--find-links https://u:p@files.example/",
+        "--only-binary a",
+        "--no-binary b",
+        "--no-binary c",
+        "--trusted-host two.example",
+        "--pre",
+    ]
+    alone = Indexes(no_index=True, index_url="https://x", find_links=("/srv",))
+    assert alone.lines() == ["--no-index", "--find-links file:///srv"]
+
+
+def test_written_down_and_read_back() -> None:
+    written = FULL.as_dict()
+    assert "u:p" not in str(written)
+    assert "abc" not in str(written)
+    assert Indexes.from_dict(written) == FULL.without_credentials()
+    assert Indexes().as_dict() == {}
+    assert Indexes.from_dict({"index-url": 3, "find-links": "x", "other": 1}) == Indexes()
+
+
+def test_credentials_are_put_back() -> None:
+    assert FULL.without_credentials().with_credentials_from(FULL) == FULL
+    other = Indexes(index_url="https://other.example/simple")
+    assert other.with_credentials_from(FULL) == other
+
+
+def test_two_together() -> None:
+    both = Indexes(index_url="a", find_links=("x", "y")).plus(
+        Indexes(index_url="b", find_links=("y", "z"), no_index=True)
+    )
+    assert both == Indexes(index_url="b", find_links=("x", "y", "z"), no_index=True)
+
+
+def test_pips_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in os.environ if n.startswith(("PIP_", "UV_")) or n == "SSL_CERT_FILE"]:
+        monkeypatch.delenv(name)
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://one.example/simple\n"
+        "extra-index-url =\n    https://two.example/simple\n    https://three.example/simple\n"
+        "cert = /etc/one.pem\nproxy = http://proxy.example:3128\ntimeout = 33\n"
+        "[install]\nfind-links = /srv/a /srv/b\nno-index = true\ntrusted-host = two.example\n"
+        "[list]\nformat = json\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://it's.example/simple")
+    found = pip_settings()
+    assert found.indexes == Indexes(
+        index_url="https://it's.example/simple",
+        extra_index_urls=("https://two.example/simple", "https://three.example/simple"),
+        find_links=("/srv/a", "/srv/b"),
+        no_index=True,
+        trusted_hosts=("two.example",),
+    )
+    assert found.environment == {
+        "SSL_CERT_FILE": "/etc/one.pem",
+        "UV_HTTP_TIMEOUT": "33",
+        "UV_INSECURE_HOST": "two.example",
+        "ALL_PROXY": "http://proxy.example:3128",
+    }
+    monkeypatch.setenv("SSL_CERT_FILE", "/etc/own.pem")
+    assert "SSL_CERT_FILE" not in pip_settings().environment
