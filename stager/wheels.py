@@ -19,7 +19,7 @@ from .errors import ResolveError, StagerError, WheelError
 from .indexes import Indexes
 from .locked import Lock
 from .model import Digest, LockedFile, Wheel
-from .pip import Pip, condense, unreachable
+from .pip import Pip, condense, index_unreachable, unreachable
 from .run import Runner, run
 from .store import Store, sha256_of
 
@@ -57,6 +57,7 @@ def fetch(
     Raises:
         WheelError: files that are missing (offline), differ from the lock, or cannot be fetched or
             built; one context line for each.
+        ResolveError: neither the files' servers nor a package index can be reached.
     """
     scratch = store.scratch("wheels")
     here = Indexes(no_index=True, find_links=(str(store.wheels),))
@@ -191,13 +192,7 @@ class _Fetch:
             complaint = self._complaint
             by_name = self._try([_by_name(file) for file in batch], folder)
             if not by_name and unreachable(complaint) and unreachable(self._complaint):
-                raise WheelError(
-                    "the wheels cannot be downloaded: neither their servers nor a package index "
-                    "can be reached",
-                    hint="check the network and pip's configuration (`pip config list`), or use "
-                    "--offline when the wheels are already in the offline root",
-                    context=[condense(self._complaint)],
-                )
+                raise index_unreachable(complaint + self._complaint)
             if not by_name:
                 self._one_by_one(batch, folder)
         for file in batch:
@@ -223,6 +218,7 @@ class _Fetch:
     def _try(self, lines: Sequence[str], folder: Path) -> bool:
         done = self.pip.download(lines, folder)
         self._complaint = done.stderr or done.stdout
+        print("DBG", lines, done.returncode, done.stdout, done.stderr)
         return done.returncode == 0
 
     def _one_by_one(self, batch: Sequence[LockedFile], folder: Path) -> None:

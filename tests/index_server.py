@@ -58,11 +58,11 @@ class Index:
 @contextlib.contextmanager
 def serve(index: Index) -> Iterator[Index]:
     """Run an index until the block ends."""
-    allowed = base64.b64encode(f"{index.user}:{index.password}".encode()).decode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             index.asked.append(f"{self.command} {self.path}")
+            allowed = base64.b64encode(f"{index.user}:{index.password}".encode()).decode()
             if index.user and self.headers.get("Authorization") != f"Basic {allowed}":
                 self.answer(401, b"", [("WWW-Authenticate", 'Basic realm="index"')])
                 return
