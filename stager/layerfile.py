@@ -13,10 +13,21 @@ from typing import IO, BinaryIO
 
 import zstandard
 
-from bundle.layer import Entry, Frame, Index, LayerError, Link, check_link, check_path, encode_head
+from bundle.layer import (
+    Entry,
+    Frame,
+    Index,
+    LayerError,
+    Link,
+    check_link,
+    check_path,
+    decode_head,
+    encode_head,
+)
 from bundle.manifest import BLOCK, padding
 
 from .errors import WheelError
+from .tree import folders_of
 
 FRAME_TARGET = 4 << 20
 """Tar bytes after which a frame is closed: large enough to compress well, small enough that the
@@ -33,6 +44,18 @@ def compression() -> str:
     """What decides the compressed bytes besides the content: part of every layer's id."""
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
     return f"zstd-{version}-level{LEVEL}-frame{FRAME_TARGET}"
+
+
+def read_head(head: bytes) -> Index:
+    """The index in a layer's head, whose digest has been checked.
+
+    Raises:
+        LayerError: it cannot be decompressed, or is no sound index.
+    """
+    try:
+        return decode_head(head, zstandard.ZstdDecompressor().decompress)
+    except zstandard.ZstdError as exc:
+        raise LayerError(f"the layer's index cannot be decompressed: {exc}") from exc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +136,11 @@ class LayerWriter:
 
         The frames are compressed to a temporary file first, because the head that comes before
         them holds their digests.
+
+        Raises:
+            WheelError: a path is both a file and a directory; all such paths are listed.
         """
+        self._refuse_clashes()
         frames: list[Frame] = []
         entries: list[Entry] = []
         compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
@@ -129,6 +156,16 @@ class LayerWriter:
             with target.open("wb") as out:
                 out.write(head)
                 shutil.copyfileobj(body, out, COPY)
+
+    def _refuse_clashes(self) -> None:
+        """Find what no file system could hold, and a reader of the index would refuse."""
+        there = self._files.keys() | self._links.keys()
+        clashes = [path for path in sorted(folders_of(there)) if path in there]
+        clashes += sorted(self._files.keys() & self._links.keys())
+        if clashes:
+            raise WheelError(
+                "there is a file where there is also a directory or a link", context=clashes
+            )
 
     def _tar(self, entries: list[Entry]) -> Iterator[bytes]:
         """The plain tar, piece by piece; notes each file's place in ``entries`` on the way."""

@@ -19,6 +19,7 @@ from typing import Any
 from packaging.markers import Marker
 from packaging.pylock import Package, PackageSdist, PackageWheel, Pylock, is_valid_pylock_path
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from . import sources, toml
@@ -80,11 +81,11 @@ def make_lock(
             found = _given(spec.pylock, question)
         else:
             found = resolve(question, options.resolver)
+        if spec.torch_backend == "cpu":
+            _refuse_cuda(found)  # before anything of several GB could be downloaded
         files = measure(found, store=store, pip=question.pip)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if spec.torch_backend == "cpu":
-        _refuse_cuda(files)
     lock = Lock(
         path=path,
         target=spec.target,
@@ -242,19 +243,21 @@ def _given(path: Path, question: Question) -> list[Found]:
     return found
 
 
-def _refuse_cuda(files: Sequence[LockedFile]) -> None:
-    def is_cuda(file: LockedFile) -> bool:
-        local = file.version.local or ""
-        return bool(_CUDA_NAME.fullmatch(file.name) or _CUDA_LOCAL.match(local))
-
-    found = [f"{file.name} {file.version}" for file in files if is_cuda(file)]
+def _refuse_cuda(files: Sequence[Found]) -> None:
+    """Refuse what a CPU build of PyTorch does not need, which is several GB."""
+    versions = dict(file.identity for file in files)
+    found = [
+        f"{name} {version}"
+        for name, version in sorted(versions.items())
+        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
+    ]
     if found:
-        torch = next((str(f.version) for f in files if f.name == "torch"), "X")
+        torch = versions.get(canonicalize_name("torch"))
+        pin = f"torch=={torch.public if torch else 'X'}+cpu"
         raise ResolveError(
             f'torch-backend is "cpu", but the lock pulls {len(found)} CUDA packages',
-            hint=f"pin a CPU build (torch=={torch.partition('+')[0]}+cpu), give an index or "
-            "--find-links folder that has one, or set environment.torch-backend to what the "
-            "nodes have",
+            hint=f"pin a CPU build ({pin}), give an index or --find-links folder that has one, or "
+            "set environment.torch-backend to what the nodes have",
             context=found,
         )
 

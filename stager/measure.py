@@ -7,8 +7,7 @@ offline root, a HEAD request; digests are never taken from anything but the byte
 from __future__ import annotations
 
 import shutil
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -57,25 +56,31 @@ def measure(
 
 def content_length(url: str) -> int | None:
     """The length in bytes that a server gives for a URL; honours the usual proxy variables."""
-    request = urllib.request.Request(url, method="HEAD")  # noqa: S310
-    if not url.startswith(("http://", "https://")):
-        return None
     try:
-        with urllib.request.urlopen(request, timeout=HEAD_SECONDS) as answer:  # noqa: S310
-            length = answer.headers.get("Content-Length")
+        length = _head(url, HEAD_SECONDS).get("Content-Length", "")
     except (OSError, ValueError):  # URLError is an OSError; a private index may refuse us
         return None
-    return int(length) if length and length.isdigit() else None
+    return int(length) if length.isdigit() else None
 
 
 def index_answers(url: str) -> bool:
     """Whether a package index answers at all, within three seconds; honours proxy variables."""
-    request = urllib.request.Request(url, method="HEAD")  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):  # noqa: S310
-            return True
+        _head(url, ANSWER_SECONDS)
     except (OSError, ValueError):
         return False
+    return True
+
+
+def _head(url: str, seconds: float) -> Mapping[str, str]:
+    """The headers of a URL's answer; OSError or ValueError where there is none."""
+    import urllib.request  # noqa: PLC0415 - a tenth of a second that most commands do not need
+
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"not a web address: {url}")
+    request = urllib.request.Request(url, method="HEAD")  # noqa: S310
+    with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
+        return dict(answer.headers.items())
 
 
 def _from_disk(file: Found, store: Store, checked: CheckedFiles) -> Found:

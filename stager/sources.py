@@ -51,7 +51,7 @@ def build(source: Source, store: Store, pip: Pip) -> Path:
         ResolveError: it cannot be built, or what comes out does not fit the target.
     """
     keep = store.built / source.digest
-    have = None if source.moving else fitting(keep, pip.target)
+    have = fitting(keep, pip.target) if pip.offline or not source.moving else None
     if have:
         return have
     folder = Path(source.requirement)
@@ -88,6 +88,10 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
     final = keep / wheels[0].name
     with store.publishing(final) as partial:
         shutil.copyfile(wheels[0], partial)
+    # A branch that has moved on leaves its last version's wheel behind.
+    for old in keep.glob("*.whl"):
+        if old != final and fits(old.name, pip.target):
+            old.unlink()
     return final
 
 

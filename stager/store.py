@@ -7,12 +7,13 @@ one and a build that is killed leaves nothing but files under ``tmp/``, which th
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import SpaceError, StagerError
@@ -70,24 +71,25 @@ class Store:
         return self._folder("projects")
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the store for one build at a time; whoever comes second waits.
 
         The kernel drops the lock when its holder ends, however it ends, so a killed build never
         leaves the store locked. Left-over temporary files are removed once the lock is held.
+
+        Args:
+            waiting: called once if another build holds the store.
+
+        Raises:
+            StagerError: the root cannot be written, or its file system has no locks.
         """
-        lock_file = self.root / ".lock"
-        self._mkdir(self.root)
-        try:
-            handle = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as exc:
-            raise cannot_write(lock_file, exc) from exc
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            shutil.rmtree(self.root / "tmp", ignore_errors=True)
+        with self._flock(".lock", fcntl.LOCK_EX, waiting):
+            # Whoever publishes without this lock has its file in tmp/ for a moment: the next sweep
+            # will do then.
+            with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+                if alone:
+                    shutil.rmtree(self.root / "tmp", ignore_errors=True)
             yield
-        finally:
-            os.close(handle)
 
     def scratch(self, prefix: str) -> Path:
         """A new private directory under ``tmp/``, on the same file system as the final places."""
@@ -99,19 +101,27 @@ class Store:
 
         Raises:
             SpaceError: the disk filled up while writing.
-            StagerError: the file cannot be written for another reason.
+            StagerError: the file cannot be written for another reason, or the block could not read
+                what it wanted to write.
         """
-        folder = self.scratch("new")
-        partial = folder / final.name
-        try:
-            yield partial
-            with partial.open("rb") as handle:
-                os.fsync(handle.fileno())
-            partial.replace(final)
-        except OSError as exc:
-            raise cannot_write(final, exc) from exc
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with self._flock(".tmp.lock", fcntl.LOCK_SH):
+            folder = self.scratch("new")
+            partial = folder / final.name
+            try:
+                yield partial
+                with partial.open("rb") as handle:
+                    os.fsync(handle.fileno())
+                partial.replace(final)
+            except OSError as exc:
+                culprit = exc.filename
+                if isinstance(culprit, str) and not Path(culprit).is_relative_to(folder):
+                    raise StagerError(
+                        f"cannot read {culprit}, of which {final.name} is made: {exc.strerror}",
+                        hint="check that it is there and readable",
+                    ) from exc
+                raise cannot_write(final, exc) from exc
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def require_space(self, needed: int, what: str) -> None:
         """Refuse to start writing what will not fit.
@@ -140,12 +150,47 @@ class Store:
         self._mkdir(path)
         return path
 
+    @contextlib.contextmanager
+    def _flock(
+        self, name: str, operation: int, waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[bool]:
+        """Hold a lock file of the root; gives False where ``LOCK_NB`` is asked for and it is taken.
+
+        The file is never removed: a lock on a name that is gone keeps nobody out.
+        """
+        self._mkdir(self.root)
+        path = self.root / name
+        handle = -1
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            held = _try_lock(handle, operation | fcntl.LOCK_NB)
+            if not held and not operation & fcntl.LOCK_NB:
+                waiting()
+                fcntl.flock(handle, operation)
+                held = True
+        except OSError as exc:
+            if handle >= 0:
+                os.close(handle)
+            raise cannot_write(path, exc) from exc
+        try:
+            yield held
+        finally:
+            os.close(handle)
+
     @staticmethod
     def _mkdir(path: Path) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise cannot_write(path, exc) from exc
+
+
+def _try_lock(handle: int, operation: int) -> bool:
+    try:
+        fcntl.flock(handle, operation)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sha256_of(path: Path) -> Digest:
@@ -159,7 +204,7 @@ def sha256_of(path: Path) -> Digest:
 
 def cannot_write(path: Path, exc: OSError) -> StagerError:
     """The error for a place in the store that could not be written, with the setting to change."""
-    if exc.errno in (28, 122):  # ENOSPC, EDQUOT
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpaceError(
             f"no space left while writing {path}",
             hint="free some space, or move the store with environment.offline-root "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +121,7 @@ class Collector:
         Raises:
             StagerError: something was refused; all of it is in the context.
         """
-        folders = _folders([*self.files, *self.links])
+        folders = folders_of([*self.files, *self.links])
         for path in folders & (self.files.keys() | self.links.keys()):
             self.refuse(path, "a directory, and something else of that name, would go there")
         for path in self.files.keys() & self.links.keys():
@@ -171,6 +171,11 @@ def tree_digest(tree: Tree) -> Digest:
             hint="something else removes or changes them; run the command again when it is done",
             context=sorted(unread),
         )
+    return digest_of(tree, digests)
+
+
+def digest_of(tree: Tree, digests: Sequence[str]) -> Digest:
+    """Return the digest of a tree whose files have contents of these digests, in its order."""
     pairs = zip(tree.files, digests, strict=True)
     files = [[file.path, file.mode, digest] for file, digest in pairs]
     return Digest.of(canonical_json({"files": files, "links": tree.links}))
@@ -186,8 +191,8 @@ def shown(path: str) -> str:
     return path if path.isprintable() else repr(path)
 
 
-def _folders(paths: Collection[str]) -> set[str]:
-    """Every directory that must exist for these paths to exist."""
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """Return every directory that must exist for these relative paths to exist."""
     found: set[str] = set()
     for path in paths:
         parent = path.rpartition("/")[0]
@@ -215,7 +220,7 @@ def _sound_links(
 
 def _faults(files: Collection[str], links: Mapping[str, str]) -> dict[str, str]:
     """The links that lead nowhere among these files and links, and why."""
-    folders = _folders([*files, *links])
+    folders = folders_of([*files, *links])
     found = {}
     for path, target in links.items():
         why = _OUTSIDE if _climbs(path, target) else _dead_end(path, files, links, folders)

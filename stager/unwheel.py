@@ -7,15 +7,14 @@ module is its destination, and refuses a wheel that lies about itself before any
 from __future__ import annotations
 
 import base64
-import functools
-import importlib.util
+import configparser
+import csv
 import io
-import marshal
+import lzma
 import os
 import posixpath
 import stat
 import struct
-import sys
 import warnings
 import zipfile
 import zlib
@@ -26,12 +25,13 @@ from typing import BinaryIO
 import installer
 from installer.destinations import WheelDestination
 from installer.exceptions import InstallerError
-from installer.records import Hash, RecordEntry, parse_record_file
+from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
 from bundle.layer import LayerError, check_path
 
+from .bytecode import bytecode_path, compile_module
 from .errors import WheelError
 from .layerfile import LayerWriter
 from .model import Target
@@ -43,8 +43,6 @@ RESERVED = (
     "assets",
     ".stager",
     "lib64",
-    "bin/python",
-    "bin/python3",
 )
 """Names in an environment that no wheel may provide."""
 
@@ -63,8 +61,29 @@ if __name__ == "__main__":
     sys.exit({attr}())
 """
 
-_UNCHECKED_HASH = 0b01
-"""The pyc flag word of PEP 552 for "has a source hash, never check it"."""
+_HASHES = ("sha256", "sha384", "sha512")
+"""What RECORD may use: "sha256 or better", as the binary distribution format puts it."""
+
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    NotImplementedError,  # a compression method or zip version that nobody writes
+)
+"""What ``zipfile`` raises for an archive whose bytes make no sense."""
+
+_INVALID = (
+    InstallerError,
+    InvalidRecordEntry,
+    configparser.Error,
+    csv.Error,
+    AssertionError,  # installer, for an entry point that names no function
+    ValueError,
+    KeyError,
+)
+"""What ``installer`` and its parsers raise for members that are there but make no sense."""
 
 
 def add_wheel(writer: LayerWriter, wheel: Path, target: Target) -> None:
@@ -80,27 +99,29 @@ def add_wheel(writer: LayerWriter, wheel: Path, target: Target) -> None:
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
-            _refuse_members(wheel, archive)
             source = _CheckedWheel(archive)
+            _refuse_members(wheel, archive, source.data_dir)
             source.check_names()
             destination = _LayerDestination(writer, source, target)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
                 installer.install(source, destination, {"INSTALLER": b"stager\n"})
+            destination.refuse_faults()
     except WheelError as exc:
         raise WheelError(
             f"{wheel.name}: {exc.message}",
             hint=exc.hint or "the wheel is damaged or unsafe; ask its publisher for a sound one",
             context=exc.context,
         ) from exc
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as exc:
+    except _DAMAGED as exc:
         raise WheelError(
             f"{wheel.name}: the archive is damaged or cut short ({exc})",
             hint="delete it and run `stager build` again to download it afresh",
         ) from exc
-    except (InstallerError, ValueError, KeyError) as exc:
+    except _INVALID as exc:
+        why = str(exc) or type(exc).__name__
         raise WheelError(
-            f"{wheel.name}: not a valid wheel ({exc})",
+            f"{wheel.name}: not a valid wheel ({why})",
             hint="ask its publisher for a sound one, or choose another version",
         ) from exc
 
@@ -121,16 +142,17 @@ class _CheckedWheel(WheelFile):
         """
         if "RECORD" not in self.dist_info_filenames:
             raise WheelError("there is no RECORD in the wheel")
+        lines = self.read_dist_info("RECORD").splitlines()
+        listed = {line[0] for line in parse_record_file(lines)}
+        absent = sorted(listed.difference(self._zipfile.namelist()))
+        faults = [f"{name} is in RECORD and not in the wheel" for name in absent]
         try:
             self.validate_record(validate_contents=False)
         except InstallerError as exc:
             issues = getattr(exc, "issues", [str(exc)])
-            raise WheelError("RECORD does not describe the wheel", context=issues) from exc
-        listed = {line[0] for line in parse_record_file(self.read_dist_info("RECORD").splitlines())}
-        absent = sorted(listed.difference(self._zipfile.namelist()))
-        if absent:
-            lines = [f"RECORD lists {name}, which is not in the wheel" for name in absent]
-            raise WheelError("RECORD does not describe the wheel", context=lines)
+            faults += [issue.removeprefix(f"In {self._zipfile.filename}, ") for issue in issues]
+        if faults:
+            raise WheelError("RECORD does not describe the wheel", context=faults)
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         for element in super().get_contents():
@@ -157,11 +179,24 @@ class _LayerDestination(WheelDestination):
             "data": "",
         }
         self._compiled: list[tuple[Scheme, RecordEntry]] = []
+        self._faults: list[str] = []
+
+    def refuse_faults(self) -> None:
+        """Raise for everything that was wrong with what was written.
+
+        Raises:
+            WheelError: contents that differ from RECORD, or places no wheel may write to.
+        """
+        if len(self._faults) == 1:
+            raise WheelError(self._faults[0])
+        if self._faults:
+            raise WheelError(f"{len(self._faults)} members cannot be trusted", context=self._faults)
 
     def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
         """Write the program of one entry point (``console`` or ``gui``: the same on Linux)."""
         if "/" in name:
-            raise WheelError(f"the entry point {name!r} has a slash in its name")
+            self._faults.append(f"the entry point {name!r} has a slash in its name")
+            return RecordEntry(name, None, None)
         code = _ENTRY_POINT.format(module=module, attr=attr, first=attr.split(".", maxsplit=1)[0])
         data = (_LAUNCHER.format(python=self._python) + code).encode()
         return self._add(Scheme("scripts"), name, io.BytesIO(data), executable=True)
@@ -172,20 +207,22 @@ class _LayerDestination(WheelDestination):
         """Write one member, compare it with RECORD, and compile it if it is a module."""
         path = os.fspath(path)
         record, self._source.record = self._source.record, None
-        rewritten = False
-        if scheme == "scripts" or path.endswith(".py"):
+        algorithm = record.hash_.name if record is not None and record.hash_ is not None else ""
+        if algorithm and algorithm not in _HASHES:
+            self._faults.append(f"{path}: RECORD has its {algorithm}, which proves nothing")
+            return RecordEntry(path, None, None)
+        if scheme == "scripts" or path.endswith(".py") or algorithm in _HASHES[1:]:
             data = stream.read()
             if record is not None and not record.validate(data):
-                raise _mismatch(record)
+                self._faults.append(_mismatch(record))
             record = None
             if scheme == "scripts":
-                data, rewritten = self._relocate(data)
-            elif scheme in ("purelib", "platlib"):
+                data = self._relocate(data)
+            elif path.endswith(".py") and scheme in ("purelib", "platlib"):
                 self._add_bytecode(scheme, path, data)
             stream = io.BytesIO(data)
-        executable = is_executable or rewritten or scheme == "scripts"
-        entry = self._add(scheme, path, stream, executable=executable, record=record)
-        return entry
+        executable = is_executable or scheme == "scripts"
+        return self._add(scheme, path, stream, executable=executable, record=record)
 
     def finalize_installation(
         self,
@@ -213,31 +250,33 @@ class _LayerDestination(WheelDestination):
         executable: bool,
         record: RecordEntry | None = None,
     ) -> RecordEntry:
-        added = self._writer.add(self._path(scheme, path), stream, executable=executable)
+        """Add a file; compare it with a line of RECORD that has its sha256, where one is given."""
+        try:
+            added = self._writer.add(self._path(scheme, path), stream, executable=executable)
+        except WheelError as exc:
+            self._faults.append(exc.message)
+            return RecordEntry(path, None, None)
         found = RecordEntry(path, _record_hash(added.sha256), added.size)
-        if record is not None:
-            same_size = record.size is None or record.size == found.size
-            if not same_size or record.hash_ is None or record.hash_.name != "sha256":
-                raise _mismatch(record)
-            if found.hash_ is None or record.hash_.value != found.hash_.value:
-                raise _mismatch(record)
+        if record is not None and (record.hash_, record.size) != (found.hash_, found.size):
+            self._faults.append(_mismatch(record))
         return found
 
     def _path(self, scheme: Scheme, path: str) -> str:
         full = posixpath.join(self._places[scheme], path)
+        patches = posixpath.join(self._places["purelib"], "_stager_patches.")
         for name in RESERVED:
             if full == name or full.startswith(f"{name}/"):
                 raise WheelError(f"it would overwrite {name} of the environment with {path}")
-        if full.startswith("bin/python"):
-            raise WheelError(f"it would overwrite the environment's interpreter with {path}")
+        if full.startswith(("bin/python", patches)):
+            raise WheelError(f"{path} would overwrite a part of the environment itself")
         return full
 
-    def _relocate(self, data: bytes) -> tuple[bytes, bool]:
+    def _relocate(self, data: bytes) -> bytes:
         """Replace a script's ``#!python`` line by one that finds the environment it lies in."""
         first, _, rest = data.partition(b"\n")
-        if not first.startswith((b"#!python", b"#!pythonw")):
-            return data, False
-        return _LAUNCHER.format(python=self._python).encode() + rest, True
+        if not first.startswith(b"#!python"):  # ``#!pythonw`` too
+            return data
+        return _LAUNCHER.format(python=self._python).encode() + rest
 
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
         bytecode = compile_module(source, path) if self._target.is_host_python else None
@@ -248,44 +287,11 @@ class _LayerDestination(WheelDestination):
         self._compiled.append((scheme, RecordEntry(cached, None, None)))
 
 
-def bytecode_path(path: str, target: Target) -> str:
-    """Where the interpreter of a target looks for a module's bytecode (PEP 3147)."""
-    folder, name = posixpath.split(path)
-    tag = f"cpython-{target.python.replace('.', '')}"
-    return posixpath.join(folder, "__pycache__", f"{name.removesuffix('.py')}.{tag}.pyc")
-
-
-def compile_module(source: bytes, path: str) -> bytes | None:
-    """The content of an *unchecked hash-based* pyc (PEP 552), or None for what does not compile.
-
-    Such a pyc is used whatever the times on the node are; a stale time would recompile every module
-    in every rank. The path inside is replaced by the real one when the module is imported.
-    """
-    _intern_characters()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            code = compile(source, path, "exec", dont_inherit=True, optimize=0)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # templates and Python 2 files; pip leaves these alone too
-    header = importlib.util.MAGIC_NUMBER + struct.pack("<I", _UNCHECKED_HASH)
-    return header + importlib.util.source_hash(source) + marshal.dumps(code)
-
-
-@functools.cache
-def _intern_characters() -> None:
-    """Make marshal's output independent of what this process compiled before.
-
-    Python up to 3.11 shares one object for each one-character string, and marshal writes it another
-    way once anything has interned it. So all are interned, at once and for good.
-    """
-    for code in range(256):
-        sys.intern(chr(code))
-
-
-def _refuse_members(wheel: Path, archive: zipfile.ZipFile) -> None:
+def _refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None:
     """Look at every member before any is read, and report all that are wrong at once."""
     faults, seen = [], set()
+    if data_dir in archive.namelist():  # on which installer 1.1 would loop for ever
+        faults.append(f"{data_dir} is a file")
     for member in archive.infolist():
         name = member.filename.rstrip("/") if member.is_dir() else member.filename
         kind = stat.S_IFMT(member.external_attr >> 16)
@@ -311,8 +317,8 @@ def _refuse_members(wheel: Path, archive: zipfile.ZipFile) -> None:
         )
 
 
-def _mismatch(record: RecordEntry) -> WheelError:
-    return WheelError(f"{record.path} does not have the size and hash that RECORD gives")
+def _mismatch(record: RecordEntry) -> str:
+    return f"{record.path} does not have the size and hash that RECORD gives"
 
 
 def _record_hash(sha256: bytes) -> Hash:

@@ -218,7 +218,6 @@ class _Fetch:
     def _try(self, lines: Sequence[str], folder: Path) -> bool:
         done = self.pip.download(lines, folder)
         self._complaint = done.stderr or done.stdout
-        print("DBG", lines, done.returncode, done.stdout, done.stderr)
         return done.returncode == 0
 
     def _one_by_one(self, batch: Sequence[LockedFile], folder: Path) -> None:
@@ -228,12 +227,14 @@ class _Fetch:
             first = self._complaint
             if self._try([_by_name(file)], folder):
                 continue
-            # By name, a file with another digest is only "not found": the first try knows more.
-            got = _GOT.search(first) or _GOT.search(self._complaint)
+            # By name, a file with another digest, or behind a password, is only "not found".
+            second = self._complaint
+            got = _GOT.search(first) or _GOT.search(second)
+            told = first if unreachable(first) else second
             self.problems.append(
                 _differs(file.url or file.filename, file.sha256, got[1])
                 if got
-                else f"{file.filename}: {condense(self._complaint)}"
+                else f"{file.filename}: {condense(told)}"
             )
 
 

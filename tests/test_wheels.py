@@ -194,9 +194,9 @@ def test_a_private_index_of_the_spec(
     known = Indexes(index_url=index.url_with_password)
     lock = replace(served(index), indexes=known.without_credentials())
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(ResolveError, match="refuses the request") as caught:
-        fetch(lock, store, offline=False)
-    assert "401" in caught.value.context[0]
+    error = fails(lock, store, offline=False)
+    assert len(error.context) == 2
+    assert all("401" in line for line in error.context)
     assert len(fetch(lock, store, offline=False, indexes=known)) == 2
     assert "s3cret-pass" not in caplog.text
 
@@ -276,7 +276,7 @@ def test_no_network(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     file = make_wheel(tmp_path, "alpha")
-    lock = lock_of(locked(file, url="http://127.0.0.1:9/files/x.whl", path=None))
+    lock = lock_of(locked(file, url="http://127.0.0.1:9/alpha-1.0-py3-none-any.whl", path=None))
     monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(ResolveError, match="cannot be reached") as caught:
         fetch(lock, store, offline=False)

@@ -48,8 +48,8 @@ def run(options: Options, world: World) -> None:
             f"{len(train)} rows to train on, {len(held_out)} held out, {unknown:.1%} of the tokens "
             f"unknown, {steps} steps an epoch"
         )
-        if start.checkpoint is not None:
-            dist.say(f"resuming from {start.checkpoint}, after {start.epochs_done:g} epochs")
+    if world.is_first and start.checkpoint is not None:
+        dist.say(f"resuming from {start.checkpoint}, after {start.epochs_done:g} epochs")
 
     set_seed(options.seed)
     padding = tokenizer.pad_token_id
@@ -67,19 +67,17 @@ def run(options: Options, world: World) -> None:
     tokenizer.save_pretrained(options.out)
     seconds = outcome.metrics["train_runtime"]
     seen = len(train) * max(0.0, options.epochs - start.epochs_done)
-    checkpoint.write_metrics(
-        options.out,
-        {
-            "accuracy": accuracy,
-            "loss": loss,
-            "samples_per_second": round(seen / seconds, 3),
-            "world_size": world.size,
-            "epochs": options.epochs,
-            "train_rows": len(train),
-            "held_out_rows": len(held_out),
-            "train_seconds": seconds,
-        },
-    )
+    metrics = {
+        "accuracy": accuracy,
+        "loss": loss,
+        "samples_per_second": round(seen / seconds, 3),
+        "world_size": world.size,
+        "epochs": options.epochs,
+        "train_rows": len(train),
+        "held_out_rows": len(held_out),
+        "train_seconds": seconds,
+    }
+    checkpoint.write_metrics(options.out, metrics)
     dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {len(held_out)} rows")
 
 
