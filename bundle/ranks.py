@@ -5,14 +5,27 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 RECORD_KEYS = ("node", "rank", "local_rank", "exit_code", "exception", "message", "lines", "time")
 
 _RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) ")
+_SENT = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
+_CLOSING = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
+"""The line that begins torchrun's own report: its traceback and its table follow."""
 _SIGTERM = -15
+_SHOWN = 20
+
+CAUSE, LOST_PEER, ENDED = range(3)
+"""What a failure is to the others: see :func:`weight`."""
+
+_LOST_PEER = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|BrokenPipeError|EOFError"
+    r"|[Rr]emote process exited|DistNetworkError"
+)
+"""How Gloo, NCCL, the store and Python's sockets word that the other side has gone."""
 
 
 def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list[dict[str, Any]]:
@@ -29,6 +42,7 @@ def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list
     """
     found = {record["rank"]: record for record in _records(os.path.join(job_dir, "failures"))}
     lines = list(tail)
+    said = program_lines(lines)[-_SHOWN:]
     for rank, local_rank, code in reported(lines):
         if rank not in found:
             found[rank] = {
@@ -38,10 +52,10 @@ def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list
                 "exit_code": code,
                 "exception": "",
                 "message": "",
-                "lines": [line for line in lines if not _is_report(line)][-20:],
+                "lines": said,
                 "time": ended,
             }
-    return sorted(found.values(), key=lambda record: (is_consequence(record), record["time"]))
+    return sorted(found.values(), key=lambda record: (weight(record), record["time"]))
 
 
 def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
@@ -62,15 +76,27 @@ def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
     return found
 
 
-def is_consequence(record: dict[str, Any]) -> bool:
-    """Whether a rank ended only because another one had failed before it."""
-    return int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM)
+def program_lines(lines: Iterable[str]) -> list[str]:
+    """What the ranks wrote, without what torchrun adds when one of them has failed."""
+    kept: list[str] = []
+    for line in lines:
+        if _CLOSING.search(line):
+            break
+        if not _SENT.match(line):
+            kept.append(line)
+    return kept
 
 
-def _is_report(line: str) -> bool:
-    return bool(
-        re.match(r"[EW]\d{4} |={10}|-{10}|\s*(time|host|rank|exitcode|error_file)\s*:", line)
-    )
+def weight(record: Mapping[str, Any]) -> int:
+    """Whether a rank failed by itself (``CAUSE``) or only because another one had.
+
+    A rank that loses the connection to one that failed raises, too (``LOST_PEER``), often before
+    anybody has noticed the first one; and torchrun ends with SIGTERM what still runs (``ENDED``).
+    """
+    if int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM):
+        return ENDED
+    said = f"{record['exception']}: {record['message']}"
+    return LOST_PEER if record["exception"] and _LOST_PEER.search(said) else CAUSE
 
 
 def _records(folder: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bundle.problem import Problem
-from bundle.ranks import is_consequence
+from bundle.ranks import CAUSE, LOST_PEER, weight
 
 LINES = 20
 
@@ -101,25 +101,28 @@ _SIGNS = (
 def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     """The earliest failure that is a cause and not a consequence.
 
+    A rank that failed by itself comes first; then a node that could not do its part, then a
+    launcher; only where there is none of these is a rank blamed that lost its connection to others
+    or was ended.
+
     Args:
         result: the driver's ``result`` event.
     """
-    records = result.get("failures", [])
-    causes = [record for record in records if not is_consequence(record)] or records
-    if causes:
-        return _of_rank(min(causes, key=lambda record: float(record["time"])))
-    codes = result.get("exit_codes", {})
-    tails = result.get("tails", {})
-    for node, code in codes.items():
-        if code and tails.get(node):
-            return _of_launcher(node, int(code), [str(line) for line in tails[node]])
+    ranked = sorted(result.get("failures", []), key=lambda one: (weight(one), float(one["time"])))
+    if ranked and weight(ranked[0]) == CAUSE:
+        return _of_rank(ranked[0])
     for node, problems in result.get("problems", {}).items():
         for raw in problems:
             return _of_node(node, Problem.from_json(raw))
-    for node, code in codes.items():
-        if code:
-            return _of_launcher(node, int(code), [])
-    return None
+    if ranked and weight(ranked[0]) == LOST_PEER:
+        return _of_rank(ranked[0])
+    failed = [(node, int(code)) for node, code in result.get("exit_codes", {}).items() if code]
+    if failed:
+        # A launcher that was told to end follows another one's failure.
+        node, code = min(failed, key=lambda one: one[1] == 128 + signal.SIGTERM)
+        if not ranked or code != 128 + signal.SIGTERM:
+            return _of_launcher(node, code, [str(line) for line in result["tails"].get(node, [])])
+    return _of_rank(ranked[0]) if ranked else None
 
 
 def _of_rank(record: Mapping[str, Any]) -> FirstFailure:

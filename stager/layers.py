@@ -8,9 +8,10 @@ import io
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,12 +19,13 @@ from pathlib import Path
 from bundle.layer import HEAD_PREFIX, INDEX_FORMAT, LayerError, head_summary
 from bundle.manifest import Digest, Layer, canonical_json
 
+from .bytecode import bytecode_path, compile_module
 from .errors import StagerError, WheelError
 from .layerfile import LayerWriter, compression
 from .model import Target, Wheel
-from .project import Tree, tree_digest
-from .store import Store
-from .unwheel import add_wheel, bytecode_path, compile_module
+from .store import Store, cannot_write
+from .tree import Tree, digest_of, tree_digest
+from .unwheel import add_wheel
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +87,8 @@ class MadeLayers:
     """How many were made now."""
     reused: int
     """How many were there already."""
-    notes: tuple[str, ...] = field(default=())
-    """What the user should know, such as links that were left out."""
+    notes: tuple[str, ...]
+    """What the user should know about them."""
 
 
 def layer_id(source: Source, target: Target) -> Digest:
@@ -138,7 +140,21 @@ def make_layers(
         store.require_space(room, "the layers")
         _build_all(missing, store=store, target=target, jobs=jobs, progress=progress)
     layers = tuple(_describe(store, layer_id(source, target), source) for source in sources)
-    return MadeLayers(layers=layers, built=len(missing), reused=len(ids) - len(missing))
+    return MadeLayers(
+        layers=layers,
+        built=len(missing),
+        reused=len(ids) - len(missing),
+        notes=() if target.is_host_python else (_no_bytecode(target),),
+    )
+
+
+def _no_bytecode(target: Target) -> str:
+    """What it costs that only the running interpreter's own bytecode can be compiled."""
+    return (
+        f"no bytecode is included: it can be compiled for Python {Target.of_host().python} only, "
+        f"which runs this, and the bundle is for {target.python}; the first imports on each node "
+        f"take about twice as long. Run stager with Python {target.python} to avoid that"
+    )
 
 
 def _usable(store: Store, key: Digest) -> bool:
@@ -151,8 +167,12 @@ def _usable(store: Store, key: Digest) -> bool:
                 return True
     except FileNotFoundError:
         return False
-    except LayerError:
-        log.warning("layer %s cannot be read", key)
+    except LayerError as exc:
+        log.debug("%s: %s", path, exc)
+    except OSError as exc:
+        raise StagerError(
+            f"{path}: {exc.strerror or exc}", hint="make it readable, or remove it"
+        ) from exc
     log.warning("the stored layer %s is damaged and is made again", key)
     path.unlink()
     return False
@@ -193,17 +213,15 @@ def _build_all(
     scratch = store.scratch("spool")
     try:
         while queue or running:
-            while queue and len(running) < jobs and not faults:
+            while queue and len(running) < jobs:
                 key, source = queue.pop()
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_build_one, args=(source, target, store.layer(key), scratch, there)
                 )
-                process.start()
+                _start(process)
                 there.close()
                 running[here] = (process, source)
-            if not running:
-                break
             for connection in wait(list(running)):
                 if not isinstance(connection, Connection):
                     continue
@@ -211,24 +229,43 @@ def _build_all(
                 fault = _outcome(connection, finished, source)
                 if fault is not None:
                     faults.append(fault)
+                    if not isinstance(fault, WheelError):
+                        queue.clear()  # no room, or no memory: the others would end alike
                     continue
                 done += 1
                 progress(f"{source.name} {source.version}".strip(), done, len(missing))
     finally:
         for left, _ in running.values():
             left.kill()
+            left.join()
+        shutil.rmtree(scratch, ignore_errors=True)
     if faults:
         raise _joined(faults)
 
 
+def _start(process: BaseProcess) -> None:
+    """Start a process, and with the first one the server, deaf to Ctrl-C: this process decides.
+
+    The terminal sends it to every process of the group, and the server would die with a traceback
+    while it imports. Blocked signals stay blocked across fork and exec, unlike a handler.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _outcome(connection: Connection, process: BaseProcess, source: Source) -> StagerError | None:
+    """What a finished process reports: None, or the error that stopped it."""
     try:
         fault = connection.recv()
     except EOFError:
         process.join()
         fault = StagerError(
-            f"building the layer of {source.name} was killed (exit status {process.exitcode})",
-            hint="usually the machine ran out of memory; free some, or build with fewer --jobs",
+            f"the process that made the layer of {source.name} ended with status "
+            f"{process.exitcode}",
+            hint="status -9 is usually a machine out of memory: free some, or give --jobs 1",
         )
     process.join()
     connection.close()
@@ -236,11 +273,13 @@ def _outcome(connection: Connection, process: BaseProcess, source: Source) -> St
 
 
 def _joined(faults: list[StagerError]) -> StagerError:
+    """One error for all of them; what is no wheel's fault goes first, for it stopped the rest."""
+    faults = sorted(faults, key=lambda fault: isinstance(fault, WheelError))
     if len(faults) == 1:
         return faults[0]
     lines = [line for fault in faults for line in (fault.message, *fault.context)]
-    return WheelError(
-        f"{len(faults)} layers cannot be built", hint=faults[0].hint, context=tuple(lines)
+    return type(faults[0])(
+        f"{len(faults)} layers cannot be built", hint=faults[0].hint, context=lines
     )
 
 
@@ -250,35 +289,61 @@ def _build_one(
     """Build one layer in a child process; the answer is None or the error that stopped it."""
     # The server's death ends this process too, so a killed build leaves nothing running.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides on Ctrl-C
     partial = scratch / final.name
     try:
         with LayerWriter(scratch) as writer:
             if source.wheel is not None:
                 add_wheel(writer, source.wheel, target)
             elif source.tree is not None:
-                compiled = target if source.kind != "asset" and target.is_host_python else None
-                _add_tree(writer, source.tree, source.prefix, compiled)
+                _add_tree(writer, source, target)
             writer.write(partial)
+        # Not synced to the disk, which would cost more than the compression: a layer that a crash
+        # of the machine damaged is found by its digests and made again.
         partial.replace(final)
     except StagerError as exc:
         report.send(exc)
     except OSError as exc:
-        where = exc.filename or final
-        report.send(StagerError(f"{source.name}: {exc.strerror or exc}: {where}"))
+        report.send(_failed(source, final, exc))
     else:
         report.send(None)
 
 
-def _add_tree(writer: LayerWriter, tree: Tree, prefix: str, compiled: Target | None) -> None:
-    """Add the files of a project or asset; modules with their bytecode where a target is given."""
+def _failed(source: Source, final: Path, exc: OSError) -> StagerError:
+    if exc.filename is not None and not Path(exc.filename).is_relative_to(final.parents[1]):
+        return _changed(source, f"{exc.filename}: {exc.strerror}")
+    return cannot_write(final, exc)
+
+
+def _add_tree(writer: LayerWriter, source: Source, target: Target) -> None:
+    """Add the files of a project or asset; a project's modules with their bytecode.
+
+    Raises:
+        StagerError: the files are not any more what they were when the layer's id was made.
+    """
+    tree = source.tree or Tree(files=(), links=(), skipped=())
+    compiled = source.kind != "asset" and target.is_host_python
+    digests = []
     for file in tree.files:
-        path = f"{prefix}/{file.path}"
+        path = f"{source.prefix}/{file.path}"
         with file.source.open("rb") as stream:
-            writer.add(path, stream, executable=file.mode == 0o755)
-        if compiled is not None and path.endswith(".py"):
-            bytecode = compile_module(file.source.read_bytes(), path)
-            if bytecode is not None:
-                writer.add(bytecode_path(path, compiled), io.BytesIO(bytecode))
-    for path, target in tree.links:
-        writer.link(f"{prefix}/{path}", target)
+            if not (compiled and path.endswith(".py")):
+                added = writer.add(path, stream, executable=file.mode == 0o755)
+            else:
+                text = stream.read()
+                added = writer.add(path, io.BytesIO(text), executable=file.mode == 0o755)
+                bytecode = compile_module(text, path)
+                if bytecode is not None:
+                    writer.add(bytecode_path(path, target), io.BytesIO(bytecode))
+        digests.append(added.sha256.hex())
+    for path, goal in tree.links:
+        writer.link(f"{source.prefix}/{path}", goal)
+    if digest_of(tree, digests) != source.digest:
+        raise _changed(source, "files of it have other contents than a moment ago")
+
+
+def _changed(source: Source, how: str) -> StagerError:
+    return StagerError(
+        f"{source.kind} {source.name} changed while it was being packed: {how}",
+        hint="something else writes there; run the command again when it is done, or leave those "
+        "files out with project.exclude",
+    )

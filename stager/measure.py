@@ -74,7 +74,7 @@ def index_answers(url: str) -> bool:
 
 def _head(url: str, seconds: float) -> Mapping[str, str]:
     """The headers of a URL's answer; OSError or ValueError where there is none."""
-    import urllib.request  # noqa: PLC0415 - a tenth of a second that most commands do not need
+    import urllib.request  # here: a tenth of a second that most commands do not need
 
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"not a web address: {url}")
