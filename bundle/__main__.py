@@ -27,16 +27,22 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    # Where whoever started this ignores it, nobody could wait for a child: it passes through exec.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if options.command == "drive":
             _follow_parent()
             return drive.drive(load(options.job))
         if options.command == "agent":
             return agent.main(options.phase)
-        environment = _environment(options)
+        command = _command(options)
+        if options.command == "exec" and not command:
+            parser.error("exec: the command is missing")
+        environment = _environment(options, argv)
         if options.command == "exec":
-            _exec(environment, options.argv)
+            return _exec(environment, command)
         if options.command == "probe":
             return _probe(options.bundle, environment)
         print(environment.path)
@@ -66,13 +72,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _environment(options: argparse.Namespace) -> unpack.Environment:
+def _command(options: argparse.Namespace) -> list[str]:
+    given: list[str] = getattr(options, "argv", [])
+    return given[1:] if given[:1] == ["--"] else given
+
+
+def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
     """The environment of the bundle on the command line, made if it is not there."""
     with BundleFile(options.bundle, options.id) as bundle:
         manifest = bundle.manifest
     host = probe.host_facts()
     for problem in probe.check_requires(manifest.requires, host):
         raise NodeError(problem)
+    python = interpreter.find(manifest.requires.python, options.python)
+    if not _is_running(manifest.requires.python):
+        # The decompressor in the bundle is compiled for that one.
+        os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
     root = fs.secure_root(fs.choose_base(options.base, 0, 0, os.environ))
     if not os.path.isdir(unpack.env_path(root, manifest.id)):
         room = unpack.room_for(manifest.layers)
@@ -81,9 +96,15 @@ def _environment(options: argparse.Namespace) -> unpack.Environment:
         options.bundle,
         root=root,
         expected=manifest.id,
-        python=interpreter.find(manifest.requires.python, options.python),
+        python=python,
         processes=int(str(host["cpus"])),
     )
+
+
+def _is_running(version: str) -> bool:
+    """Whether this interpreter loads compiled modules made for CPython of this version."""
+    own = (sys.implementation.name, "%d.%d" % sys.version_info[:2], "t" in sys.abiflags)
+    return own == ("cpython", version, False)
 
 
 def _place(environment: unpack.Environment) -> launch.Place:
@@ -103,18 +124,18 @@ def _probe(path: str, environment: unpack.Environment) -> int:
     return 1 if facts["problems"] else 0
 
 
-def _exec(environment: unpack.Environment, argv: list[str]) -> None:
+def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command. The lock that keeps the environment in place is inherited."""
-    command = argv[1:] if argv[:1] == ["--"] else argv
     place = _place(environment)
     variables = launch.environment_variables(place, os.environ)
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
+    unpack.hold(place.root, os.path.basename(environment.path))
     try:
-        unpack.hold(place.root, os.path.basename(environment.path))
         os.execvpe(command[0], command, variables)
-    except OSError as exc:
-        print(f"stager: cannot run {command[0]}: {exc.strerror}", file=sys.stderr)
-        sys.exit(127 if isinstance(exc, FileNotFoundError) else 126)
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or str(exc)
+        print(f"stager: cannot run {command[0]}: {why}", file=sys.stderr)
+        return 127 if isinstance(exc, FileNotFoundError) else 126
 
 
 def _follow_parent() -> None:

@@ -16,13 +16,14 @@ import collections
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from . import fs, interpreter, launch, net, probe, process, ranks, unpack
 from .archive import BundleFile
@@ -33,12 +34,22 @@ PROBE_SECONDS = 300.0
 STOP_GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL for the ranks of a node."""
 _TAIL = 200
+_CHUNK = 1 << 16
+_PAUSE_SECONDS = 0.02
+"""Between two reads of little: a rank that writes line by line makes few events, not thousands."""
+_POLL_SECONDS = 0.2
+_DRAIN_SECONDS = 2.0
+"""How long, after the launcher's end, what it had written is still read."""
+_LONGEST_LINE = 1 << 20
+"""Bytes after which a line is passed on in pieces: a progress bar may never end its line."""
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Emit = Callable[[Mapping[str, Any]], None]
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGINT arrived. Not an Exception, so that nothing on the way swallows it."""
+    """A signal to end arrived. Not an Exception, so that nothing on the way swallows it."""
 
 
 def main(phase: str) -> int:
@@ -57,6 +68,8 @@ def main(phase: str) -> int:
         answer.update(PHASES[phase](job, request, emit))
     except NodeError as exc:
         answer["problems"] = [exc.problem.to_json()]
+    except Stopped:
+        return 128 + signal.SIGTERM
     answer["seconds"] = round(time.monotonic() - started, 3)
     answer["ok"] = not answer["problems"] and answer.get("exit_code", 0) == 0
     emit({"event": phase, **answer})
@@ -64,9 +77,19 @@ def main(phase: str) -> int:
 
 
 def end_on_signals() -> None:
-    """From now on SIGTERM and SIGINT raise :class:`Stopped` in the main thread."""
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
+    """From now on SIGTERM, SIGINT and SIGHUP raise :class:`Stopped`, once, in the main thread.
+
+    SIGHUP stays ignored where it was, as under ``nohup``.
+    """
+    for number in _ENDING:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _stop)
+
+
+def ignore_signals() -> None:
+    """From now on the same signals do nothing: what is left to do is quick, and must be done."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def base_for(job: Job, env: Mapping[str, str], copies: int = 1) -> str:
@@ -189,10 +212,9 @@ def _attend(
         fix = "stage the environment again"
         raise NodeError(Problem("the launcher cannot start", argv[0], exc.reason, fix)) from exc
     try:
-        if running.stdout is not None:
-            for lines in _line_groups(running.stdout):
-                tail.extend(lines)
-                emit({"event": "output", "lines": lines})
+        for lines in _line_groups(running):
+            tail.extend(lines)
+            emit({"event": "output", "lines": lines})
         code = running.wait()
     except Stopped:
         process.stop(running, STOP_GRACE)
@@ -203,15 +225,40 @@ def _attend(
     return code if code >= 0 else 128 - code, list(tail)
 
 
-def _line_groups(stream: IO[bytes]) -> Iterator[list[str]]:
+def _line_groups(running: process.Process) -> Iterator[list[str]]:
     """Lines as they come, several at a time where several are there."""
     rest = b""
-    while chunk := os.read(stream.fileno(), 1 << 16):
+    for chunk in _chunks(running):
         *whole, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            whole, rest = [*whole, rest], b""
         if whole:
             yield [line.decode(errors="replace") for line in whole]
     if rest:
         yield [rest.decode(errors="replace")]
+
+
+def _chunks(running: process.Process) -> Iterator[bytes]:
+    """What a process writes until it ends.
+
+    Its end counts, not the pipe's: a child that it left behind may keep that open for ever, and
+    so would the ranks of a launcher that was killed. They are ended, then the rest is read.
+    """
+    stream = cast("IO[bytes]", running.stdout).fileno()
+    until: float | None = None
+    while until is None or time.monotonic() < until:
+        if until is None and running.poll() is not None:
+            process.stop(running, 0)
+            until = time.monotonic() + _DRAIN_SECONDS
+        if select.select([stream], [], [], _POLL_SECONDS)[0]:
+            chunk = os.read(stream, _CHUNK)
+            if not chunk:
+                return
+            yield chunk
+            if len(chunk) < _CHUNK // 4:
+                time.sleep(_PAUSE_SECONDS)
+        elif until is not None:
+            return
 
 
 @contextlib.contextmanager
@@ -270,8 +317,7 @@ def _collecting(problems: list[Problem]) -> Iterator[None]:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     # Once is enough: a second signal must not interrupt the cleaning up that the first one began.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     raise Stopped
 
 

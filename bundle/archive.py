@@ -8,14 +8,17 @@ import hashlib
 import importlib
 import io
 import os
+import stat
 import sys
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from .layer import Index, LayerError, decode_head
 from .manifest import (
     BLOCK,
+    PART_LIMIT,
     Digest,
     Layer,
     Manifest,
@@ -30,7 +33,6 @@ from .problem import NodeError, Problem
 Decompress = Callable[[bytes, int], bytes]
 """Turns one zstd frame into its content, which must have the given length; -1 for an index."""
 
-_MANIFEST_LIMIT = 64 << 20
 _INDEX_LIMIT = 512 << 20
 _END = bytes(2 * BLOCK)
 
@@ -50,7 +52,8 @@ class BundleFile:
         """
         self.path = path
         try:
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Opening a named pipe would wait for a writer; O_NONBLOCK means nothing to a file.
+            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             # While it is open nobody clears it away; not every file system has locks.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -134,12 +137,12 @@ class BundleFile:
         head = self.read(self._offsets[layer.member], layer.head_size)
         if Digest.of(head) != layer.head:
             raise self._damaged(f"the index of {layer.name} does not have the promised digest")
-        try:
+        with self.refusing(LayerError):
             index = decode_head(head, lambda data: decompress(data, -1))
-        except LayerError as exc:
-            raise self._damaged(f"{layer.name}: {exc}") from exc
         if layer.head_size + sum(frame.size for frame in index.frames) != layer.size:
             raise self._damaged(f"{layer.name} does not have the promised length")
+        if (index.unpacked_size, len(index.files)) != (layer.unpacked_size, layer.files):
+            raise self._damaged(f"{layer.name} does not hold as much as promised")
         return index
 
     def frames_start(self, layer: Layer) -> int:
@@ -157,11 +160,26 @@ class BundleFile:
             raise self._damaged(f"the {size} bytes at {offset} do not have the promised digest")
         return data
 
+    @contextlib.contextmanager
+    def refusing(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Turn these exceptions into the statement that the bundle is damaged.
+
+        Raises:
+            NodeError: one of them came.
+        """
+        try:
+            yield
+        except kinds as exc:
+            raise self._damaged(str(exc)) from exc
+
     def _read_frame(self) -> tuple[Manifest, dict[str, int]]:
         """Check the manifest, then every header, every padding byte and the end of the tar."""
-        total = os.fstat(self._handle).st_size
+        state = os.fstat(self._handle)
+        if not stat.S_ISREG(state.st_mode):
+            raise ManifestError("it is not a file")
+        total = state.st_size
         size = _size_field(self.read(0, BLOCK)) if total >= BLOCK else -1
-        if not 0 < size <= min(_MANIFEST_LIMIT, total):
+        if not 0 < size <= min(PART_LIMIT, total):
             raise ManifestError("it does not begin with manifest.json")
         manifest = parse(self.read(BLOCK, size))
         offsets, position = {}, 0
@@ -212,7 +230,7 @@ def decompressor(bundle: BundleFile, scratch: str) -> Decompress:
             zstandard = importlib.import_module("zstandard")
         finally:
             sys.path.remove(scratch)
-    except (OSError, ImportError, zipfile.BadZipFile) as exc:
+    except (OSError, ImportError, RuntimeError, zipfile.BadZipFile, zlib.error) as exc:
         raise NodeError(
             Problem(
                 what="the bundle's zstd decompressor does not load",
@@ -226,7 +244,7 @@ def decompressor(bundle: BundleFile, scratch: str) -> Decompress:
     def decompress(data: bytes, size: int) -> bytes:
         try:
             _refuse_bomb(zstandard.frame_content_size(data), size)
-            content: bytes = engine.decompress(data)
+            content: bytes = engine.decompress(data, allow_extra_data=False)
         except zstandard.ZstdError as exc:
             raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
         return content
@@ -251,9 +269,13 @@ def _own_zstd() -> Decompress:
     def decompress(data: bytes, size: int) -> bytes:
         try:
             _refuse_bomb(zstd.get_frame_info(data).decompressed_size, size)
-            content: bytes = zstd.decompress(data)
+            # One frame alone: ``zstd.decompress`` would go on with whatever follows it.
+            engine = zstd.ZstdDecompressor()
+            content: bytes = engine.decompress(data)
         except zstd.ZstdError as exc:
             raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
+        if not engine.eof or engine.unused_data:
+            raise LayerError("a frame is cut short, or something follows it")
         return content
 
     return decompress
@@ -261,7 +283,7 @@ def _own_zstd() -> Decompress:
 
 def _refuse_bomb(claimed: int | None, size: int) -> None:
     """Stop before memory is taken for a frame that claims another length than it should have."""
-    fits = claimed == size if size >= 0 else claimed is not None and claimed <= _INDEX_LIMIT
+    fits = claimed == size if size >= 0 else claimed is not None and 0 <= claimed <= _INDEX_LIMIT
     if not fits:
         raise LayerError(f"a frame claims to hold {claimed} bytes")
 

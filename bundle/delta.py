@@ -1,16 +1,19 @@
 """Taking unchanged layers from environments that are already on the node.
 
 A hard link costs no space and next to no time. It is safe because a published environment is never
-modified; a file whose length is not the promised one is not linked, its layer is unpacked instead.
+modified. Where somebody did so nevertheless, it shows: a file of another length or mode, or written
+to after the environment was published, is not linked; its layer is unpacked instead.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 
 from .layer import Entry
 from .manifest import Manifest, ManifestError, parse
+from .merge import STATE
 
 
 def older_layers(envs: str, manifest: Manifest) -> dict[str, str]:
@@ -29,7 +32,7 @@ def older_layers(envs: str, manifest: Manifest) -> dict[str, str]:
         if wanted <= found.keys():
             break
         try:
-            with open(os.path.join(path, ".stager", "manifest.json"), "rb") as handle:
+            with open(_manifest(path), "rb") as handle:
                 older = parse(handle.read())
         except (OSError, ManifestError):
             continue
@@ -48,10 +51,12 @@ def link_layer(source: str, staging: str, entries: Sequence[Entry]) -> bool:
     """
     done: list[str] = []
     try:
+        # The last file that is written before an environment is published.
+        published = os.stat(_manifest(source)).st_mtime_ns
         for entry in entries:
             old, new = os.path.join(source, entry.path), os.path.join(staging, entry.path)
-            if os.stat(old, follow_symlinks=False).st_size != entry.size:
-                raise OSError(f"{old} has another length")
+            if not _unchanged(os.stat(old, follow_symlinks=False), entry, published):
+                raise OSError(f"{old} has been changed")
             os.link(old, new, follow_symlinks=False)
             done.append(new)
     except OSError:
@@ -60,6 +65,23 @@ def link_layer(source: str, staging: str, entries: Sequence[Entry]) -> bool:
             os.unlink(new)
         return False
     return True
+
+
+def _unchanged(found: os.stat_result, entry: Entry, published: int) -> bool:
+    """Whether a file is as it was published, as far as can be told without reading it.
+
+    Its ``ctime`` does not tell: linking a file changes it.
+    """
+    return (
+        stat.S_ISREG(found.st_mode)
+        and found.st_size == entry.size
+        and found.st_mode & 0o100 == entry.mode & 0o100
+        and found.st_mtime_ns <= published
+    )
+
+
+def _manifest(env: str) -> str:
+    return os.path.join(env, STATE, "manifest.json")
 
 
 def _newest_first(envs: str) -> list[str]:

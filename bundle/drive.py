@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -44,22 +45,26 @@ class Transport(Protocol):
 
 
 class Logs:
-    """The files of one job under the log directory."""
+    """The files of one job under the log directory.
+
+    Attributes:
+        lost: why lines could not be kept (a full disk); empty while all is well. A job does not
+            fail for want of a log.
+    """
 
     def __init__(self, job: Job) -> None:
-        """Create the directory and the event log.
+        """Create the directory, the event log and the copy of the wrapper.
 
         Raises:
-            NodeError: it cannot be written.
+            NodeError: they cannot be written.
         """
+        self.lost = ""
         self._job = job
-        self._files: dict[str, IO[str]] = {}
+        self._files: dict[str, IO[bytes]] = {}
         try:
             os.makedirs(job.log_dir, exist_ok=True)
-            self._events: IO[str] = open(  # noqa: SIM115 - open as long as the job
-                self.path(f"events.{job.id}.jsonl"), "a", encoding="utf-8"
-            )
-            with open(self.path(f"run_wrapper.{job.id}.py"), "wb") as handle:
+            self._open(self._events)
+            with open(os.path.join(job.log_dir, f"run_wrapper.{job.id}.py"), "wb") as handle:
                 handle.write(agent.wrapper_source())
         except OSError as exc:
             raise NodeError(
@@ -71,28 +76,35 @@ class Logs:
                 )
             ) from exc
 
-    def path(self, name: str) -> str:
-        """Where a file of this name lies."""
-        return os.path.join(self._job.log_dir, name)
+    @property
+    def _events(self) -> str:
+        return f"events.{self._job.id}.jsonl"
 
     def event(self, line: str) -> None:
         """Keep one event."""
-        self._events.write(line)
-        self._events.flush()
+        self._append(self._events, [line])
 
     def lines(self, node: str, lines: list[str]) -> None:
         """Append to a node's log, ``<jobname>.<jobid>.<node>.<task>.out``."""
-        if node not in self._files:
-            task = self._job.nodes.index(node)
-            name = f"{self._job.name}.{self._job.id}.{node}.{task}.out"
-            self._files[node] = open(self.path(name), "a", encoding="utf-8")  # noqa: SIM115
-        self._files[node].write("".join(f"{line}\n" for line in lines))
-        self._files[node].flush()
+        task = self._job.nodes.index(node)
+        self._append(f"{self._job.name}.{self._job.id}.{node}.{task}.out", lines)
 
     def preflight(self, lines: list[str]) -> None:
         """Write ``preflight.<jobid>.txt``."""
-        with open(self.path(f"preflight.{self._job.id}.txt"), "w", encoding="utf-8") as handle:
-            handle.write("".join(f"{line}\n" for line in lines))
+        self._append(f"preflight.{self._job.id}.txt", lines)
+
+    def _open(self, name: str) -> IO[bytes]:
+        # Unbuffered: whoever looks sees all there is, and a failed write leaves nothing behind.
+        if name not in self._files:
+            path = os.path.join(self._job.log_dir, name)
+            self._files[name] = open(path, "ab", buffering=0)  # noqa: SIM115 - as long as the job
+        return self._files[name]
+
+    def _append(self, name: str, lines: list[str]) -> None:
+        try:
+            self._open(name).write("".join(f"{line}\n" for line in lines).encode())
+        except OSError as exc:
+            self.lost = f"{name}: {exc.strerror or exc}"
 
 
 @dataclass
@@ -119,13 +131,17 @@ class _State:
         """Print an event, and keep it; what ranks print goes to their node's log."""
         if event["event"] == "output":
             event = {**event, "head": event["node"] == self.job.nodes[0]}
-        line = json.dumps({"v": 1, "job_id": self.job.id, **event}) + "\n"
+        line = json.dumps({"v": 1, "job_id": self.job.id, **event})
         if event["event"] == "output":
             self.logs.lines(str(event["node"]), list(event["lines"]))
         else:
             self.logs.event(line)
-        sys.stdout.write(line)
-        sys.stdout.flush()
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            # Whoever listened has gone: end as after a signal, and let the rest go nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            signal.raise_signal(signal.SIGTERM)
 
     def ask(self, phase: str, extra: Callable[[str], dict[str, Any]]) -> dict[str, int]:
         """Let every node's agent do a phase; returns their exit statuses."""
@@ -153,6 +169,7 @@ class _State:
                 why = f"exit status {code}"
                 lost = Problem(f"{phase} gave no answer", node, why, "see the node's log")
                 self.answers[node] = {"ok": False, "problems": [lost.to_json()]}
+        self.answers = {node: self.answers[node] for node in requests}  # in the nodes' order
         return codes
 
     def fail_if_any(self) -> None:
@@ -189,6 +206,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] = LocalTransport) -> i
         problems = {job.nodes[0]: [exc.problem.to_json()]}
     except agent.Stopped:
         interrupted = True
+    agent.ignore_signals()
     ok = not problems and not interrupted
     state.emit(
         {
@@ -196,6 +214,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] = LocalTransport) -> i
             "ok": ok,
             "interrupted": interrupted,
             "problems": problems,
+            "logs_lost": state.logs.lost,
             "bytes_broadcast": state.bytes_sent,
             "seconds": state.seconds,
             **state.result,

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -220,6 +221,7 @@ def secure_root(base: str, uid: int | None = None) -> str:
         try:
             for name in SUBDIRECTORIES:
                 os.close(_open_own(root_fd, str(Path(root, name)), owner))
+            _pass_over(root_fd)
         finally:
             os.close(root_fd)
     finally:
@@ -317,6 +319,15 @@ def _open_own(parent: int, path: str, owner: int) -> int:
     if stat.S_IMODE(found.st_mode) != 0o700:
         os.fchmod(opened, 0o700)
     return opened
+
+
+def _pass_over(root_fd: int) -> None:
+    """Let git, and a project that the node root happens to lie in, pass over it as a whole."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError):  # it is there already, or the disk is full: nothing depends on it
+        handle = os.open(".gitignore", flags, 0o600, dir_fd=root_fd)
+        os.write(handle, b"*\n")
+        os.close(handle)
 
 
 def _kind(path: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .manifest import Requires
+from .manifest import Digest, Requires
 from .problem import NodeError, Problem
 
 VERSION = 1
@@ -97,7 +97,9 @@ def parse(raw: Mapping[str, Any]) -> Job:
         for key in ("nodes", "room", "packages", "imports", "python_hints"):
             fields[key] = tuple(fields[key])
         launch["command"] = tuple(launch["command"])
-        return Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
+        job = Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
+        _check(job)
+        return job
     except (KeyError, TypeError, ValueError) as exc:
         raise NodeError(
             Problem(
@@ -122,3 +124,24 @@ def load(path: str) -> Job:
         problem = Problem("the job description cannot be read", path, str(exc), "start it again")
         raise NodeError(problem) from exc
     return parse(raw)
+
+
+def _check(job: Job) -> None:
+    """Refuse what would become the name of a file elsewhere, or the start of no rank.
+
+    Raises:
+        ValueError: a field cannot be used; the message names it.
+    """
+    Digest(job.bundle_id)
+    for what, name in [("id", job.id), ("name", job.name), *(("node", n) for n in job.nodes)]:
+        if (
+            not isinstance(name, str)
+            or not name.isprintable()
+            or "/" in name
+            or name.strip(".") == ""
+        ):
+            raise ValueError(f"{what} {name!r} cannot be part of a file's name")
+    if not job.nodes or len(set(job.nodes)) != len(job.nodes):
+        raise ValueError("the nodes must be one or more, and different")
+    if job.action not in ("verify", "run"):
+        raise ValueError(f"action {job.action!r} is neither verify nor run")

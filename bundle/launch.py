@@ -10,14 +10,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .unpack import STATE
+from .merge import STATE
 
 DROPPED = re.compile(
-    r"PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|PLATLIBDIR|SAFEPATH)$|VIRTUAL_ENV|CONDA_PREFIX$"
+    r"PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|PLATLIBDIR|SAFEPATH|INSPECT|PYCACHEPREFIX)$"
+    r"|VIRTUAL_ENV|CONDA_PREFIX$"
     r"|__PYVENV_LAUNCHER__$|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
     r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_|STAGER_(ENV|PROJECT|JOB)"
 )
-"""Variables of the caller that would lead a rank out of its environment or give it a wrong rank."""
+"""Variables of the caller that would lead a rank out of its environment or give it a wrong rank.
+
+``PYTHONINSPECT`` would turn the exit status of a rank that failed into 0, ``PYTHONPYCACHEPREFIX``
+would hide the bytecode that came with the bundle. ``LD_PRELOAD`` and the like are the user's own.
+"""
 
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -86,7 +91,7 @@ def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, st
         **env,
         **_OFFLINE,
         "PATH": os.pathsep.join(
-            [os.path.join(place.environment, "bin"), env.get("PATH", os.defpath)]
+            [os.path.join(place.environment, "bin"), env.get("PATH") or os.defpath]
         ),
         "VIRTUAL_ENV": place.environment,
         "PYTHONNOUSERSITE": "1",

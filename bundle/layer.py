@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .manifest import Digest, canonical_json
+from .manifest import BLOCK, Digest, canonical_json
 
 INDEX_FORMAT = 1
 FRAME_LIMIT = 64 << 20
-"""The most a frame may say it unpacks to: bounds the memory a hostile bundle can claim."""
+"""The most a frame may hold, packed or not: bounds the memory a hostile bundle can claim."""
+LINK_LIMIT = 40
+"""Links in a row that Linux follows before it reports a loop (path_resolution(7))."""
 
 _SKIPPABLE = 0x184D2A50
 _FRAME_HEADER = 8
@@ -154,11 +156,12 @@ def decode_head(head: bytes, decompress: Callable[[bytes], bytes]) -> Index:
             links=tuple(Link(*item) for item in raw["links"]),
             frames=tuple(Frame(*item) for item in raw["frames"]),
         )
+        _check_frames(index)
+        _check_files(index)
     except LayerError:
         raise
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise LayerError(f"the layer's index cannot be read: {exc}") from exc
-    _check(index)
     if (index.unpacked_size, len(index.files)) != summary[2:]:
         raise LayerError("the layer's index does not agree with its summary")
     return index
@@ -185,7 +188,9 @@ def check_link(link: Link) -> None:
     """
     check_path(link.path)
     depth = link.path.count("/")
-    if not isinstance(link.target, str) or not link.target or link.target.startswith("/"):
+    if not isinstance(link.target, str) or not link.target.isprintable():
+        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
+    if not link.target or link.target.startswith("/"):
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
     for part in link.target.split("/"):
         depth += -1 if part == ".." else 0 if part in ("", ".") else 1
@@ -194,19 +199,60 @@ def check_link(link: Link) -> None:
             raise LayerError(f"link leads outside: {link.path!r} -> {link.target!r}")
 
 
-def _check(index: Index) -> None:
-    end = sum(frame.unpacked_size for frame in index.frames)
+def check_links(links: Mapping[str, str]) -> None:
+    """Refuse links that lead outside through one another, followed as the kernel will follow them.
+
+    :func:`check_link` judges each by its words alone; where ``a/b/up`` leads to ``a``, however,
+    ``a/b/up/..`` is not ``a/b``.
+
+    Args:
+        links: the targets of all links of an environment by their paths.
+
+    Raises:
+        LayerError: a link leads outside, or in circles.
+    """
+    for path, target in links.items():
+        at, ahead = path.split("/")[:-1], target.split("/")[::-1]
+        followed = 1
+        while ahead:
+            part = ahead.pop()
+            if part == ".." and len(at) <= 1:
+                raise LayerError(f"link leads outside: {path!r} -> {target!r}")
+            if part == "..":
+                at.pop()
+            elif part not in ("", "."):
+                at.append(part)
+                onward = links.get("/".join(at))
+                if onward is not None:
+                    followed += 1
+                    at.pop()
+                    ahead += onward.split("/")[::-1]
+            if followed > LINK_LIMIT:
+                raise LayerError(f"link leads in circles: {path!r} -> {target!r}")
+
+
+def _check_frames(index: Index) -> None:
     for frame in index.frames:
         Digest(frame.sha256)
-        if not 0 < frame.unpacked_size <= FRAME_LIMIT or frame.size <= 0:
-            raise LayerError("a frame has an impossible size")
+        for size in (frame.size, frame.unpacked_size):
+            if type(size) is not int or not 0 < size <= FRAME_LIMIT:
+                raise LayerError("a frame has an impossible size")
+
+
+def _check_files(index: Index) -> None:
+    # A file has its tar header before it, and the tar ends with two empty blocks.
+    end = sum(frame.unpacked_size for frame in index.frames) - 2 * BLOCK
     seen: set[str] = set()
     reached = 0
     for entry in index.files:
         check_path(entry.path)
-        if entry.mode not in _MODES:
+        if type(entry.mode) is not int or entry.mode not in _MODES:
             raise LayerError(f"unexpected mode {entry.mode!r} of {entry.path}")
-        if entry.size < 0 or entry.offset < reached or entry.offset + entry.size > end:
+        if not (type(entry.size) is type(entry.offset) is int) or entry.size < 0:
+            raise LayerError(f"{entry.path} has an impossible size or place")
+        if not isinstance(entry.sha256, str):
+            raise LayerError(f"{entry.path} has no digest")
+        if entry.offset < reached + BLOCK or entry.offset + entry.size > end:
             raise LayerError(f"{entry.path} lies outside its layer, or over another file")
         reached = entry.offset + entry.size
         if entry.path in seen:
@@ -217,6 +263,7 @@ def _check(index: Index) -> None:
         if link.path in seen:
             raise LayerError(f"{link.path} is listed twice")
         seen.add(link.path)
+    check_links(dict(index.links))
     for path in seen:
         # No file may also be a directory of another: a link there would redirect what follows.
         parent = path.rpartition("/")[0]

@@ -7,14 +7,14 @@ whole path, rendezvous between nodes included, runs without a cluster.
 from __future__ import annotations
 
 import json
+import math
 import os
-import queue
+import selectors
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any, cast
 
 from . import fs, process
 from .agent import STOP_GRACE, base_for
@@ -22,8 +22,10 @@ from .job import Job
 
 OnEvent = Callable[[dict[str, Any]], None]
 
-FAILURE_GRACE = 10.0
+FAILURE_GRACE = 5.0
 """Seconds that the other nodes get to end by themselves after one has failed."""
+_POLL_SECONDS = 0.2
+_CHUNK = 1 << 18
 
 
 class LocalTransport:
@@ -64,13 +66,11 @@ class LocalTransport:
         Returns:
             The agents' exit statuses.
         """
-        lines: queue.Queue[tuple[str, bytes]] = queue.Queue()
         running: dict[str, process.Process] = {}
         try:
             for node, request in requests.items():
                 running[node] = self._start(phase, node, request)
-                threading.Thread(target=_pump, args=(node, running[node], lines)).start()
-            return _attend(running, lines, on_event)
+            return _attend(running, on_event)
         finally:
             _stop_all(running)
 
@@ -96,30 +96,32 @@ class LocalTransport:
         return sum(not os.path.isdir(os.path.join(path, job.bundle_id)) for path in envs)
 
 
-def _attend(
-    running: Mapping[str, process.Process],
-    lines: queue.Queue[tuple[str, bytes]],
-    on_event: OnEvent,
-) -> dict[str, int]:
+def _attend(running: Mapping[str, process.Process], on_event: OnEvent) -> dict[str, int]:
     """Pass on events until every agent has ended; one that fails takes the others with it."""
-    open_streams = set(running)
     deadline: float | None = None
-    while open_streams:
-        try:
-            node, line = lines.get(timeout=0.2)
-        except queue.Empty:
-            node, line = "", b" "
-        if not line:
-            open_streams.discard(node)
-            if running[node].wait() != 0 and deadline is None:
-                deadline = time.monotonic() + FAILURE_GRACE
-        elif node:
-            on_event(_event(node, line))
-        if deadline is not None and time.monotonic() > deadline:
-            for other in open_streams:
-                running[other].send_signal(signal.SIGTERM)
-            deadline = float("inf")
+    with selectors.DefaultSelector() as waiting:
+        for node, agent in running.items():
+            waiting.register(_output(agent), selectors.EVENT_READ, (node, [b""]))
+        while waiting.get_map():
+            for key, _ in waiting.select(_POLL_SECONDS):
+                node, rest = key.data
+                chunk = os.read(key.fd, _CHUNK)
+                *lines, rest[0] = (rest[0] + (chunk or b"\n")).split(b"\n")
+                for line in filter(None, lines):
+                    on_event(_event(node, line))
+                if not chunk:
+                    waiting.unregister(key.fileobj)
+                    if running[node].wait() != 0 and deadline is None:
+                        deadline = time.monotonic() + FAILURE_GRACE
+            if deadline is not None and time.monotonic() > deadline:
+                deadline = math.inf
+                for key in list(waiting.get_map().values()):
+                    running[key.data[0]].send_signal(signal.SIGTERM)
     return {node: agent.wait() for node, agent in running.items()}
+
+
+def _output(agent: process.Process) -> IO[bytes]:
+    return cast("IO[bytes]", agent.stdout)
 
 
 def _event(node: str, line: bytes) -> dict[str, Any]:
@@ -134,17 +136,11 @@ def _event(node: str, line: bytes) -> dict[str, Any]:
     return {"v": 1, "event": "output", "node": node, "lines": [text]}
 
 
-def _pump(node: str, agent: process.Process, lines: queue.Queue[tuple[str, bytes]]) -> None:
-    if agent.stdout is not None:
-        for line in agent.stdout:
-            lines.put((node, line))
-    lines.put((node, b""))
-
-
 def _stop_all(running: Mapping[str, process.Process]) -> None:
     """End what still runs: all are told first, then each is waited for."""
     for agent in running.values():
         if agent.poll() is None:
             agent.send_signal(signal.SIGTERM)
+        _output(agent).close()  # one that cannot get rid of its lines would wait for ever
     for agent in running.values():
         process.stop(agent, STOP_GRACE + 5)

@@ -27,8 +27,15 @@ FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 NODE_NAME = "node.pyz"
 BLOCK = 512
+PART_LIMIT = 64 << 20
+"""The most that a member which is read whole may hold: bounds what a hostile bundle can claim."""
+HEAD_LIMIT = 256 << 20
+"""The same for the head of a layer."""
+KINDS = ("wheel", "project", "trainer", "asset")
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
+_PYTHON = re.compile(r"3\.\d{1,3}")
+_SIZE_LIMIT = 1 << 60
 
 
 class ManifestError(ValueError):
@@ -170,13 +177,14 @@ def parse(data: bytes) -> Manifest:
         raw = json.loads(data)
         claimed = raw.pop("id")
         found = raw["format"]
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ManifestError("manifest.json is not a stager manifest") from exc
     if found != FORMAT:
         raise ManifestError(f"the bundle has format {found!r}; this program reads format {FORMAT}")
     try:
         manifest = _from_dict(raw)
-    except (ValueError, KeyError, TypeError) as exc:
+        _check(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ManifestError(f"manifest.json does not have the expected fields: {exc}") from exc
     if manifest.id != claimed or manifest.to_bytes() != data:
         raise ManifestError("manifest.json has been changed: its content does not fit its id")
@@ -231,8 +239,51 @@ def _from_dict(raw: dict[str, Any]) -> Manifest:
 
 
 def _part(raw: dict[str, Any]) -> Part:
-    return Part(name=raw["name"], sha256=Digest(raw["sha256"]), size=int(raw["size"]))
+    return Part(name=raw["name"], sha256=Digest(raw["sha256"]), size=raw["size"])
 
 
 def _layer(raw: dict[str, Any]) -> Layer:
     return Layer(**{**raw, "id": Digest(raw["id"]), "head": Digest(raw["head"])})
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse values that no build writes: they become file names, offsets and amounts of memory.
+
+    Raises:
+        ValueError: a value is of another type, or out of bounds; the message names it.
+    """
+    needs, layers = manifest.requires, manifest.layers
+    for value in (needs.machine, needs.libc, needs.libc_version):
+        _text(value, "requires")
+    for value in (manifest.name, *manifest.packages, *manifest.imports):
+        _text(value, "name, packages or imports")
+    if not _PYTHON.fullmatch(_text(needs.python, "requires.python")):
+        raise ValueError(f"requires.python is {needs.python!r}")
+    for part in (manifest.node, manifest.decompressor):
+        if part is None:
+            continue
+        if "/" in _text(part.name, "a part's name") or not part.name:
+            raise ValueError(f"a part is called {part.name!r}")
+        _within(part.size, PART_LIMIT, part.name)
+    for layer in layers:
+        _text(layer.name, "a layer's name")
+        _text(layer.version, "a layer's version")
+        if layer.kind not in KINDS:
+            raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
+        for size in (layer.size, layer.unpacked_size, layer.files):
+            _within(size, _SIZE_LIMIT, layer.name)
+        _within(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
+    names = [name for name, _ in manifest.members()]
+    if len(set(names)) != len(names):
+        raise ValueError("two members have the same name")
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{what} holds {value!r}")
+    return value
+
+
+def _within(value: object, limit: int, what: str) -> None:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{what} has an impossible size, {value!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ RECORD_KEYS = ("node", "rank", "local_rank", "exit_code", "exception", "message"
 _RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) ")
 _SENT = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
+_MARKED = re.compile(r"\[rank(\d+)\]:")
 _CLOSING = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
 """The line that begins torchrun's own report: its traceback and its table follow."""
 _SIGTERM = -15
@@ -42,7 +44,6 @@ def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list
     """
     found = {record["rank"]: record for record in _records(os.path.join(job_dir, "failures"))}
     lines = list(tail)
-    said = program_lines(lines)[-_SHOWN:]
     for rank, local_rank, code in reported(lines):
         if rank not in found:
             found[rank] = {
@@ -52,7 +53,7 @@ def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list
                 "exit_code": code,
                 "exception": "",
                 "message": "",
-                "lines": said,
+                "lines": program_lines(lines, rank)[-_SHOWN:],
                 "time": ended,
             }
     return sorted(found.values(), key=lambda record: (weight(record), record["time"]))
@@ -76,13 +77,18 @@ def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
     return found
 
 
-def program_lines(lines: Iterable[str]) -> list[str]:
-    """What the ranks wrote, without what torchrun adds when one of them has failed."""
+def program_lines(lines: Iterable[str], rank: int) -> list[str]:
+    """What a rank may have written.
+
+    What torchrun adds when one of them has failed is left out, and what PyTorch has marked as
+    another rank's (``[rank2]: Traceback ...``, from torch 2.2 on).
+    """
     kept: list[str] = []
     for line in lines:
         if _CLOSING.search(line):
             break
-        if not _SENT.match(line):
+        marked = _MARKED.match(line)
+        if not _SENT.match(line) and (marked is None or int(marked.group(1)) == rank):
             kept.append(line)
     return kept
 
@@ -108,7 +114,12 @@ def _records(folder: str) -> list[dict[str, Any]]:
     for name in names:
         if not name.endswith(".json"):
             continue
-        with open(os.path.join(folder, name), encoding="utf-8") as handle:
-            raw = json.load(handle)
-        records.append({key: raw[key] for key in RECORD_KEYS})
+        # What is no record (the program may write there too) is left out: torchrun's report of the
+        # same rank then stands for it.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(os.path.join(folder, name), encoding="utf-8") as handle:
+                raw = json.load(handle)
+            record = {key: raw[key] for key in RECORD_KEYS}
+            record |= {key: int(raw[key]) for key in ("rank", "local_rank", "exit_code")}
+            records.append({**record, "time": float(raw["time"]), "lines": list(raw["lines"])})
     return records

@@ -8,9 +8,11 @@ leaves in ``incoming/`` is swept by the next one of the same bundle.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pkgutil
+import re
 import shutil
 import tempfile
 import time
@@ -22,13 +24,14 @@ from . import delta, patches
 from .archive import BundleFile, Decompress, decompressor
 from .fs import facts_of, refusals
 from .layer import Entry, Index, LayerError
-from .manifest import Layer, Manifest
+from .manifest import Layer
+from .merge import STATE, merge, site_packages
 from .pool import share
 from .problem import NodeError, Problem
 
-STATE = ".stager"
-"""Where in an environment its manifest and the heads of its layers are kept."""
 _BLOCK = 4096
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_LEFT_OVER = re.compile(r"([0-9a-f]{64})\.")
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,17 @@ def hold(root: str, bundle_id: str) -> int:
     """Keep an environment from being removed until the descriptor, or its last copy, is closed.
 
     The descriptor is inherited by whatever this process becomes or starts.
+
+    Raises:
+        NodeError: the lock cannot be made or taken.
     """
-    handle = os.open(lock_path(root, bundle_id), os.O_RDWR | os.O_CREAT, 0o600)
-    os.set_inheritable(handle, True)
-    fcntl.flock(handle, fcntl.LOCK_SH)
+    path = lock_path(root, bundle_id)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        os.set_inheritable(handle, True)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    except OSError as exc:
+        raise NodeError(_write_problem(exc, path)) from exc
     return handle
 
 
@@ -93,112 +103,88 @@ def unpack(path: str, *, root: str, expected: str, python: str, processes: int) 
     """
     started = time.monotonic()
     final = env_path(root, expected)
-    if is_ready(final, python):
-        return Environment(final, True, 0, 0, time.monotonic() - started)
-    handle = os.open(lock_path(root, expected), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    linked = written = 0
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if is_ready(final, python):
-            return Environment(final, True, 0, 0, time.monotonic() - started)
-        _sweep(root, expected)
-        with BundleFile(path, expected) as bundle:
-            linked, written = _make(bundle, root, python, processes)
+        reused = is_ready(final, python)
+        if not reused:
+            with _locked(root, expected):
+                reused = is_ready(final, python)
+                if not reused:
+                    _sweep(root, expected)
+                    with BundleFile(path, expected) as bundle:
+                        linked, written = _make(bundle, root, python, processes)
     except OSError as exc:
-        raise NodeError(
-            Problem(
-                what="the environment cannot be written",
-                where=exc.filename or root,
-                why=exc.strerror or str(exc),
-                fix="see the space and the permissions there, or set [cluster] node-root",
-            )
-        ) from exc
-    finally:
-        os.close(handle)
-    return Environment(final, False, linked, written, time.monotonic() - started)
+        raise NodeError(_write_problem(exc, root)) from exc
+    return Environment(final, reused, linked, written, time.monotonic() - started)
 
 
 def is_ready(path: str, python: str) -> bool:
     """Whether a published environment is there; its interpreter link is renewed if it moved."""
-    config = os.path.join(path, "pyvenv.cfg")
-    if not os.path.isfile(config):
-        return False
+    for name in ("pyvenv.cfg", "bin", os.path.join(STATE, "manifest.json")):
+        if not os.path.exists(os.path.join(path, name)):
+            return False  # never made, or cleared away in part, as cleaners of /tmp do
     link = os.path.join(path, "bin", "python")
     if os.path.realpath(link) != os.path.realpath(python):
         _interpreter(path, python)
     return True
 
 
+@contextlib.contextmanager
+def _locked(root: str, bundle_id: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of an environment for oneself alone.
+
+    Raises:
+        BlockingIOError: somebody else holds it, and ``wait`` is false.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    handle = os.open(lock_path(root, bundle_id), flags, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
+
+
 def _make(bundle: BundleFile, root: str, python: str, processes: int) -> tuple[int, int]:
-    """Build the environment in a staging directory and publish it."""
+    """Build the environment in a private directory and publish it; files linked and written."""
     manifest = bundle.manifest
     incoming = os.path.join(root, "incoming")
     older = delta.older_layers(os.path.join(root, "envs"), manifest)
     _require_room(incoming, [layer for layer in manifest.layers if layer.head not in older])
-    staging = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
-    tools = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
+    private = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
+    staging, tools = os.path.join(private, "env"), os.path.join(private, "tools")
     try:
+        os.mkdir(staging, 0o700)
+        os.mkdir(tools, 0o700)
+        bundle.part(manifest.node)  # not needed here; but a damaged bundle is to be found out
         decompress = decompressor(bundle, tools)
         indexes = [bundle.index(layer, decompress) for layer in manifest.layers]
-        owned = _owned(manifest, indexes)
-        _directories(staging, indexes)
+        with bundle.refusing(LayerError):
+            merged = merge(manifest.layers, indexes, manifest.requires.python)
+        for path in merged.directories:
+            os.mkdir(os.path.join(staging, path), 0o755)
         fresh, linked = [], 0
-        for layer, index, entries in zip(manifest.layers, indexes, owned):
+        for layer, index, entries in zip(manifest.layers, indexes, merged.entries):
             source = older.get(layer.head)
             if source is not None and delta.link_layer(source, staging, entries):
                 linked += len(entries)
             else:
                 fresh.append((layer, index, entries))
         _write_layers(bundle, staging, fresh, decompress, processes)
-        for index in indexes:
-            for link in index.links:
-                os.symlink(link.target, os.path.join(staging, link.path))
+        for path, target in merged.links.items():
+            os.symlink(target, os.path.join(staging, path))
         _finish(staging, bundle, python)
+        shutil.rmtree(tools)
         os.rename(staging, env_path(root, manifest.id))
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(tools, ignore_errors=True)
+        shutil.rmtree(private, ignore_errors=True)
     return linked, sum(len(entries) for _, _, entries in fresh)
-
-
-def _owned(manifest: Manifest, indexes: Sequence[Index]) -> list[list[Entry]]:
-    """For each layer the files it writes: of equal paths in several layers the first one counts."""
-    taken: dict[str, Entry] = {}
-    owned = []
-    for layer, index in zip(manifest.layers, indexes):
-        mine = []
-        for entry in index.files:
-            other = taken.setdefault(entry.path, entry)
-            if other is entry:
-                mine.append(entry)
-            elif other.sha256 != entry.sha256:
-                raise NodeError(
-                    Problem(
-                        what="two layers hold different files of the same name",
-                        where=entry.path,
-                        why=f"the second one is {layer.name} {layer.version}",
-                        fix="make the bundle anew with `stager build`",
-                    )
-                )
-        owned.append(mine)
-    return owned
-
-
-def _directories(staging: str, indexes: Sequence[Index]) -> None:
-    needed: set[str] = set()
-    for index in indexes:
-        for path in [entry.path for entry in index.files] + [link.path for link in index.links]:
-            parent = path.rpartition("/")[0]
-            while parent and parent not in needed:
-                needed.add(parent)
-                parent = parent.rpartition("/")[0]
-    for path in sorted(needed):
-        os.mkdir(os.path.join(staging, path), 0o755)
 
 
 def _write_layers(
     bundle: BundleFile,
     staging: str,
-    fresh: Sequence[tuple[Layer, Index, list[Entry]]],
+    fresh: Sequence[tuple[Layer, Index, Sequence[Entry]]],
     decompress: Decompress,
     processes: int,
 ) -> None:
@@ -219,23 +205,17 @@ def _write_layers(
     def work(number: int) -> None:
         offset, frame, start, entries = tasks[number]
         data = bundle.frame(offset, frame.size, frame.sha256)
-        try:
+        with bundle.refusing(LayerError):
             content = decompress(data, frame.unpacked_size)
-        except LayerError as exc:
-            raise NodeError(
-                Problem(
-                    what="the bundle is damaged",
-                    where=bundle.path,
-                    why=str(exc),
-                    fix="copy it again",
-                )
-            ) from exc
-        _write_files(staging, memoryview(content), start, entries)
+        try:
+            _write_files(staging, memoryview(content), start, entries)
+        except OSError as exc:
+            raise NodeError(_write_problem(exc, staging)) from exc
 
     share(len(tasks), work, processes)
 
 
-def _write_files(staging: str, content: memoryview, start: int, entries: list[Entry]) -> None:
+def _write_files(staging: str, content: memoryview, start: int, entries: Sequence[Entry]) -> None:
     """Write what one frame holds of each file; a file may go on in the next frame."""
     end = start + len(content)
     for entry in entries:
@@ -258,9 +238,7 @@ def _write_files(staging: str, content: memoryview, start: int, entries: list[En
 def _finish(staging: str, bundle: BundleFile, python: str) -> None:
     """Make a virtual environment of the tree (PEP 405), and note what it was made from."""
     manifest = bundle.manifest
-    site = os.path.join("lib", f"python{manifest.requires.python}", "site-packages")
-    for path in ("bin", site, "project", "assets", os.path.join(STATE, "site")):
-        os.makedirs(os.path.join(staging, path), exist_ok=True)
+    site = site_packages(manifest.requires.python)
     os.symlink(site, os.path.join(staging, "pkgs"))
     os.symlink("lib", os.path.join(staging, "lib64"))  # the name on Fedora and its kin
     _interpreter(staging, python)
@@ -268,11 +246,11 @@ def _finish(staging: str, bundle: BundleFile, python: str) -> None:
         os.symlink("python", os.path.join(staging, "bin", name))
     _write(os.path.join(staging, site, "_stager_patches.pth"), patches.PTH_LINE.encode() + b"\n")
     _write(os.path.join(staging, site, "_stager_patches.py"), source_of("patches"))
-    heads = os.path.join(staging, STATE, "layers")
-    os.makedirs(heads)
     for layer in manifest.layers:
         start = bundle.frames_start(layer) - layer.head_size
-        _write(os.path.join(heads, layer.id), bundle.read(start, layer.head_size))
+        head = bundle.read(start, layer.head_size)
+        _write(os.path.join(staging, STATE, "layers", layer.id), head)
+    # The last file of all: its time is the environment's, see bundle.delta.
     _write(os.path.join(staging, STATE, "manifest.json"), manifest.to_bytes())
 
 
@@ -283,12 +261,13 @@ def _interpreter(path: str, python: str) -> None:
         "include-system-site-packages = false\n"
         f"executable = {python}\n"
     )
-    mark = f".{os.getpid()}"
+    mark = f".{os.getpid()}-{time.monotonic_ns()}"
+    # The link comes last: where it is right, all is.
+    _write(os.path.join(path, "pyvenv.cfg" + mark), config.encode())
+    os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
     link = os.path.join(path, "bin", "python")
     os.symlink(python, link + mark)
     os.rename(link + mark, link)
-    _write(os.path.join(path, "pyvenv.cfg" + mark), config.encode())
-    os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
 
 
 def source_of(name: str) -> bytes:
@@ -304,8 +283,20 @@ def source_of(name: str) -> bytes:
 
 
 def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as handle:
+    # "x": never through a link, and never into a file that older environments share.
+    with open(path, "xb") as handle:
         handle.write(data)
+
+
+def _write_problem(exc: OSError, where: str) -> Problem:
+    full = exc.errno in _NO_ROOM
+    return Problem(
+        what="the environment does not fit" if full else "the environment cannot be written",
+        where=str(exc.filename or where),
+        why=exc.strerror or str(exc),
+        fix="see the space, the inodes and the permissions there, or name another place with "
+        "[cluster] node-root or $STAGER_NODE_ROOT",
+    )
 
 
 def room_for(layers: Sequence[Layer]) -> tuple[int, int]:
@@ -332,8 +323,22 @@ def _require_room(path: str, layers: Sequence[Layer]) -> None:
 
 
 def _sweep(root: str, bundle_id: str) -> None:
-    """Remove what a killed unpack of the same bundle left; the lock is held, so nobody uses it."""
+    """Remove what killed unpacks left, of this bundle, whose lock is held, and of others.
+
+    An environment that lost its head, as it does to cleaners of /tmp, is such a left-over too.
+    """
     incoming = os.path.join(root, "incoming")
+    final = env_path(root, bundle_id)
+    if os.path.lexists(final):
+        os.rename(final, os.path.join(incoming, f"{bundle_id}.{time.monotonic_ns()}"))
     for name in os.listdir(incoming):
-        if name.startswith(f"{bundle_id}."):
-            shutil.rmtree(os.path.join(incoming, name), ignore_errors=True)
+        found = _LEFT_OVER.match(name)
+        if found is None:
+            continue
+        path = os.path.join(incoming, name)
+        if found[1] == bundle_id:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        # Where the lock is taken, somebody is making that one.
+        with contextlib.suppress(BlockingIOError), _locked(root, found[1], wait=False):
+            shutil.rmtree(path, ignore_errors=True)

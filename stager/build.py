@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,13 +19,13 @@ from . import bundles
 from .bundles import Newest
 from .config import Config
 from .decompressor import decompressor_lock
-from .errors import BundleError, ConfigError, ResolveError, StagerError
-from .layers import MadeLayers, Source, layer_id, make_layers
+from .errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
+from .layers import MadeLayers, make_layers
+from .layersource import Source, layer_id, project_sources
 from .lock import Lock, ResolveOptions, make_lock, read_lock
 from .model import Target, Wheel
 from .modules import top_modules
-from .pack import Contents, Packed, node_program, pack, stored_index
-from .project import asset_excludes, asset_files, project_files
+from .pack import Contents, Packed, make_node_program, pack, stored_index
 from .prove import Proof, prove
 from .solver import ResolverName
 from .spec import Spec, read_spec
@@ -121,27 +120,25 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     """
     _refuse_unsupported(config)
     store = Store(offline_root(config))
-    seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        listener.begin(name)
-        started = time.monotonic()
-        yield
-        seconds[name] = round(time.monotonic() - started, 3)
+    phase = _Phases(listener)
 
     def fetched(line: str) -> None:
         listener.step(line, 0, 0)
 
-    with store.lock():
+    def waiting() -> None:
+        listener.note(f"waiting for another build in {store.root}")
+
+    with store.lock(waiting):
         with phase("lock"):
             spec = read_spec(config)
             lock = _current_lock(config, spec, store, options)
         with phase("wheels"):
-            wheels = fetch(lock, store, offline=options.offline, progress=fetched)
-            decompressor = _decompressor(spec.target, store, options, fetched)
+            wheels = fetch(
+                lock, store, offline=options.offline, progress=fetched, indexes=spec.indexes
+            )
+            decompressor = _decompressor(spec, store, options, fetched)
         with phase("layers"):
-            trees = _trees(config, listener)
+            trees = project_sources(config, store.root, listener.note)
             made = make_layers(
                 [*map(Source.of_wheel, wheels), *trees],
                 store=store,
@@ -149,6 +146,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 jobs=options.jobs or len(os.sched_getaffinity(0)),
                 progress=listener.step,
             )
+            for line in made.notes:
+                listener.note(line)
         with phase("bundle"):
             asked = _asked(spec, lock)
             contents = Contents(
@@ -166,9 +165,24 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             with phase("proof"):
                 proof = _proved(packed, store, spec, asked)
                 listener.note(proof.how)
-        inputs = _inputs(spec, trees)
-        bundles.remember(store, config.source, Newest(path=packed.path, inputs=inputs))
-    return Built(packed=packed, lock=lock, made=made, proof=proof, seconds=seconds)
+        newest = Newest(path=packed.path, inputs=_inputs(spec, trees))
+        bundles.remember(store, config.source, newest)
+    return Built(packed=packed, lock=lock, made=made, proof=proof, seconds=phase.seconds)
+
+
+class _Phases:
+    """Announces phases and measures them."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self._listener.begin(name)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 3)
 
 
 def build_report(built: Built) -> dict[str, Any]:
@@ -206,7 +220,7 @@ def current_bundle(config: Config, listener: Listener) -> Path:
             f"there is no bundle of {config.name} in {store.root} yet",
             hint="make one with `stager build`, or name one with --bundle",
         )
-    if found.inputs == _inputs(read_spec(config), _trees(config, listener)):
+    if found.inputs == _inputs(read_spec(config), project_sources(config, store.root)):
         return found.path
     listener.note("the project has changed since its bundle was made: building it again")
     try:
@@ -255,39 +269,29 @@ def _make_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) 
 
 
 def _decompressor(
-    target: Target, store: Store, options: BuildOptions, progress: Callable[[str], None]
+    spec: Spec, store: Store, options: BuildOptions, progress: Callable[[str], None]
 ) -> Wheel | None:
-    lock = decompressor_lock(target)
+    lock = decompressor_lock(spec.target)
     if lock is None:
         return None
-    (wheel,) = fetch(lock, store, offline=options.offline, progress=progress)
+    try:
+        (wheel,) = fetch(
+            lock, store, offline=options.offline, progress=progress, indexes=spec.indexes
+        )
+    except WheelError as exc:
+        (file,) = lock.files
+        raise WheelError(
+            "the zstd decompressor that every bundle carries cannot be had",
+            hint=f"put {file.filename} into {store.wheels}, or build once where an index has it",
+            context=exc.context or (exc.message,),
+        ) from exc
     return wheel
-
-
-def _trees(config: Config, listener: Listener) -> list[Source]:
-    """The layers that are not wheels: the project, the trainer, and each asset."""
-    sources = []
-    assets = [str(path) for path in config.assets.paths]
-    asset_files(config.root, assets)  # all their faults in one error
-    if config.project.path is not None:
-        inside = asset_excludes(assets, config.project.path)
-        tree = project_files(config.project.path, [*config.project.exclude, *inside])
-        for line in tree.skipped:
-            listener.note(line)
-        sources.append(Source.of_tree("project", config.name, tree, "project"))
-    folder = Path(str(resources.files("trainer")))
-    trainer = project_files(folder, [])
-    sources.append(Source.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
-    for path in assets:
-        tree = asset_files(config.root, [path])
-        sources.append(Source.of_tree("asset", Path(path).name, tree, "assets"))
-    return sources
 
 
 def _inputs(spec: Spec, trees: Sequence[Source]) -> Digest:
     """Digest of everything that decides a bundle, known without building it."""
     ids = [layer_id(tree, spec.target) for tree in trees]
-    node = Digest.of(node_program())
+    node = Digest.of(make_node_program())
     return Digest.of(canonical_json({"spec": spec.digest, "trees": ids, "node": node}))
 
 

@@ -89,7 +89,7 @@ def newest(store: Store, project: Path) -> Newest | None:
     try:
         raw = json.loads(_note(store, project).read_text(encoding="utf-8"))
         found = Newest(path=store.bundles / raw["bundle"], inputs=Digest(raw["inputs"]))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found.path.exists() else None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -54,6 +56,8 @@ Command = Annotated[
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; every way to end becomes an exit code here."""
+    # A batch system's SIGTERM ends a command as Ctrl-C does: ranks are ended, locks given back.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:
@@ -64,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
+        # Python flushes at exit, too; see the note on SIGPIPE in the signal module's manual.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except Exception as exc:
         show = getattr(exc, "show", None)  # a usage error, as typer words it

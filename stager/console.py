@@ -227,6 +227,7 @@ class Console:
         """The result of ``stager verify``, and its exit code."""
         if outcome.interrupted:
             return self._interrupted(outcome)
+        self._log_loss(outcome)
         for node, problems in outcome.problems.items():
             for problem in problems:
                 self._write(f"error: {node}: {problem}", "error")
@@ -242,6 +243,7 @@ class Console:
         """The result of ``stager run``, and its exit code."""
         if outcome.interrupted:
             return self._interrupted(outcome)
+        self._log_loss(outcome)
         failure = outcome.first_failure
         if failure is not None:
             self.failure(failure, outcome.job.log_dir)
@@ -254,6 +256,10 @@ class Console:
         self.say(f"done: {outcome.result['world_size']} ranks; {spent}", "good")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
         return EXIT_OK
+
+    def _log_loss(self, outcome: Outcome) -> None:
+        if lost := outcome.result.get("logs_lost"):
+            self._write(f"warning: the logs are not complete: {lost}", "warning")
 
     def _interrupted(self, outcome: Outcome) -> int:
         self._write(f"interrupted; all ranks have ended; logs: {outcome.job.log_dir}", "error")

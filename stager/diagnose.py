@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bundle.problem import Problem
-from bundle.ranks import CAUSE, LOST_PEER, weight
+from bundle.ranks import CAUSE, weight
 
 LINES = 20
+_TOLD_TO_END = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,21 @@ class _Sign:
 _SIGNS = (
     _Sign(
         kind="missing-module",
-        pattern=re.compile(r"ModuleNotFoundError: No module named"),
+        pattern=re.compile(r"ModuleNotFoundError: No module named|cannot run -m "),
         hint="add the package to environment.requirements and build again; a module of your own "
         "must be in the project folder and not excluded",
+    ),
+    _Sign(
+        kind="missing-module",
+        pattern=re.compile(r"FileNotFoundError: no script "),
+        hint="check the script's name; it is looked for in the staged project, then in the "
+        "directory that stager was called from",
+    ),
+    _Sign(
+        kind="missing-asset",
+        pattern=re.compile(r"FileNotFoundError: \[Errno 2\]"),
+        hint="relative paths start where stager was called; files named in assets.paths are "
+        "under $STAGER_ASSETS on every node",
     ),
     _Sign(
         kind="missing-asset",
@@ -101,9 +114,9 @@ _SIGNS = (
 def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     """The earliest failure that is a cause and not a consequence.
 
-    A rank that failed by itself comes first; then a node that could not do its part, then a
-    launcher; only where there is none of these is a rank blamed that lost its connection to others
-    or was ended.
+    A rank that failed by itself comes first; then a node that could not do its part; then a
+    launcher that failed before it had ranks. Only where there is none of these is a rank blamed
+    that lost its connection to the others, or that somebody ended.
 
     Args:
         result: the driver's ``result`` event.
@@ -114,14 +127,13 @@ def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     for node, problems in result.get("problems", {}).items():
         for raw in problems:
             return _of_node(node, Problem.from_json(raw))
-    if ranked and weight(ranked[0]) == LOST_PEER:
-        return _of_rank(ranked[0])
-    failed = [(node, int(code)) for node, code in result.get("exit_codes", {}).items() if code]
-    if failed:
-        # A launcher that was told to end follows another one's failure.
-        node, code = min(failed, key=lambda one: one[1] == 128 + signal.SIGTERM)
-        if not ranked or code != 128 + signal.SIGTERM:
-            return _of_launcher(node, code, [str(line) for line in result["tails"].get(node, [])])
+    codes = {node: int(code) for node, code in result.get("exit_codes", {}).items() if code}
+    with_ranks = {record["node"] for record in ranked}
+    silent = {node: code for node, code in codes.items() if node not in with_ranks}
+    # A launcher that was told to end is a consequence, too.
+    for node in sorted(silent, key=lambda node: silent[node] == _TOLD_TO_END):
+        if silent[node] != _TOLD_TO_END or not ranked:
+            return _of_launcher(node, silent[node], result.get("tails", {}).get(node, []))
     return _of_rank(ranked[0]) if ranked else None
 
 
@@ -130,12 +142,15 @@ def _of_rank(record: Mapping[str, Any]) -> FirstFailure:
     lines = tuple(str(line) for line in record["lines"][-LINES:])
     sign = _sign("\n".join(lines))
     exception, message = str(record["exception"]), str(record["message"]).split("\n")[0]
-    if exception:
+    if exception == "SystemExit":
+        cause = f"the program ended itself: sys.exit({message})"
+        kind, hint = "python-error", "the lines before that in its log say why"
+    elif exception:
         cause = f"{exception}: {message}" if message else exception
         kind, hint = "python-error", "the traceback names the line in your program"
     else:
         cause, kind, hint = _of_code(code)
-    if sign is not None:
+    if sign is not None and kind != "killed":  # the lines of a killed one may be anybody's
         kind, hint = sign.kind, sign.hint
     return FirstFailure(
         node=str(record["node"]),
@@ -159,13 +174,13 @@ def _of_code(code: int) -> tuple[str, str, str]:
         name = f"signal {number}"
     hints = {
         "SIGKILL": "usually the machine ran out of memory: use a smaller batch or fewer ranks",
-        "SIGSEGV": "a crash in compiled code: run with -X faulthandler to see where",
+        "SIGSEGV": "a crash in compiled code: set PYTHONFAULTHANDLER=1 and run again to see where",
         "SIGILL": "a wheel uses instructions that this processor has not: exclude the node",
     }
     return f"it was killed by {name}", "killed", hints.get(name, "see who sent the signal")
 
 
-def _of_launcher(node: str, code: int, tail: list[str]) -> FirstFailure:
+def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
     """The launcher itself failed, before or beside its ranks."""
     sign = _sign("\n".join(tail))
     shown = tuple(tail[-LINES:])

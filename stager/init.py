@@ -35,6 +35,8 @@ def create(folder: Path, source: Path | None) -> Path:
     except FileExistsError as exc:
         raise ConfigError(f"{path} exists already", hint="edit it, or move it away") from exc
     except OSError as exc:
+        if exc.filename is None:  # it was made here, and the disk is full: leave no half of it
+            path.unlink(missing_ok=True)
         raise StagerError(
             f"{path} cannot be written: {exc.strerror or exc}", hint="check the permissions there"
         ) from exc

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
-from bundle.archive import BundleFile
-from bundle.layer import Index
-from bundle.manifest import Layer, Manifest
+from bundle.manifest import Manifest
 
 from .bundles import opened
+from .layerfile import decompress_index
 
 
 def inspect(path: Path, *, files: bool) -> dict[str, Any]:
@@ -35,19 +32,21 @@ def inspect(path: Path, *, files: bool) -> dict[str, Any]:
                     "sha256": entry.sha256,
                 }
                 for layer in bundle.manifest.layers
-                for entry in _index(bundle, layer).files
+                for entry in bundle.index(layer, decompress_index).files
             ]
     return report
 
 
 def _summary(path: Path, manifest: Manifest) -> dict[str, Any]:
     needs = manifest.requires
+    pure = needs.libc_version == "0.0"
+    libc = f"any {needs.libc}" if pure else f"{needs.libc} {needs.libc_version} or newer"
     return {
         "bundle": str(path),
         "id": manifest.id,
         "name": manifest.name,
         "python": needs.python,
-        "platform": f"{needs.machine}, {needs.libc} {needs.libc_version} or newer",
+        "platform": f"{needs.machine}, {libc}",
         "bundle_bytes": path.stat().st_size,
         "unpacked_bytes": manifest.unpacked_size,
         "files": manifest.files,
@@ -65,8 +64,3 @@ def _summary(path: Path, manifest: Manifest) -> dict[str, Any]:
             for layer in manifest.layers
         ],
     }
-
-
-def _index(bundle: BundleFile, layer: Layer) -> Index:
-    engine = zstandard.ZstdDecompressor()
-    return bundle.index(layer, lambda data, size: engine.decompress(data))

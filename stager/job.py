@@ -14,6 +14,7 @@ from bundle.unpack import room_for
 
 from .config import Config
 from .errors import ConfigError, StagerError
+from .store import keep_out_of_projects
 
 DEFAULT_LOG_DIR = "~/slurm_logs"
 
@@ -135,6 +136,7 @@ def _new_id(log_dir: Path) -> str:
     """A number for a job that no Slurm has numbered; claimed by creating its event log."""
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
+        keep_out_of_projects(log_dir)
         while True:
             number = time.time_ns() // 1_000_000 % 10**10
             claim = log_dir / f"events.{number}.jsonl"

@@ -21,7 +21,6 @@ from bundle.layer import (
     Link,
     check_link,
     check_path,
-    decode_head,
     encode_head,
 )
 from bundle.manifest import BLOCK, padding
@@ -46,14 +45,18 @@ def compression() -> str:
     return f"zstd-{version}-level{LEVEL}-frame{FRAME_TARGET}"
 
 
-def read_head(head: bytes) -> Index:
-    """The index in a layer's head, whose digest has been checked.
+def decompress_index(data: bytes, size: int = -1) -> bytes:
+    """The content of the zstd frame in a layer's head; its digest has been checked before.
+
+    Args:
+        data: the frame.
+        size: unused; the far side's readers pass -1 for an index.
 
     Raises:
-        LayerError: it cannot be decompressed, or is no sound index.
+        LayerError: it cannot be decompressed.
     """
     try:
-        return decode_head(head, zstandard.ZstdDecompressor().decompress)
+        return zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as exc:
         raise LayerError(f"the layer's index cannot be decompressed: {exc}") from exc
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import io
 import logging
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from bundle.layer import HEAD_PREFIX, INDEX_FORMAT, LayerError, head_summary
-from bundle.manifest import Digest, Layer, canonical_json
+from bundle.layer import HEAD_PREFIX, LayerError, head_summary
+from bundle.manifest import Digest, Layer
 
 from .bytecode import bytecode_path, compile_module
 from .errors import StagerError, WheelError
-from .layerfile import LayerWriter, compression
-from .model import Target, Wheel
+from .layerfile import LayerWriter
+from .layersource import Source, layer_id
+from .model import Target
 from .store import Store, cannot_write
-from .tree import Tree, digest_of, tree_digest
+from .tree import Tree, digest_of
 from .unwheel import add_wheel
 
 log = logging.getLogger(__name__)
@@ -36,50 +38,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """What one layer is made from."""
-
-    kind: str
-    """``wheel``, ``project``, ``trainer`` or ``asset``."""
-    name: str
-    """The distribution's normalized name, or the project's or asset's."""
-    version: str = ""
-    """The distribution's version."""
-    digest: Digest
-    """Digest of the content: the wheel's, or the tree's."""
-    wheel: Path | None = None
-    """The wheel file, for a wheel."""
-    tree: Tree | None = None
-    """The files, for the other kinds."""
-    prefix: str = ""
-    """Where in the environment a tree's files go."""
-    size: int
-    """Rough amount of work in bytes: large ones are started first."""
-
-    @classmethod
-    def of_wheel(cls, wheel: Wheel) -> Source:
-        """A wheel of the offline root."""
-        return cls(
-            kind="wheel",
-            name=wheel.name,
-            version=str(wheel.version),
-            digest=wheel.sha256,
-            wheel=wheel.path,
-            size=wheel.size,
-        )
-
-    @classmethod
-    def of_tree(cls, kind: str, name: str, tree: Tree, prefix: str) -> Source:
-        """Files of the user's, to be laid under ``prefix``."""
-        size = sum(file.size for file in tree.files)
-        return cls(
-            kind=kind, name=name, digest=tree_digest(tree), tree=tree, prefix=prefix, size=size
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class MadeLayers:
-    """All layers of a bundle, in the order of the sources."""
+    """All layers of a bundle, in the order of the sources; of equal ones there is one."""
 
     layers: tuple[Layer, ...]
     """What each one is; the files lie in the store under their ids."""
@@ -89,25 +49,6 @@ class MadeLayers:
     """How many were there already."""
     notes: tuple[str, ...]
     """What the user should know about them."""
-
-
-def layer_id(source: Source, target: Target) -> Digest:
-    """The layer's name: a digest of its content's digest and of every option that shapes its bytes.
-
-    It is known before any work is done, which is what makes a second build free.
-    """
-    key: dict[str, object] = {
-        "content": source.digest,
-        "kind": source.kind,
-        "format": INDEX_FORMAT,
-        "compression": compression(),
-    }
-    if source.kind != "asset":
-        compiled = importlib.util.MAGIC_NUMBER.hex() if target.is_host_python else None
-        key |= {"python": target.python_tag, "bytecode": compiled}
-    if source.kind != "wheel":
-        key["prefix"] = source.prefix
-    return Digest.of(canonical_json(key))
 
 
 def make_layers(
@@ -139,9 +80,8 @@ def make_layers(
         room = sum(source.size for source in missing.values()) * 2 + 5 * sum(spools)
         store.require_space(room, "the layers")
         _build_all(missing, store=store, target=target, jobs=jobs, progress=progress)
-    layers = tuple(_describe(store, layer_id(source, target), source) for source in sources)
     return MadeLayers(
-        layers=layers,
+        layers=tuple(_describe(store, key, source) for key, source in ids.items()),
         built=len(missing),
         reused=len(ids) - len(missing),
         notes=() if target.is_host_python else (_no_bytecode(target),),
@@ -244,15 +184,23 @@ def _build_all(
 
 
 def _start(process: BaseProcess) -> None:
-    """Start a process, and with the first one the server, deaf to Ctrl-C: this process decides.
+    """Start a process, and with the first one the server.
 
-    The terminal sends it to every process of the group, and the server would die with a traceback
-    while it imports. Blocked signals stay blocked across fork and exec, unlike a handler.
+    Deaf to Ctrl-C, for this process decides: the terminal sends it to every process of the group,
+    and the server would die with a traceback while it imports. Blocked signals stay blocked across
+    fork and exec, unlike a handler.
+
+    Under a blank main module, because multiprocessing runs the main module again in every child:
+    that is the command line here, as much work as a small layer, and elsewhere it is somebody's
+    script.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         process.start()
     finally:
+        sys.modules["__main__"] = main
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -289,6 +237,9 @@ def _build_one(
     """Build one layer in a child process; the answer is None or the error that stopped it."""
     # The server's death ends this process too, so a killed build leaves nothing running.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)  # it went, and the server with it, before the line above
     partial = scratch / final.name
     try:
         with LayerWriter(scratch) as writer:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
 from packaging.utils import parse_wheel_filename
 
 from bundle.layer import Index, LayerError, decode_head
@@ -29,8 +29,10 @@ from bundle.manifest import (
 )
 
 from .errors import BundleError, WheelError
+from .layerfile import decompress_index
 from .model import Target, Wheel
 from .store import Store
+from .tree import folders_of
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -77,11 +79,11 @@ def pack(contents: Contents, store: Store) -> Packed:
         BundleError: a layer in the store is damaged; it has been removed.
         SpaceError: there is no room for the bundle.
     """
-    node = node_program()
+    node = make_node_program()
     manifest = _manifest(contents, node)
     path = bundle_path(store, manifest)
     size = sum(BLOCK + length + padding(length) for _, length in manifest.members()) + 2 * BLOCK
-    if path.exists() and path.stat().st_size == size:
+    if _is_sealed(store, path, size):
         return Packed(path=path, manifest=manifest, size=size, reused=True)
     indexes = [stored_index(store, layer) for layer in manifest.layers]
     _refuse_conflicts(manifest.layers, indexes)
@@ -94,6 +96,8 @@ def pack(contents: Contents, store: Store) -> Packed:
         for layer, index in zip(manifest.layers, indexes, strict=True):
             _copy_layer(out, store, layer, index)
         out.write(bytes(2 * BLOCK))
+    with store.publishing(_seal(store, path)) as partial:
+        partial.write_text(_stamp(path), encoding="utf-8")
     return Packed(path=path, manifest=manifest, size=size, reused=False)
 
 
@@ -102,7 +106,27 @@ def bundle_path(store: Store, manifest: Manifest) -> Path:
     return store.bundles / f"{manifest.name}-{manifest.id[:12]}.pkgs.tar"
 
 
-def node_program() -> bytes:
+def _is_sealed(store: Store, path: Path, size: int) -> bool:
+    """Whether a bundle is the very file that was written, and nobody has touched it since.
+
+    To read all of it again would cost more than the rest of a build in which nothing has changed.
+    """
+    try:
+        return path.stat().st_size == size and _seal(store, path).read_text() == _stamp(path)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _seal(store: Store, path: Path) -> Path:
+    return store.seals / f"{path.name}.txt"
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}\n"
+
+
+def make_node_program() -> bytes:
     """The far side as one zip that Python can run: the modules of ``bundle``, byte for byte."""
     content = {"__main__.py": _NODE_MAIN}
     for item in resources.files("bundle").iterdir():
@@ -125,7 +149,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def requires(target: Target, wheels: Iterable[Wheel]) -> Requires:
+def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:
     """What a node must have: the newest C library that any wheel's tags ask for.
 
     That is often much older than the target's own, so a bundle built on a new login node runs on
@@ -134,16 +158,13 @@ def requires(target: Target, wheels: Iterable[Wheel]) -> Requires:
     libc, newest = target.libc
     needed = (0, 0)
     for wheel in wheels:
-        lowest = [
-            version
-            for tag in parse_wheel_filename(wheel.path.name)[3]
-            if (version := _libc_version(tag.platform)) is not None
-        ]
-        if lowest:
-            needed = max(needed, min(lowest))
-    # A wheel tagged plainly `linux_...` was built here, against this machine's own library.
-    if any("-linux_" in wheel.path.name for wheel in wheels):
-        needed = newest
+        platforms = [tag.platform for tag in parse_wheel_filename(wheel.path.name)[3]]
+        versions = [version for version in map(_libc_version, platforms) if version is not None]
+        # A wheel tagged plainly `linux_...` was built here, against this machine's own library.
+        if any(platform.startswith("linux_") for platform in platforms):
+            versions = [newest]
+        if versions:
+            needed = max(needed, min(versions))
     return Requires(
         python=target.python,
         machine=target.machine,
@@ -153,14 +174,12 @@ def requires(target: Target, wheels: Iterable[Wheel]) -> Requires:
 
 
 def _libc_version(platform: str) -> tuple[int, int] | None:
+    """The C library's version in a platform tag (PEP 600, PEP 656 and their forerunners)."""
     legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
-    family, _, rest = platform.partition("_")
-    if family in legacy:
-        return legacy[family]
-    if family not in ("manylinux", "musllinux"):
-        return None
-    major, minor = rest.split("_")[:2]
-    return int(major), int(minor)
+    found = re.match(r"(?:manylinux|musllinux)_(\d+)_(\d+)_", platform)
+    if found:
+        return int(found[1]), int(found[2])
+    return legacy.get(platform.partition("_")[0])
 
 
 def _manifest(contents: Contents, node: bytes) -> Manifest:
@@ -195,26 +214,34 @@ def stored_index(store: Store, layer: Layer) -> Index:
             head = handle.read(layer.head_size)
         if Digest.of(head) != layer.head:
             raise LayerError("its index has changed on disk")
-        return decode_head(head, zstandard.ZstdDecompressor().decompress)
-    except (LayerError, zstandard.ZstdError, OSError) as exc:
+        return decode_head(head, decompress_index)
+    except (LayerError, OSError) as exc:
         raise _damaged(store, layer, str(exc)) from exc
 
 
 def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None:
+    """Refuse layers that cannot lie in one tree, or where the last one to be unpacked would win."""
     owners: dict[str, tuple[Layer, str]] = {}
     faults = []
     for layer, index in zip(layers, indexes, strict=True):
         for entry in index.files:
             owner, digest = owners.setdefault(entry.path, (layer, entry.sha256))
             if digest != entry.sha256:
-                names = f"{owner.name} {owner.version} and {layer.name} {layer.version}"
-                faults.append(f"{entry.path}: in {names}")
+                faults.append(f"{entry.path}: in {_named(owner)} and {_named(layer)}")
+    for layer, index in zip(layers, indexes, strict=True):
+        for path in sorted(folders_of(entry.path for entry in index.files) & owners.keys()):
+            owner = owners[path][0]
+            faults.append(f"{path}: a file in {_named(owner)}, a directory in {_named(layer)}")
     if faults:
         raise WheelError(
-            f"{len(faults)} files are in two packages, with different content",
+            f"packages do not fit together: {len(faults)} of their files are in each other's way",
             hint="leave one of the packages out of the requirements, or pin versions that agree",
             context=faults,
         )
+
+
+def _named(layer: Layer) -> str:
+    return f"{layer.name} {layer.version}".strip()
 
 
 def _member(out: BinaryIO, name: str, data: bytes) -> None:
@@ -222,23 +249,31 @@ def _member(out: BinaryIO, name: str, data: bytes) -> None:
 
 
 def _copy_layer(out: BinaryIO, store: Store, layer: Layer, index: Index) -> None:
-    """Copy a layer, checking each frame on the way: a damaged store must not make a bundle."""
     out.write(member_header(layer.member, layer.size))
-    with store.layer(layer.id).open("rb") as handle:
-        out.write(handle.read(layer.head_size))
-        for frame in index.frames:
-            data = handle.read(frame.size)
-            if hashlib.sha256(data).hexdigest() != frame.sha256:
-                raise _damaged(store, layer, "a frame has changed on disk")
-            out.write(data)
+    for piece in _checked_pieces(store, layer, index):
+        out.write(piece)
     out.write(bytes(padding(layer.size)))
+
+
+def _checked_pieces(store: Store, layer: Layer, index: Index) -> Iterator[bytes]:
+    """A layer's bytes, each frame checked on the way: a damaged store must not make a bundle."""
+    try:
+        with store.layer(layer.id).open("rb") as handle:
+            yield handle.read(layer.head_size)
+            for frame in index.frames:
+                data = handle.read(frame.size)
+                if hashlib.sha256(data).hexdigest() != frame.sha256:
+                    raise LayerError("a frame has changed on disk")
+                yield data
+    except (LayerError, OSError) as exc:
+        raise _damaged(store, layer, str(exc)) from exc
 
 
 def _damaged(store: Store, layer: Layer, why: str) -> BundleError:
     path = store.layer(layer.id)
     path.unlink(missing_ok=True)
     return BundleError(
-        f"the stored layer of {layer.name} {layer.version} is damaged ({why}); it was removed",
+        f"the stored layer of {_named(layer)} is damaged ({why}); it has been removed",
         hint="run `stager build` again: only this layer is made anew",
         context=[str(path)],
     )

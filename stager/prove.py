@@ -79,11 +79,9 @@ def prove(
     record = store.proofs / _key(manifest, requirements)
     if record.exists():
         return Proof(done=True, how="closure proved before: the same packages")
-    host = Target.of_host()
-    if (target.machine, target.libc[0]) != (host.machine, host.libc[0]):
-        return Proof(done=False, how=f"closure not proved: this machine is no {target.machine}")
-    if not target.is_host_python and shutil.which(f"python{target.python}") is None:
-        return Proof(done=False, how=f"closure not proved: no Python {target.python} here")
+    obstacle = _obstacle(manifest, target, run)
+    if obstacle:
+        return Proof(done=False, how=f"closure not proved: {obstacle}")
     store.require_space(manifest.unpacked_size + 4096 * manifest.files, "the proof of closure")
     scratch = store.scratch("prove")
     try:
@@ -106,6 +104,23 @@ def prove(
     return Proof(done=True, how=f"closure proved: {how}")
 
 
+def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
+    """Why the environment cannot run on this machine, whatever it holds; empty if it can."""
+    host, needs = Target.of_host(), manifest.requires
+    if (target.machine, needs.libc) != (host.machine, host.libc[0]):
+        return f"this machine is no {target.machine} with {needs.libc}"
+    if tuple(map(int, needs.libc_version.split("."))) > host.libc[1]:
+        return f"{needs.libc} is older here than {needs.libc_version}"
+    if target.is_host_python:
+        return ""
+    ask = [f"python{target.python}", "-I", "-S", "-c", "import sys; print(sys.version)"]
+    try:  # what is on PATH may be a version manager's stand-in that starts nothing
+        found = run(ask, timeout=10).stdout.startswith(f"{target.python}.")
+    except StagerError:
+        found = False
+    return "" if found else f"there is no Python {target.python} here"
+
+
 def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
     """Every requirement that is not met in a site-packages directory.
 
@@ -116,15 +131,13 @@ def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
         requirements: what the user asked for.
         target: decides the markers.
     """
-    found = {
-        canonicalize_name(item.metadata["Name"]): item
-        for item in importlib.metadata.distributions(path=[str(site)])
-    }
+    there = list(importlib.metadata.distributions(path=[str(site)]))
+    found = {canonicalize_name(item.name): item for item in there if item.name and item.version}
+    faults = ["a package has metadata without name and version"] * (len(found) < len(there))
     roots = [Requirement(text) for text in requirements]
     waiting = [("you", one) for one in roots if _applies(one, "", target)]
     waiting += [(name, Requirement(name)) for name in sorted(found)]
     seen: set[tuple[NormalizedName, str]] = set()
-    faults = []
     while waiting:
         asker, wanted = waiting.pop()
         name = canonicalize_name(wanted.name)
@@ -182,8 +195,10 @@ def _deny_network(run: Runner) -> tuple[list[str], str]:
 
 def _probe(program: Path, bundle: Path, scratch: Path, denied: list[str], run: Runner) -> Answer:
     """Let the far side unpack and import; what it says on standard output is one JSON object."""
-    away = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY"), _NOWHERE)
-    env = {**away, "PIP_NO_INDEX": "1", "STAGER_NODE_ROOT": str(scratch)}
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    away = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
+    env = {**away, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
+    env["STAGER_NODE_ROOT"] = str(scratch)
     argv = [*denied, sys.executable, "-I", "-S", str(program), "probe", str(bundle), str(scratch)]
     argv += ["--json", "--python", getattr(sys, "_base_executable", sys.executable)]
     done = run(argv, timeout=PROBE_SECONDS, env=env, check=False)

@@ -145,6 +145,11 @@ def stream(argv: Sequence[str], on_line: Callable[[str], None]) -> int:
                 told = True
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
+        except BaseException:  # nobody reads its lines any more: that ends it
+            if process.stdout is not None:
+                process.stdout.close()
+            process.wait()
+            raise
 
 
 def become(argv: Sequence[str]) -> None:

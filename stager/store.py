@@ -56,6 +56,11 @@ class Store:
         return self._folder("bundles")
 
     @property
+    def seals(self) -> Path:
+        """For each bundle a note of its file's size, time and inode when it was written."""
+        return self._folder("seals")
+
+    @property
     def proofs(self) -> Path:
         """One small file for each set of layers whose closure has been proved."""
         return self._folder("proofs")
@@ -83,6 +88,8 @@ class Store:
         Raises:
             StagerError: the root cannot be written, or its file system has no locks.
         """
+        self._mkdir(self.root)
+        keep_out_of_projects(self.root)
         with self._flock(".lock", fcntl.LOCK_EX, waiting):
             # Whoever publishes without this lock has its file in tmp/ for a moment: the next sweep
             # will do then.
@@ -191,6 +198,16 @@ def _try_lock(handle: int, operation: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def keep_out_of_projects(folder: Path) -> None:
+    """Let git, and a project that this directory happens to lie in, pass over it as a whole.
+
+    Only an empty directory is marked, which is one that was made just now.
+    """
+    with contextlib.suppress(OSError):
+        if not any(folder.iterdir()):
+            (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
 def sha256_of(path: Path) -> Digest:

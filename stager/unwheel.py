@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import configparser
 import csv
+import errno
 import io
 import lzma
 import os
@@ -114,10 +115,12 @@ def add_wheel(writer: LayerWriter, wheel: Path, target: Target) -> None:
             context=exc.context,
         ) from exc
     except _DAMAGED as exc:
-        raise WheelError(
-            f"{wheel.name}: the archive is damaged or cut short ({exc})",
-            hint="delete it and run `stager build` again to download it afresh",
-        ) from exc
+        raise _damaged(wheel, exc) from exc
+    except OSError as exc:
+        # A place before the file's beginning, what bz2 cannot read, a disk that cannot be read.
+        if exc.errno not in (errno.EINVAL, None, errno.EIO):
+            raise
+        raise _damaged(wheel, exc) from exc
     except _INVALID as exc:
         why = str(exc) or type(exc).__name__
         raise WheelError(
@@ -218,11 +221,12 @@ class _LayerDestination(WheelDestination):
             record = None
             if scheme == "scripts":
                 data = self._relocate(data)
-            elif path.endswith(".py") and scheme in ("purelib", "platlib"):
-                self._add_bytecode(scheme, path, data)
             stream = io.BytesIO(data)
         executable = is_executable or scheme == "scripts"
-        return self._add(scheme, path, stream, executable=executable, record=record)
+        entry = self._add(scheme, path, stream, executable=executable, record=record)
+        if path.endswith(".py") and scheme in ("purelib", "platlib") and entry.hash_ is not None:
+            self._add_bytecode(scheme, path, data)
+        return entry
 
     def finalize_installation(
         self,
@@ -315,6 +319,13 @@ def _refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> Non
             hint=f"do not use this file; remove {wheel}",
             context=faults,
         )
+
+
+def _damaged(wheel: Path, exc: Exception) -> WheelError:
+    return WheelError(
+        f"{wheel.name}: the archive is damaged or cut short ({exc})",
+        hint=f"remove {wheel} and run `stager build` again to download it afresh",
+    )
 
 
 def _mismatch(record: RecordEntry) -> str:

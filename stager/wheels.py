@@ -204,7 +204,7 @@ class _Fetch:
     def build(self, file: LockedFile) -> None:
         """Build an sdist's wheel and note its digest beside it."""
         keep = self.store.built / file.sha256
-        for line in (_by_url(file), _by_name(file)):
+        for line in dict.fromkeys((_by_url(file), _by_name(file))):
             try:
                 wheel = sources.build_line(line, keep, self.store, self.pip)
             except ResolveError as exc:
@@ -241,6 +241,8 @@ class _Fetch:
 def _by_url(file: LockedFile) -> str:
     if file.path:
         return f"{file.name} @ {file.path.as_uri()} --hash=sha256:{file.sha256}"
+    if file.url is None:
+        return _by_name(file)
     return f"{file.name} @ {file.url} --hash=sha256:{file.sha256}"
 
 

@@ -1,0 +1,115 @@
+"""What one layer is made from, and the name that gives it before any work is done."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from bundle.layer import INDEX_FORMAT
+from bundle.manifest import Digest, canonical_json
+
+from .config import Config
+from .ignore import anchored
+from .layerfile import compression
+from .model import Target, Wheel
+from .project import asset_excludes, asset_files, project_files
+from .tree import Tree, tree_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What one layer is made from."""
+
+    kind: str
+    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    name: str
+    """The distribution's normalized name, or the project's or asset's."""
+    version: str = ""
+    """The distribution's version."""
+    digest: Digest
+    """Digest of the content: the wheel's, or the tree's."""
+    wheel: Path | None = None
+    """The wheel file, for a wheel."""
+    tree: Tree | None = None
+    """The files, for the other kinds."""
+    prefix: str = ""
+    """Where in the environment a tree's files go."""
+    size: int
+    """Rough amount of work in bytes: large ones are started first."""
+
+    @classmethod
+    def of_wheel(cls, wheel: Wheel) -> Source:
+        """A wheel of the offline root."""
+        return cls(
+            kind="wheel",
+            name=wheel.name,
+            version=str(wheel.version),
+            digest=wheel.sha256,
+            wheel=wheel.path,
+            size=wheel.size,
+        )
+
+    @classmethod
+    def of_tree(cls, kind: str, name: str, tree: Tree, prefix: str) -> Source:
+        """Files of the user's, to be laid under ``prefix``."""
+        size = sum(file.size for file in tree.files)
+        return cls(
+            kind=kind, name=name, digest=tree_digest(tree), tree=tree, prefix=prefix, size=size
+        )
+
+
+def layer_id(source: Source, target: Target) -> Digest:
+    """The layer's name: a digest of its content's digest and of every option that shapes its bytes.
+
+    It is known before any work is done, which is what makes a second build free.
+    """
+    key: dict[str, object] = {
+        "content": source.digest,
+        "kind": source.kind,
+        "format": INDEX_FORMAT,
+        "compression": compression(),
+    }
+    if source.kind != "asset":
+        compiled = importlib.util.MAGIC_NUMBER.hex() if target.is_host_python else None
+        key |= {"python": target.python_tag, "bytecode": compiled}
+    if source.kind != "wheel":
+        key["prefix"] = source.prefix
+    return Digest.of(canonical_json(key))
+
+
+def project_sources(
+    config: Config, offline_root: Path, note: Callable[[str], None] = lambda line: None
+) -> list[Source]:
+    """What the layers that are not wheels are made from: the project, the trainer, each asset.
+
+    Args:
+        config: the project's settings.
+        offline_root: left out where it lies in the project.
+        note: told what else was left out without being asked to.
+
+    Raises:
+        StagerError: files that cannot be shipped; see :mod:`stager.project`.
+    """
+    sources = []
+    assets = [str(path) for path in config.assets.paths]
+    asset_files(config.root, assets)  # all their faults in one error
+    folder = config.project.path
+    if folder is not None:
+        # Assets are layers of their own, and what a run writes must not make the bundle stale.
+        leave = [*config.project.exclude, *asset_excludes(assets, folder)]
+        leave += [f"/{path.rstrip('/')}" for path in config.project.outputs]
+        if offline_root.is_relative_to(folder):
+            leave.append(anchored(str(offline_root.relative_to(folder))))
+        tree = project_files(folder, leave)
+        for line in tree.skipped:
+            note(line)
+        sources.append(Source.of_tree("project", config.name, tree, "project"))
+    trainer = project_files(Path(str(resources.files("trainer"))), [])
+    sources.append(Source.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
+    for path in assets:
+        tree = asset_files(config.root, [path])
+        sources.append(Source.of_tree("asset", Path(path).name, tree, "assets"))
+    return sources

@@ -1,0 +1,97 @@
+"""Bundles that several tests look at, made once, and an environment unpacked once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bundles import BASE_PYTHON, fetch_decompressor, make_bundle, node_program, run_node
+from wheelhouse import make_wheel, standard_set
+
+from bundle.archive import BundleFile, Decompress, decompressor
+from stager.model import Wheel
+from stager.pack import Packed
+from stager.store import Store
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """An offline root with the real decompressor in it."""
+    return Store(tmp_path_factory.mktemp("offline"))
+
+
+@pytest.fixture(scope="session")
+def zstd_wheel(store: Store) -> Wheel | None:
+    return fetch_decompressor(store)
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory, native_wheel: Path) -> list[Path]:
+    """The standard set, with one version of each package, and the compiled extension."""
+    folder = tmp_path_factory.mktemp("wheels")
+    found = [path for path in standard_set(folder) if not path.name.startswith("beta-1.")]
+    return [*found, native_wheel]
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project folder: a module, a program, an empty file and a link."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "inner").mkdir()
+    (folder / "main.py").write_text("print('from the project')\n")
+    (folder / "inner" / "tool.sh").write_text("#!/bin/sh\necho tool\n")
+    (folder / "inner" / "tool.sh").chmod(0o755)
+    (folder / "empty").touch()
+    (folder / "inner" / "up").symlink_to("../main.py")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def standard(store: Store, wheels: list[Path], project: Path, zstd_wheel: Wheel | None) -> Packed:
+    """A bundle of all those wheels and the project."""
+    return make_bundle(
+        store,
+        wheels,
+        decompressor=zstd_wheel,
+        project=project,
+        packages=("alpha", "my-odd-name", "native-ext"),
+        imports=("alpha", "native_ext", "shared_ns.one"),
+    )
+
+
+@pytest.fixture(scope="session")
+def single(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> Packed:
+    """The smallest bundle that can be unpacked: one wheel."""
+    wheel = make_wheel(tmp_path_factory.mktemp("single"), "single")
+    return make_bundle(store, [wheel], decompressor=zstd_wheel, name="single")
+
+
+@pytest.fixture(scope="session")
+def bare(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """One wheel and no decompressor: small enough to be damaged at every byte."""
+    wheel = make_wheel(tmp_path_factory.mktemp("bare"), "bare")
+    return make_bundle(store, [wheel], decompressor=None, name="bare")
+
+
+@pytest.fixture(scope="session")
+def decompress(standard: Packed, tmp_path_factory: pytest.TempPathFactory) -> Decompress:
+    """The decompressor that travels in the bundle, loaded from it."""
+    with BundleFile(str(standard.path)) as bundle:
+        return decompressor(bundle, str(tmp_path_factory.mktemp("zstandard")))
+
+
+@pytest.fixture(scope="session")
+def program(standard: Packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The far side's program, ``node.pyz``."""
+    return node_program(standard.path, tmp_path_factory.mktemp("program"))
+
+
+@pytest.fixture(scope="session")
+def env(standard: Packed, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment of ``standard``, unpacked by the real program; tests only look at it."""
+    base = tmp_path_factory.mktemp("node")
+    done = run_node(program, "unpack", standard.path, base, "--python", BASE_PYTHON)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())

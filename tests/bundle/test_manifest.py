@@ -1,0 +1,253 @@
+"""The manifest: one byte string for each value, and no other is taken for it."""
+
+import io
+import json
+import subprocess
+import tarfile
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bundle.manifest import (
+    BLOCK,
+    HEAD_LIMIT,
+    PART_LIMIT,
+    Digest,
+    Layer,
+    Manifest,
+    ManifestError,
+    Part,
+    Requires,
+    canonical_json,
+    member_header,
+    padding,
+    parse,
+)
+from stager.pack import Packed
+
+GIB8 = 8 << 30
+
+
+def digest(text: str) -> Digest:
+    return Digest.of(text.encode())
+
+
+def layer(name: str = "alpha", size: int = 900) -> Layer:
+    return Layer(
+        id=digest(f"id of {name}"),
+        kind="wheel",
+        name=name,
+        version="1.0",
+        head=digest(f"head of {name}"),
+        head_size=100,
+        size=size,
+        unpacked_size=2000,
+        files=7,
+    )
+
+
+MANIFEST = Manifest(
+    name="demo",
+    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.17"),
+    node=Part(name="node.pyz", sha256=digest("node"), size=1234),
+    decompressor=Part(name="zstandard-1-x.whl", sha256=digest("zstd"), size=56),
+    layers=(layer(), layer("beta", 512)),
+    packages=("alpha",),
+    imports=("alpha", "données"),
+)
+
+
+def test_canonical_json_is_one_byte_string() -> None:
+    value = {"b": [1, None, True], "a": {"y": "é", "x": 0.5}}
+    assert canonical_json(value) == b'{"a":{"x":0.5,"y":"\\u00e9"},"b":[1,null,true]}'
+    assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)
+
+
+def test_a_digest_is_64_hexadecimal_digits() -> None:
+    assert Digest.of(b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    for wrong in ("", "e3b0", "E" * 64, "g" * 64, "0" * 64 + "\n", "0" * 65, None, 7):
+        with pytest.raises(ValueError, match="not a sha256"):
+            Digest(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("manifest", [MANIFEST, replace(MANIFEST, decompressor=None, layers=())])
+def test_what_is_written_is_read_again(manifest: Manifest) -> None:
+    data = manifest.to_bytes()
+    assert parse(data) == manifest
+    assert parse(data).to_bytes() == data
+    raw = json.loads(data)
+    assert raw.pop("id") == manifest.id == Digest.of(canonical_json(raw))
+
+
+def test_the_sums_are_those_of_the_layers() -> None:
+    assert (MANIFEST.unpacked_size, MANIFEST.files) == (4000, 14)
+    names = [name for name, _ in MANIFEST.members()]
+    assert names == [
+        "manifest.json",
+        "node.pyz",
+        "zstandard-1-x.whl",
+        f"layers/{digest('id of alpha')}.tar.zst",
+        f"layers/{digest('id of beta')}.tar.zst",
+    ]
+
+
+def leaves(value: object, path: tuple[object, ...] = ()) -> list[tuple[tuple[object, ...], object]]:
+    """Every value in a JSON document that is no container, with the way to it."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [found for key, inner in items for found in leaves(inner, (*path, key))]
+    return [(path, value)]
+
+
+def test_a_change_of_any_field_is_noticed() -> None:
+    data = MANIFEST.to_bytes()
+    fields = leaves(json.loads(data))
+    assert len(fields) == 34
+    for path, value in fields:
+        raw = json.loads(data)
+        holder = raw
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = value + 1 if isinstance(value, int) else f"{value}0"
+        with pytest.raises(ManifestError):
+            parse(canonical_json(raw))
+        del holder[path[-1]]
+        with pytest.raises(ManifestError):
+            parse(canonical_json(raw))
+
+
+@pytest.mark.parametrize("spelling", [b" ", b"\n", b"\0"])
+def test_another_spelling_of_the_same_value_is_refused(spelling: bytes) -> None:
+    with pytest.raises(ManifestError):
+        parse(MANIFEST.to_bytes() + spelling)
+    with pytest.raises(ManifestError, match="changed"):
+        parse(json.dumps(json.loads(MANIFEST.to_bytes())).encode())
+    with pytest.raises(ManifestError):
+        parse(MANIFEST.to_bytes().decode().encode("utf-16"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{}", b"[]", b"7", b"null", b'"id"', b"\xff\xfe", b'{"id":1}', b"[" * 200_000, b"NaN"],
+)
+def test_what_is_no_manifest_at_all_is_refused(data: bytes) -> None:
+    with pytest.raises(ManifestError, match="not a stager manifest"):
+        parse(data)
+
+
+def forged(**changes: object) -> bytes:
+    """A manifest with other fields and the id that fits them; ``layer_x`` changes the first layer's
+    ``x``, and likewise ``node_x`` and ``requires_x``."""
+    raw = asdict(MANIFEST)
+    for name, value in changes.items():
+        whole, _, field = name.partition("_")
+        inner = {"layer": raw["layers"][0], "node": raw["node"], "requires": raw["requires"]}
+        if whole in inner and field:
+            inner[whole][field] = value
+        else:
+            raw[name] = value
+    return canonical_json({**raw, "id": Digest.of(canonical_json(raw))})
+
+
+def test_forging_as_such_is_not_what_is_refused() -> None:
+    assert parse(forged(name="other", layer_size=901)).name == "other"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": 2},
+        {"format": "1"},
+        {"name": 7},
+        {"name": "a\nb"},
+        {"name": "\ud800"},
+        {"unknown": 1},
+        {"packages": "alpha"},
+        {"packages": [["alpha"]]},
+        {"imports": None},
+        {"imports": [1]},
+        {"layers": {}},
+        {"layers": [[]]},
+        {"layers": [asdict(layer()), asdict(layer())]},
+        {"decompressor": []},
+        {"decompressor": {"name": "a/b.whl", "sha256": "0" * 64, "size": 1}},
+        {"decompressor": {"name": "node.pyz", "sha256": "0" * 64, "size": 1}},
+        {"decompressor": {"name": "x" * 101, "sha256": "0" * 64, "size": PART_LIMIT + 1}},
+        {"node_name": "../node.pyz"},
+        {"node_name": "manifest.json"},
+        {"node_name": ""},
+        {"node_size": -512},
+        {"node_size": "12"},
+        {"node_size": True},
+        {"node_size": 1.0},
+        {"node_size": 10**30},
+        {"node_sha256": "00"},
+        {"requires_python": "3.11/../../../.."},
+        {"requires_python": "3"},
+        {"requires_python": 3.11},
+        {"requires_machine": None},
+        {"layer_kind": "other"},
+        {"layer_kind": []},
+        {"layer_id": "../" + "0" * 61},
+        {"layer_name": None},
+        {"layer_version": 1},
+        {"layer_size": -1},
+        {"layer_size": 2**61},
+        {"layer_head_size": 901},
+        {"layer_head_size": HEAD_LIMIT + 1, "layer_size": HEAD_LIMIT * 2},
+        {"layer_files": "7"},
+        {"layer_unpacked_size": -1},
+        {"layer_extra": 1},
+    ],
+    ids=str,
+)
+def test_values_that_no_build_writes_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ManifestError):
+        parse(forged(**changes))
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 8**11 - 1, GIB8, GIB8 + 1, 1 << 50])
+def test_headers_are_read_by_tarfile_as_they_are_meant(size: int) -> None:
+    header = member_header("layers/one.tar.zst", size)
+    assert len(header) == BLOCK
+    info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")  # checks the checksum, too
+    assert (info.name, info.size, info.mode) == ("layers/one.tar.zst", size, 0o644)
+    assert (info.uid, info.gid, info.mtime, info.uname, info.gname) == (0, 0, 0, "", "")
+    assert info.type == tarfile.REGTYPE
+    assert (size + padding(size)) % BLOCK == 0
+    assert 0 <= padding(size) < BLOCK
+
+
+def test_a_name_too_long_for_a_header_is_refused() -> None:
+    assert len(member_header("n" * 100, 1)) == BLOCK
+    with pytest.raises(ManifestError, match="longer than 100 bytes"):
+        member_header("n" * 101, 1)
+    with pytest.raises(ManifestError, match="longer than 100 bytes"):
+        member_header("é" * 51, 1)
+
+
+def test_tar_lists_members_beyond_8_gib(tmp_path: Path) -> None:
+    """The file is sparse: it says it is large and takes no room."""
+    path = tmp_path / "large.tar"
+    with path.open("wb") as out:
+        out.write(member_header("large", GIB8 + 5))
+        out.seek(GIB8 + 5 + padding(GIB8 + 5), io.SEEK_CUR)
+        out.write(member_header("last", 0) + bytes(2 * BLOCK))
+    listed = subprocess.run(["tar", "-tvf", path], capture_output=True, text=True, check=True)
+    assert [line.split()[2::3] for line in listed.stdout.splitlines()] == [
+        [str(GIB8 + 5), "large"],
+        ["0", "last"],
+    ]
+    with tarfile.open(path) as archive:
+        assert [(one.name, one.size) for one in archive] == [("large", GIB8 + 5), ("last", 0)]
+
+
+def test_tar_lists_a_bundle(standard: Packed) -> None:
+    listed = subprocess.run(
+        ["tar", "-tvf", standard.path], capture_output=True, text=True, check=True
+    )
+    assert listed.stderr == ""
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    assert {(row[0], row[1]) for row in rows} == {("-rw-r--r--", "0/0")}
+    assert [(row[-1], int(row[2])) for row in rows] == standard.manifest.members()
