@@ -167,7 +167,9 @@ class _State:
         for node, code in codes.items():
             if node not in self.answers:
                 why = f"exit status {code}"
-                lost = Problem(f"{phase} gave no answer", node, why, "see the node's log")
+                lost = Problem(
+                    f"{phase} gave no answer", node, why, f"look into its log in {self.job.log_dir}"
+                )
                 self.answers[node] = {"ok": False, "problems": [lost.to_json()]}
         self.answers = {node: self.answers[node] for node in requests}  # in the nodes' order
         return codes
@@ -280,7 +282,7 @@ def _launch(state: _State) -> None:
     try:
         backend = launch.choose_backend(job.launch.backend, gpus)
     except ValueError as exc:
-        fix = "use --backend gloo, or leave those nodes out with --exclude"
+        fix = "use --backend gloo"
         raise NodeError(Problem("the backend cannot be used", "", str(exc), fix)) from exc
     nproc = launch.choose_nproc(job.launch.nproc_per_node, gpus)
     group = {"address": head["address"], "port": head["port"], "backend": backend, "nproc": nproc}

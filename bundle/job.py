@@ -120,7 +120,7 @@ def load(path: str) -> Job:
     try:
         with open(path, encoding="utf-8") as handle:
             raw = json.load(handle)
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         problem = Problem("the job description cannot be read", path, str(exc), "start it again")
         raise NodeError(problem) from exc
     return parse(raw)

@@ -11,8 +11,8 @@ from typing import Any
 
 RECORD_KEYS = ("node", "rank", "local_rank", "exit_code", "exception", "message", "lines", "time")
 
-_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
-_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) ")
+_RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
+_EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
 _SENT = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
 _MARKED = re.compile(r"\[rank(\d+)\]:")
 _CLOSING = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .verify import Outcome
 
 RESOLVERS = ("auto", "uv", "pip-tools")
+LAUNCHERS = ("torchrun", "srun")
+BACKENDS = ("auto", "gloo", "nccl")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,12 +47,13 @@ Bundle = Annotated[
 Allocation = Annotated[str, typer.Option(help="auto or local: nodes as processes here.")]
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="How many nodes.")]
 Nproc = Annotated[int | None, typer.Option("--nproc-per-node", min=1, help="Ranks on each node.")]
-Launcher = Annotated[str | None, typer.Option(help="torchrun.")]
+Launcher = Annotated[str | None, typer.Option(help="What starts the ranks: torchrun.")]
 Backend = Annotated[str | None, typer.Option(help="auto, gloo or nccl.")]
 Interface = Annotated[str | None, typer.Option(help="auto, or a network interface's name.")]
 LogDir = Annotated[Path | None, typer.Option("--log-dir", help="Default: ~/slurm_logs.")]
 Command = Annotated[
-    list[str] | None, typer.Argument(help="What to run, after two dashes: -- train.py --epochs 3")
+    list[str] | None,
+    typer.Argument(metavar="[-- COMMAND...]", help="A script or -m MODULE, and its arguments."),
 ]
 
 
@@ -119,7 +122,7 @@ def lock(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Pin the requirements: write pylock.toml with exact files and digests."""
+    """Pin the requirements: pylock.toml, exact files and digests."""
     from .build import BuildOptions, lock_project
 
     console = _console(quiet, verbose, json)
@@ -149,7 +152,7 @@ def build(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Make the bundle: pin, fetch, make layers, join them, prove that nothing is missing."""
+    """Make the bundle, and prove that nothing is missing in it."""
     from .build import BuildOptions, build_report
     from .build import build as make
 
@@ -172,7 +175,7 @@ def build(
 
 @app.command()
 def inspect(
-    bundle: Annotated[Path, typer.Argument(help="A bundle file.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle file.")],
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
     json: Json = False,
 ) -> None:
@@ -193,20 +196,29 @@ def verify(
     bundle: Bundle = None,
     allocation: Allocation = "auto",
     nodes: Nodes = None,
+    nproc_per_node: Nproc = None,
+    launcher: Launcher = None,
+    backend: Backend = None,
     interface: Interface = None,
     log_dir: LogDir = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Put the bundle on every node and check that each can run it; launch nothing."""
+    """Put the bundle on every node and check it; launch nothing."""
     from .job import JobOptions
     from .verify import verify_report
 
     console = _console(quiet, verbose, json)
     with _boundary(console):
         options = JobOptions(
-            allocation=allocation, nodes=nodes, interface=interface, log_dir=log_dir
+            allocation=allocation,
+            nodes=nodes,
+            nproc_per_node=nproc_per_node,
+            launcher=_one_of(LAUNCHERS, launcher, "--launcher"),
+            backend=_one_of(BACKENDS, backend, "--backend"),
+            interface=interface,
+            log_dir=log_dir,
         )
         outcome = _carry_out(console, bundle, options, "verify")
         if json:
@@ -229,7 +241,7 @@ def run(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Verify, then launch COMMAND (default: project.command) once a rank on every node."""
+    """Verify, then launch COMMAND (default: project.command)."""
     from .job import JobOptions
     from .verify import run_report
 
@@ -239,8 +251,8 @@ def run(
             allocation=allocation,
             nodes=nodes,
             nproc_per_node=nproc_per_node,
-            launcher=launcher,
-            backend=backend,
+            launcher=_one_of(LAUNCHERS, launcher, "--launcher"),
+            backend=_one_of(BACKENDS, backend, "--backend"),
             interface=interface,
             log_dir=log_dir,
             command=tuple(command or ()),
@@ -253,7 +265,9 @@ def run(
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
 def exec_(
-    command: Annotated[list[str], typer.Argument(help="What to run, after two dashes.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments.")
+    ],
     bundle: Bundle = None,
     quiet: Quiet = False,
 ) -> None:
@@ -283,10 +297,15 @@ class _boundary:
 
 
 def resolver_name(text: str) -> ResolverName:
-    """A resolver's name, checked; a typing mistake is a usage error."""
-    if text in RESOLVERS:
-        return cast("ResolverName", text)
-    raise typer.BadParameter(f"{text!r} is none of auto, uv, pip-tools", param_hint="--resolver")
+    """A resolver's name, checked."""
+    return cast("ResolverName", _one_of(RESOLVERS, text, "--resolver"))
+
+
+def _one_of(allowed: tuple[str, ...], text: str | None, option: str) -> str | None:
+    """An option's value as it is; one that is not allowed is a usage error."""
+    if text is None or text in allowed:
+        return text
+    raise typer.BadParameter(f"{text!r} is none of {', '.join(allowed)}", param_hint=option)
 
 
 def _console(quiet: bool, verbose: bool, json: bool) -> Console:

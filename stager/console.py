@@ -157,6 +157,9 @@ class Console:
     def _on_begin(self, event: Mapping[str, Any]) -> None:
         if event["phase"] != "place":
             self.begin(str(event["phase"]))
+        if event["phase"] == "launch":
+            shown = "every node's" if self.verbose else "the first node's"
+            self.say(f"  what follows is {shown} output; the logs have all of it", "dim")
 
     def _on_preflight(self, event: Mapping[str, Any]) -> None:
         words = [f"{key}={'ok' if event.get(key) else 'missing'}" for key in ("proj", "pkgs")]
@@ -187,7 +190,8 @@ class Console:
         code = "" if failure.exit_code is None else f" (exit status {failure.exit_code})"
         self._write(f"error: {who} failed{code}: {failure.cause}", "error")
         for line in failure.lines:
-            self._write(f"  | {line}")
+            if failure.cause not in line or len(failure.lines) > 1:  # else it says nothing more
+                self._write(f"  | {line}")
         self._write(f"class: {failure.kind}")
         self._write(f"hint: {failure.hint}", "good")
         self._write(f"logs: {log_dir}")
@@ -228,9 +232,7 @@ class Console:
         if outcome.interrupted:
             return self._interrupted(outcome)
         self._log_loss(outcome)
-        for node, problems in outcome.problems.items():
-            for problem in problems:
-                self._write(f"error: {node}: {problem}", "error")
+        self._problems(outcome)
         count = len(outcome.job.nodes)
         if outcome.ok:
             self.say(f"all {count} nodes can run it; logs: {outcome.job.log_dir}", "good")
@@ -246,16 +248,26 @@ class Console:
         self._log_loss(outcome)
         failure = outcome.first_failure
         if failure is not None:
-            self.failure(failure, outcome.job.log_dir)
-            for node, problems in outcome.problems.items():
-                for problem in problems:
-                    self.say(f"  {node}: {problem}")
+            self._problems(outcome)
+            if failure.exit_code is not None:  # else it is one of these problems
+                self.failure(failure, outcome.job.log_dir)
+            else:
+                self._write(f"logs: {outcome.job.log_dir}")
             return EXIT_JOB
         seconds = outcome.result["seconds"]
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
         self.say(f"done: {outcome.result['world_size']} ranks; {spent}", "good")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
         return EXIT_OK
+
+    def _problems(self, outcome: Outcome) -> None:
+        """Each problem once, with the nodes that have it."""
+        nodes: dict[str, list[str]] = {}
+        for node, problems in outcome.problems.items():
+            for problem in problems:
+                nodes.setdefault(str(problem), []).append(node)
+        for text, having in nodes.items():
+            self._write(f"error: {','.join(having)}: {text}", "error")
 
     def _log_loss(self, outcome: Outcome) -> None:
         if lost := outcome.result.get("logs_lost"):

@@ -110,6 +110,16 @@ _SIGNS = (
     ),
 )
 
+_NODE_SIGNS = (
+    ("node-failure", re.compile(r"gave no answer")),
+    ("damaged-copy", re.compile(r"damaged|another bundle")),
+    ("disk-full", re.compile(r"[0-9] are free|No space left")),
+    ("interface", re.compile(r"no such interface")),
+    ("name-resolution", re.compile(r"name cannot be resolved")),
+    ("port", re.compile(r"ports .* can be listened on")),
+)
+"""How the far side words its problems, by class; anything else is the environment's."""
+
 
 def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     """The earliest failure that is a cause and not a consequence.
@@ -199,13 +209,12 @@ def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
 def _of_node(node: str, problem: Problem) -> FirstFailure:
     """No rank was started: the node could not do its part."""
     why = f"{problem.what}: {problem.why}" if problem.why else problem.what
-    damaged = "damaged" in problem.what
-    full = "does not fit" in problem.what or "can hold" in problem.what
+    kinds = (kind for kind, pattern in _NODE_SIGNS if pattern.search(why))
     return FirstFailure(
         node=node,
         rank=None,
         exit_code=None,
-        kind="damaged-copy" if damaged else "disk-full" if full else "environment",
+        kind=next(kinds, "environment"),
         cause=f"{problem.where}: {why}" if problem.where else why,
         hint=problem.fix,
         lines=(),

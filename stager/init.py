@@ -45,4 +45,6 @@ def create(folder: Path, source: Path | None) -> Path:
 
 def default(folder: Path) -> Config:
     """The settings of a folder without a ``stager.toml``, to work on a bundle named by its path."""
-    return parse({}, root=folder, source=folder / FILE_NAME)
+    empty: list[str] = []
+    nothing = {"environment": {"requirements": empty}}  # the one key that must be there
+    return parse(nothing, root=folder, source=folder / FILE_NAME)

@@ -99,6 +99,11 @@ def _launch(config: Config, options: JobOptions, manifest: Manifest, action: str
     interface = options.interface or settings.interface
     launcher = options.launcher or settings.launcher
     command = options.command or config.project.command
+    if settings.max_restarts:
+        raise ConfigError(
+            "launch.max-restarts: this version does not start failed ranks again",
+            hint="set it to 0; a script can go on from its own checkpoint in another run",
+        )
     if action == "run":
         _refuse(command, launcher, manifest)
     return Launch(

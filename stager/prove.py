@@ -29,6 +29,7 @@ from .run import CommandError, Runner, run
 from .store import Store
 
 PROBE_SECONDS = 1200.0
+_USER = "environment.requirements"
 _NOWHERE = "http://127.0.0.1:9"
 """The discard port: nothing listens there."""
 
@@ -135,7 +136,7 @@ def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
     found = {canonicalize_name(item.name): item for item in there if item.name and item.version}
     faults = ["a package has metadata without name and version"] * (len(found) < len(there))
     roots = [Requirement(text) for text in requirements]
-    waiting = [("you", one) for one in roots if _applies(one, "", target)]
+    waiting = [(_USER, one) for one in roots if _applies(one, "", target)]
     waiting += [(name, Requirement(name)) for name in sorted(found)]
     seen: set[tuple[NormalizedName, str]] = set()
     while waiting:

@@ -7,6 +7,7 @@ and on failure raises an error that carries the command, its exit code and the e
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import shlex
@@ -21,6 +22,8 @@ from .errors import StagerError
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 15
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,7 @@ def run(
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=_end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
         )
     except OSError as exc:
         raise _cannot_start(argv, exc) from exc
@@ -163,6 +167,22 @@ def become(argv: Sequence[str]) -> None:
         os.execv(argv[0], list(argv))  # noqa: S606 - no shell is wanted
     except OSError as exc:
         raise _cannot_start(argv, exc) from exc
+
+
+def _end_with_parent() -> Callable[[], None]:
+    """What a child runs first, so that it does not outlive a build that is killed.
+
+    It gets a signal that a resolver may tidy up after; everything is looked up before the fork.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before that
+            os._exit(1)
+
+    return end_with_parent
 
 
 def _cannot_start(argv: Sequence[str], exc: OSError) -> StagerError:

@@ -19,15 +19,19 @@ from typing import Any
 import pytest
 import zstandard
 from namespaces import not_here
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from bundle.layer import HEAD_PREFIX, Index, decode_head, head_summary
 from bundle.manifest import Digest
 from stager.build import BuildOptions, Built, build
 from stager.config import load
+from stager.layerfile import LayerWriter
 from stager.layersource import Source
 from stager.model import Target, Wheel
 from stager.store import Store, sha256_of
 from stager.tree import Tree, TreeFile
+from stager.unwheel import add_wheel
 
 STAGER = [sys.executable, "-m", "stager"]
 HOST = Target.of_host()
@@ -66,6 +70,17 @@ class Project:
         text = f"[environment]\nrequirements = {json.dumps(list(requirements))}\n{more}\n"
         (self.root / "stager.toml").write_text(text)
         return self
+
+    def locked(self, *wheels: Path, more: str = "") -> Project:
+        """Write a lock as a user would bring it: these wheels, and not what they need."""
+        lines = ['lock-version = "1.0"', 'created-by = "test"']
+        for wheel in wheels:
+            name, version = wheel.name.split("-")[:2]
+            file = f'path = "{wheel}", hashes = {{ sha256 = "{sha256_of(wheel)}" }}'
+            lines += ["[[packages]]", f'name = "{canonicalize_name(name)}"']
+            lines += [f'version = "{version}"', f"wheels = [{{ {file} }}]"]
+        (self.root / "pylock.user.toml").write_text("\n".join(lines) + "\n")
+        return self.settings("pylock.user.toml", more=more)
 
     def build(self, recorder: Recorder | None = None, **options: Any) -> Built:
         """Build in this process; without the proof, unless it is asked for."""
@@ -117,9 +132,6 @@ def project(tmp_path: Path, index_env: dict[str, str], zstandard_wheel: Path) ->
 def wheel_of(path: Path) -> Wheel:
     """A wheel file as the fetching stage hands it on; its name alone is looked at."""
     name, version = path.name.split("-")[:2]
-    from packaging.utils import canonicalize_name
-    from packaging.version import Version
-
     return Wheel(
         name=canonicalize_name(name),
         version=Version(version),
@@ -214,6 +226,19 @@ def digests(folder: Path) -> dict[str, str]:
 def left_in_tmp(store: Store) -> list[Path]:
     """What lies under the store's ``tmp/``."""
     return list((store.root / "tmp").rglob("*"))
+
+
+def layers_of(folder: Path, *wheels: Path) -> Path:
+    """Wheels installed as their layers install them; returns the ``site-packages``."""
+    for wheel in wheels:
+        layer = wheel.with_suffix(".layer")
+        with LayerWriter(wheel.parent) as writer:
+            add_wheel(writer, wheel, HOST)
+            writer.write(layer)
+        for path, data in contents(layer).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+    return folder / SITE
 
 
 def fake_installation(layers: Sequence[Path], folder: Path) -> Path:

@@ -33,6 +33,8 @@ from stager.wheels import fetch
 HERE = Target.of_host()
 BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))
 """The installation's own program for the Python that runs the tests."""
+OWN = f"stager-{os.geteuid()}"
+"""The name of this user's node root."""
 CLEAN = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
 _HEAD = struct.Struct("<IIQQQ")
@@ -100,9 +102,19 @@ def run_node(
     return done
 
 
+def refuses(program: Path, bundle: Path, base: Path) -> str:
+    """What unpacking says, which fails with a message of ours and leaves nothing."""
+    done = run_node(program, "unpack", bundle, base, "--python", BASE_PYTHON)
+    assert (done.returncode, done.stdout) == (1, ""), done.stdout
+    assert done.stderr.startswith("stager: ")
+    if (base / OWN).is_dir() and not (base / OWN).is_symlink():
+        assert left_over(base) == []
+    return done.stderr
+
+
 def left_over(base: Path) -> list[str]:
     """What lies under a node root besides its own directories and locks."""
-    root = base / f"stager-{os.geteuid()}"
+    root = base / OWN
     return sorted(
         path.relative_to(root).as_posix()
         for folder in ("envs", "incoming")
@@ -198,5 +210,5 @@ def forged_head(raw: Raw, behind: int) -> bytes:
 
 
 def _total(raw: Raw) -> int:
-    sizes = [item[1] for item in raw["files"] if len(item) > 1]
+    sizes = [item[1] for item in raw["files"] if isinstance(item, list) and len(item) > 1]
     return max(0, sum(size for size in sizes if type(size) is int)) % 2**63

@@ -19,7 +19,9 @@ REPO = TESTS.parent
 # tests/bundle would otherwise stand in the way of the package of that name.
 sys.path[:0] = [str(REPO), str(TESTS)]
 
+from building import project, zstandard_wheel  # noqa: E402, F401 - fixtures
 from sources import build_native_wheel, make_sdist, repack_installed  # noqa: E402
+from torch_project import torch_project  # noqa: E402, F401 - a fixture
 from wheelhouse import standard_set  # noqa: E402
 
 # A test must not depend on what the shell that started it happened to export.

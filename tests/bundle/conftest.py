@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,27 @@ def env(standard: Packed, program: Path, tmp_path_factory: pytest.TempPathFactor
     done = run_node(program, "unpack", standard.path, base, "--python", BASE_PYTHON)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """The directory under which node roots are made."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def many(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> Packed:
+    """A bundle of 3000 tiny files and 24 MB in large ones: it takes a while."""
+    rng = random.Random(2)
+    files = {f"tiny/d{number % 40}/f{number}.txt": f"{number}" for number in range(3000)}
+    large = {f"large/{number}.bin": rng.randbytes(6 << 20) for number in range(4)}
+    folder = tmp_path_factory.mktemp("many")
+    wheels = [
+        make_wheel(folder, "tiny", files=files),
+        make_wheel(folder, "large", files=large),
+    ]
+    return make_bundle(store, wheels, decompressor=zstd_wheel, name="many")

@@ -57,6 +57,13 @@ def decode(**changes: Any) -> Index:
     return decode_head(forged_head(raw(**changes), 150), unpack)
 
 
+def refused(**changes: Any) -> None:
+    """The index is refused, and not merely because the head's sums differ."""
+    with pytest.raises(LayerError) as caught:
+        decode(**changes)
+    assert "summary" not in str(caught.value)
+
+
 def test_what_is_written_is_read_again() -> None:
     head = encode_head(INDEX, compress)
     assert decode_head(head, unpack) == INDEX
@@ -137,10 +144,8 @@ PATHS = [
 def test_unsafe_paths_are_refused(path: Any) -> None:
     with pytest.raises(LayerError, match="unsafe path"):
         check_path(path)
-    with pytest.raises(LayerError):
-        decode(files=[[path, 10, 0o644, D, 512]])
-    with pytest.raises(LayerError):
-        decode(links=[[path, "a"]])
+    refused(files=[[path, 10, 0o644, D, 512]])
+    refused(links=[[path, "a"]])
 
 
 @pytest.mark.parametrize("path", ["a", "lib/a b/..c/...", "lib/données.txt", "-rf", "a\\b", "~"])
@@ -172,8 +177,7 @@ def test_unusual_paths_are_not(path: str) -> None:
 def test_links_that_lead_outside_are_refused(path: str, target: Any) -> None:
     with pytest.raises(LayerError, match="link"):
         check_link(Link(path, target))
-    with pytest.raises(LayerError):
-        decode(links=[[path, target]])
+    refused(links=[[path, target]])
 
 
 @pytest.mark.parametrize(
@@ -247,8 +251,7 @@ def changed(place: int, value: Any) -> list[Any]:
 )
 def test_impossible_files_are_refused(files: Any) -> None:
     assert decode(files=[FILE], links=[])
-    with pytest.raises(LayerError):
-        decode(files=files, links=[])
+    refused(files=files, links=[])
 
 
 @pytest.mark.parametrize(
@@ -266,8 +269,7 @@ def test_impossible_files_are_refused(files: Any) -> None:
     ids=ascii,
 )
 def test_impossible_links_are_refused(links: Any) -> None:
-    with pytest.raises(LayerError):
-        decode(files=[FILE], links=links)
+    refused(files=[FILE], links=links)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +293,7 @@ def test_impossible_links_are_refused(links: Any) -> None:
     ids=lambda frames: ascii(frames).replace(D, "D"),
 )
 def test_impossible_frames_are_refused(frames: Any) -> None:
-    with pytest.raises(LayerError):
-        decode(frames=frames)
+    refused(frames=frames)
 
 
 @pytest.mark.parametrize(

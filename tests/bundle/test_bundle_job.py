@@ -1,0 +1,145 @@
+"""``bundle.job``: the job that travels as JSON. (``stager.job`` has a test of its own.)"""
+
+import copy
+import json
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.job import VERSION, Job, Launch, load, parse
+from bundle.manifest import Digest, Requires
+from bundle.problem import NodeError
+
+JOB = Job(
+    id="4711",
+    name="demo",
+    allocation="local",
+    nodes=("local1", "local2"),
+    bundle="/shared/demo.pkgs.tar",
+    bundle_id=Digest.of(b"bundle"),
+    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
+    room=(1000, 20),
+    packages=("torch",),
+    imports=("torch",),
+    node_root="auto",
+    run_dir="/home/me/project",
+    log_dir="/home/me/slurm_logs",
+    action="run",
+    import_modules=False,
+    python_hints=("/usr/bin/python3.11",),
+    launch=Launch(
+        command=("-m", "trainer", "--name", "mit Leerzeichen"),
+        nproc_per_node=None,
+        launcher="torchrun",
+        backend="auto",
+        interface={"node0[1-3]": "ens1f1"},
+        omp_num_threads=2,
+        max_restarts=0,
+    ),
+)
+
+
+def raw() -> dict[str, Any]:
+    return copy.deepcopy(json.loads(json.dumps(JOB.to_json())))
+
+
+def refused(value: Any) -> str:
+    with pytest.raises(NodeError, match="the job description cannot be read") as caught:
+        parse(value)
+    return caught.value.problem.why
+
+
+def test_what_is_written_is_read_again() -> None:
+    assert parse(raw()) == JOB
+    assert parse(json.loads(json.dumps(parse(raw()).to_json()))) == JOB
+    assert raw()["v"] == VERSION == 1
+
+
+def test_the_callers_object_is_not_changed() -> None:
+    given = raw()
+    parse(given)
+    assert given == raw()
+
+
+@pytest.mark.parametrize("name", ["v", *(field.name for field in fields(Job))])
+def test_a_missing_field_is_named(name: str) -> None:
+    given = raw()
+    del given[name]
+    assert name in refused(given)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Launch)])
+def test_a_missing_field_of_the_launch_is_named(name: str) -> None:
+    given = raw()
+    del given["launch"][name]
+    assert name in refused(given)
+
+
+def test_an_unknown_field_is_named() -> None:
+    assert "colour" in refused({**raw(), "colour": "red"})
+    given = raw()
+    given["requires"]["gpu"] = "yes"
+    assert "gpu" in refused(given)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_is_refused(version: object) -> None:
+    assert "this program speaks 1" in refused({**raw(), "v": version})
+
+
+@pytest.mark.parametrize("value", [None, 7, "job", [], [1], {}])
+def test_what_is_no_job_is_refused(value: Any) -> None:
+    refused(value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "../../escaped"},
+        {"id": ""},
+        {"id": ".."},
+        {"id": 7},
+        {"id": "a\nb"},
+        {"name": "a/b"},
+        {"nodes": []},
+        {"nodes": ["a", "a"]},
+        {"nodes": ["../a"]},
+        {"nodes": [1]},
+        {"nodes": None},
+        {"bundle_id": "../../escaped"},
+        {"bundle_id": "abc"},
+        {"action": "explode"},
+        {"launch": []},
+        {"launch": "torchrun"},
+        {"requires": None},
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be_used_are_refused(changes: dict[str, Any]) -> None:
+    refused({**raw(), **changes})
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(JOB.to_json()))
+    assert load(str(path)) == JOB
+    path.write_text(json.dumps(replace(JOB, action="verify").to_json()))
+    assert load(str(path)).action == "verify"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 200_000])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(content)
+    with pytest.raises(NodeError) as caught:
+        load(str(path))
+    assert caught.value.problem.where == str(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(NodeError, match=os.path.basename(path)):
+            load(str(path))

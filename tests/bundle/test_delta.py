@@ -1,0 +1,255 @@
+"""A second bundle takes what has not changed from the first one's environment, if it is sound."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bundles import BASE_PYTHON, CLEAN, HERE, make_bundle, tree
+from namespaces import namespace
+from wheelhouse import make_wheel
+
+from bundle import fs, unpack
+from bundle.delta import link_layer, older_layers
+from bundle.layer import Entry
+from bundle.manifest import Digest
+from stager.model import Wheel
+from stager.pack import Packed
+from stager.store import Store
+
+SITE = f"lib/python{HERE.python}/site-packages"
+
+
+@pytest.fixture(scope="module")
+def pair(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> tuple[Packed, Packed]:
+    """Two bundles that differ in one wheel of three."""
+    folder = tmp_path_factory.mktemp("pair")
+    files = {f"steady/f{number}.py": f"N = {number}\n" for number in range(40)}
+    kept = [make_wheel(folder, "steady", files=files), make_wheel(folder, "other")]
+    both = []
+    for version in ("1.0", "2.0"):
+        wheels = [*kept, make_wheel(folder, "moving", version)]
+        both.append(make_bundle(store, wheels, decompressor=zstd_wheel, name="pair"))
+    return both[0], both[1]
+
+
+@pytest.fixture
+def root(base: Path) -> Path:
+    return Path(fs.secure_root(str(base)))
+
+
+def made(packed: Packed, root: Path) -> unpack.Environment:
+    return unpack.unpack(
+        str(packed.path),
+        root=str(root),
+        expected=packed.manifest.id,
+        python=BASE_PYTHON,
+        processes=2,
+    )
+
+
+def files_of(packed: Packed, *names: str) -> int:
+    return sum(layer.files for layer in packed.manifest.layers if layer.name in names)
+
+
+def inodes(folder: Path, below: str) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_ino
+        for path in (folder / SITE).glob(f"{below}/**/*")
+        if path.is_file()
+    }
+
+
+def test_unchanged_layers_are_linked_and_only_the_others_are_written(
+    pair: tuple[Packed, Packed], root: Path
+) -> None:
+    first, second = (made(packed, root) for packed in pair)
+    assert (first.linked, first.written) == (0, pair[0].manifest.files)
+    assert second.linked == files_of(pair[1], "steady", "other")
+    assert second.written == files_of(pair[1], "moving") == pair[1].manifest.files - second.linked
+    one, two = Path(first.path), Path(second.path)
+    assert len(inodes(one, "steady")) == 80  # bytecode too
+    assert inodes(one, "steady") == inodes(two, "steady")
+    assert not set(inodes(one, "moving").values()) & set(inodes(two, "moving").values())
+    assert (two / SITE / "moving" / "__init__.py").read_text() == "VERSION = '2.0'\n"
+    assert (one / SITE / "moving" / "__init__.py").read_text() == "VERSION = '1.0'\n"
+
+
+def test_the_linked_environment_is_the_one_unpacked_afresh(
+    pair: tuple[Packed, Packed], root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    alone = made(pair[1], Path(fs.secure_root(str(tmp_path / "alone"))))
+    made(pair[0], root)
+    linked = made(pair[1], root)
+    assert linked.linked > 0
+    assert tree(Path(linked.path)) == tree(Path(alone.path))
+
+
+def test_one_may_go_without_the_other(pair: tuple[Packed, Packed], root: Path) -> None:
+    first, second = (made(packed, root) for packed in pair)
+    before = tree(Path(second.path))
+    shutil.rmtree(first.path)
+    assert tree(Path(second.path)) == before
+
+
+Damage = Callable[[Path], Any]
+
+
+def rewrite(text: str) -> Damage:
+    return lambda path: path.write_text(text)
+
+
+def replace(path: Path) -> None:
+    """As editors and ``sed -i`` do: a new file under the old name."""
+    other = path.with_suffix(".new")
+    other.write_text("N = 9\n")
+    other.rename(path)
+
+
+def turn_into_a_link(path: Path) -> None:
+    """Its length as a link is the length of its target's name: that of the file."""
+    path.unlink()
+    path.symlink_to("f6.pyx"[: len("N = 7\n")])
+
+
+DAMAGE: dict[str, Damage] = {
+    "missing": Path.unlink,
+    "longer": rewrite("N = 77777\n"),
+    "empty": rewrite(""),
+    "same-length": rewrite("N = 8\n"),
+    "replaced": replace,
+    "a-link": turn_into_a_link,
+    "a-directory": lambda path: (path.unlink(), path.mkdir()),
+    "mode": lambda path: path.chmod(0o755),
+    "no-manifest": lambda path: (path.parents[4] / ".stager" / "manifest.json").unlink(),
+    "no-site": lambda path: shutil.rmtree(path.parent),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_written_afresh_and_never_shared(
+    pair: tuple[Packed, Packed], root: Path, tmp_path: Path, damage: str
+) -> None:
+    first = made(pair[0], root)
+    victim = Path(first.path, SITE, "steady", "f7.py")
+    assert victim.read_text() == "N = 7\n"
+    DAMAGE[damage](victim)
+    older = tree(Path(first.path))
+    second = made(pair[1], root)
+    assert tree(Path(first.path)) == older  # nothing was written into the older one's files
+    new = Path(second.path)
+    assert (new / SITE / "steady" / "f7.py").read_text() == "N = 7\n"
+    assert second.written >= files_of(pair[1], "moving", "steady")
+    shared = {*inodes(Path(first.path), "steady").values()} & {*inodes(new, "steady").values()}
+    assert not shared
+    (tmp_path / "alone").mkdir()
+    alone = made(pair[1], Path(fs.secure_root(str(tmp_path / "alone"))))
+    assert tree(new) == tree(Path(alone.path))
+    assert os.listdir(root / "incoming") == []
+
+
+def test_a_change_to_one_layer_costs_only_that_one(pair: tuple[Packed, Packed], root: Path) -> None:
+    first = made(pair[0], root)
+    Path(first.path, SITE, "other", "__init__.py").write_text("broken\n")
+    second = made(pair[1], root)
+    assert second.linked == files_of(pair[1], "steady")
+
+
+def test_garbage_beside_the_environments_is_passed_over(
+    pair: tuple[Packed, Packed], root: Path
+) -> None:
+    envs = root / "envs"
+    (envs / "empty").mkdir()
+    (envs / "a-file").touch()
+    (envs / "dangling").symlink_to("nowhere")
+    for name, data in (("not-json", b"{"), ("other", b'{"id":1,"format":9}')):
+        (envs / name / ".stager").mkdir(parents=True)
+        (envs / name / ".stager" / "manifest.json").write_bytes(data)
+    assert older_layers(str(envs), pair[0].manifest) == {}
+    first = made(pair[0], root)
+    found = older_layers(str(envs), pair[1].manifest)
+    assert set(found.values()) == {first.path}
+    assert len(found) == 2
+    assert older_layers(str(root / "absent"), pair[0].manifest) == {}
+
+
+def test_the_newest_environment_is_asked_first(pair: tuple[Packed, Packed], root: Path) -> None:
+    first, second = (made(packed, root) for packed in pair)
+    for path, age in ((first.path, 1000), (second.path, 2000)):
+        os.utime(path, (age, age))
+    assert set(older_layers(str(root / "envs"), pair[0].manifest).values()) == {
+        first.path,
+        second.path,
+    }
+    steady = next(layer for layer in pair[0].manifest.layers if layer.name == "steady")
+    assert older_layers(str(root / "envs"), pair[0].manifest)[steady.head] == second.path
+
+
+def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
+    source, staging = tmp_path / "source", tmp_path / "staging"
+    (source / ".stager").mkdir(parents=True)
+    staging.mkdir()
+    for name in ("a", "c"):
+        (source / name).write_text("1234")
+    (source / ".stager" / "manifest.json").touch()
+    entries = [Entry(name, 4, 0o644, Digest.of(b"1234"), 0) for name in "abc"]
+    assert not link_layer(str(source), str(staging), entries)
+    assert os.listdir(staging) == []
+    assert (source / "a").stat().st_nlink == 1
+    (source / "b").write_text("1234")
+    os.utime(source / ".stager" / "manifest.json")
+    assert link_layer(str(source), str(staging), entries)
+    assert sorted(os.listdir(staging)) == ["a", "b", "c"]
+
+
+def test_another_file_system_has_nothing_to_link_from(
+    pair: tuple[Packed, Packed], root: Path, tmp_path: Path
+) -> None:
+    made(pair[0], root)
+    other = tmp_path / "other"
+    other.mkdir()
+    code = f"""
+import dataclasses
+from bundle import fs, unpack
+made = unpack.unpack({str(pair[1].path)!r}, root=fs.secure_root({str(other)!r}),
+    expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
+print(json.dumps(dataclasses.asdict(made)))
+"""
+    answer = namespace("-m", f"mount -t tmpfs none {other}", code)
+    assert isinstance(answer, dict)
+    assert (answer["linked"], answer["written"]) == (0, pair[1].manifest.files)
+
+
+def test_environments_made_at_the_same_time_do_not_disturb_each_other(
+    pair: tuple[Packed, Packed], root: Path
+) -> None:
+    code = f"""
+import dataclasses, json, sys
+sys.path.insert(0, {str(Path(unpack.__file__).parents[1])!r})
+from bundle import unpack
+made = unpack.unpack(sys.argv[1], root={str(root)!r},
+    expected=sys.argv[2], python={BASE_PYTHON!r}, processes=2)
+print(json.dumps(dataclasses.asdict(made)))
+"""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, packed.path, packed.manifest.id],
+            env=CLEAN,
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        for packed in pair * 3
+    ]
+    answers = [json.loads(one.communicate(timeout=60)[0]) for one in running]
+    assert [one.returncode for one in running] == [0] * 6
+    assert sum(not answer["reused"] for answer in answers) == 2
+    assert sorted(os.listdir(root / "envs")) == sorted(one.manifest.id for one in pair)
+    assert os.listdir(root / "incoming") == []

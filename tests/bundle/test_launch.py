@@ -1,0 +1,201 @@
+"""What is started, and with which variables: literal argument lists and environments."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bundle import launch
+from bundle.launch import Group, Place
+
+PLACE = Place(
+    root="/n/stager-7", environment="/n/stager-7/envs/abc", job_dir="/n/stager-7/jobs/42.1"
+)
+GROUP = Group(
+    node="hpc08",
+    node_rank=1,
+    nnodes=3,
+    nproc=2,
+    address="10.1.2.3",
+    port=61042,
+    interface="ens1f1",
+    backend="gloo",
+    threads=4,
+)
+EVERY_PROGRAM = {
+    "HF_HOME": "/n/stager-7/cache/huggingface",
+    "TRITON_CACHE_DIR": "/n/stager-7/cache/triton",
+    "TORCHINDUCTOR_CACHE_DIR": "/n/stager-7/cache/inductor",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PATH": "/n/stager-7/envs/abc/bin:/usr/bin",
+    "VIRTUAL_ENV": "/n/stager-7/envs/abc",
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "STAGER_ENV": "/n/stager-7/envs/abc",
+    "STAGER_PROJECT": "/n/stager-7/envs/abc/project",
+    "STAGER_ASSETS": "/n/stager-7/envs/abc/assets",
+    "STAGER_TRAINER": "/n/stager-7/envs/abc/.stager/site",
+    "STAGER_JOB_DIR": "/n/stager-7/jobs/42.1",
+}
+EVERY_RANK = {
+    **EVERY_PROGRAM,
+    "PYTHONUNBUFFERED": "1",
+    "STAGER_NODE": "hpc08",
+    "STAGER_BACKEND": "gloo",
+    "OMP_NUM_THREADS": "4",
+    "GLOO_SOCKET_IFNAME": "ens1f1",
+}
+
+
+def test_the_command_of_a_node() -> None:
+    program = launch.wrapper(PLACE, ["train.py", "--epochs", "3"])
+    assert program == ["/n/stager-7/jobs/42.1/run_wrapper.py", "train.py", "--epochs", "3"]
+    assert launch.torchrun(PLACE, GROUP, "42", program) == [
+        "/n/stager-7/envs/abc/bin/python",
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=3",
+        "--nproc-per-node=2",
+        "--node-rank=1",
+        "--master-addr=10.1.2.3",
+        "--master-port=61042",
+        "--rdzv-backend=static",
+        "--rdzv-id=42",
+        "--log-dir=/n/stager-7/jobs/42.1/torchrun",
+        "/n/stager-7/jobs/42.1/run_wrapper.py",
+        "train.py",
+        "--epochs",
+        "3",
+    ]
+
+
+def test_the_variables_of_any_program() -> None:
+    assert launch.environment_variables(PLACE, {"PATH": "/usr/bin"}) == EVERY_PROGRAM
+
+
+def test_the_variables_of_a_rank() -> None:
+    assert launch.rank_variables(PLACE, GROUP, {"PATH": "/usr/bin"}) == EVERY_RANK
+    nccl = Group(**{**vars(GROUP), "backend": "nccl"})
+    assert launch.rank_variables(PLACE, nccl, {"PATH": "/usr/bin"}) == {
+        **EVERY_RANK,
+        "STAGER_BACKEND": "nccl",
+        "NCCL_SOCKET_IFNAME": "=ens1f1",  # exactly this one; without = it would be a prefix
+    }
+
+
+@pytest.mark.parametrize("path", [None, ""])
+def test_without_a_path_the_working_directory_is_not_searched(path: str | None) -> None:
+    base = {} if path is None else {"PATH": path}
+    found = launch.environment_variables(PLACE, base)["PATH"].split(":")
+    assert found == ["/n/stager-7/envs/abc/bin", *os.defpath.split(":")]
+    assert "" not in found
+
+
+DECOYS = [
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONEXECUTABLE"),
+    *("PYTHONPLATLIBDIR", "PYTHONSAFEPATH", "PYTHONINSPECT", "PYTHONPYCACHEPREFIX"),
+    *("VIRTUAL_ENV_PROMPT", "CONDA_PREFIX", "__PYVENV_LAUNCHER__", "MASTER_ADDR", "MASTER_PORT"),
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "STAGER_ENVIRONMENT"),
+]
+KEPT = [
+    *("HOME", "USER", "LANG", "LD_PRELOAD", "LD_LIBRARY_PATH", "SLURM_JOB_ID", "http_proxy"),
+    *("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONFAULTHANDLER", "PYTHONOPTIMIZE"),
+    *("PYTHONBREAKPOINT", "XPYTHONPATH", "PYTHONPATH_OLD", "MY_RANK", "RANKING", "NCCL_DEBUG"),
+    *("CUDA_VISIBLE_DEVICES", "STAGER_PATCHES", "MASTER_ADDRESSES"),
+]
+
+
+@pytest.mark.parametrize("name", DECOYS)
+def test_what_would_lead_astray_is_dropped(name: str) -> None:
+    given = {"PATH": "/usr/bin", name: "/decoy"}
+    assert launch.rank_variables(PLACE, GROUP, given) == EVERY_RANK
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_the_users_own_is_kept(name: str) -> None:
+    given = {"PATH": "/usr/bin", name: "/own"}
+    assert launch.rank_variables(PLACE, GROUP, given) == {**EVERY_RANK, name: "/own"}
+
+
+@pytest.mark.parametrize(
+    "name", ["STAGER_ENV", "PYTHONNOUSERSITE", "HF_HUB_OFFLINE", "VIRTUAL_ENV"]
+)
+def test_what_isolates_cannot_be_set_from_outside(name: str) -> None:
+    given = {"PATH": "/usr/bin", name: ""}
+    assert launch.environment_variables(PLACE, given)[name] == EVERY_PROGRAM[name]
+
+
+@pytest.mark.parametrize("name", ["HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"])
+def test_caches_may_be_elsewhere(name: str) -> None:
+    given = {"PATH": "/usr/bin", name: "/elsewhere"}
+    assert launch.environment_variables(PLACE, given)[name] == "/elsewhere"
+
+
+def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path) -> None:
+    """In a child process of the program as well."""
+    (tmp_path / "alpha.py").write_text("raise SystemExit('the decoy')\n")
+    base = {
+        "PATH": os.defpath,
+        "PYTHONPATH": str(tmp_path),
+        "PYTHONHOME": str(tmp_path),
+        "PYTHONINSPECT": "1",
+        "HOME": str(tmp_path),
+    }
+    place = Place(root=str(env.parents[1]), environment=str(env), job_dir=str(tmp_path))
+    code = "import alpha, subprocess; print(alpha.__file__, flush=True); "
+    code += "subprocess.run(['python', '-c', 'import alpha; print(alpha.__file__)'], check=True)"
+    variables = launch.environment_variables(place, base)
+    argv = [env / "bin" / "python", "-c", code]
+    done = subprocess.run(argv, env=variables, cwd="/", capture_output=True, text=True, check=True)
+    site = env / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    assert done.stdout.split() == [str(site / "alpha" / "__init__.py")] * 2
+    failing = subprocess.run(
+        [env / "bin" / "python", "-c", "raise SystemExit(5)"],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert failing.returncode == 5  # PYTHONINSPECT would make 0 of it
+
+
+@pytest.mark.parametrize(
+    ("setting", "gpus", "chosen"),
+    [
+        ("auto", {"a": 0, "b": 0}, "gloo"),
+        ("auto", {"a": 4, "b": 4}, "nccl"),
+        ("auto", {"a": 4, "b": 0}, "gloo"),
+        ("gloo", {"a": 4, "b": 4}, "gloo"),
+        ("nccl", {"a": 1, "b": 8}, "nccl"),
+    ],
+)
+def test_the_backend(setting: str, gpus: dict[str, int], chosen: str) -> None:
+    assert launch.choose_backend(setting, gpus) == chosen
+
+
+def test_nccl_without_gpus_names_the_nodes() -> None:
+    with pytest.raises(ValueError, match="needs a GPU on every node; none on hpc02, hpc10"):
+        launch.choose_backend("nccl", {"hpc10": 0, "hpc01": 4, "hpc02": 0})
+
+
+@pytest.mark.parametrize(
+    ("setting", "gpus", "chosen"),
+    [(None, {"a": 4, "b": 2}, 2), (None, {"a": 0, "b": 2}, 1), (3, {"a": 0}, 3), (1, {"a": 8}, 1)],
+)
+def test_ranks_on_a_node(setting: int | None, gpus: dict[str, int], chosen: int) -> None:
+    assert launch.choose_nproc(setting, gpus) == chosen
+
+
+@pytest.mark.parametrize(
+    ("setting", "cpus", "nproc", "chosen"),
+    [(None, 16, 4, 4), (None, 17, 4, 4), (None, 2, 4, 1), (None, 1, 1, 1), (8, 2, 4, 8)],
+)
+def test_threads_of_a_rank(setting: int | None, cpus: int, nproc: int, chosen: int) -> None:
+    assert launch.choose_threads(setting, cpus, nproc) == chosen

@@ -1,0 +1,162 @@
+"""What the documents show is run, or held against the code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import tomllib
+from torch_project import REQUIREMENTS, TRAIN, TorchProject
+
+from stager.cli import app
+from stager.config import parse
+
+REPO = Path(__file__).resolve().parents[1]
+README = (REPO / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+DOCUMENTS += sorted((REPO / "examples").rglob("*.md"))
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return [body for found, body in _BLOCK.findall(text) if found == kind]
+
+
+def commands(text: str, kind: str) -> list[list[str]]:
+    """Every ``$ command`` of the blocks of a kind, without its comment."""
+    lines = [line for block in blocks(text, kind) for line in block.splitlines()]
+    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
+
+
+def names() -> set[str]:
+    return {str(one.name or one.callback.__name__) for one in app.registered_commands}
+
+
+def test_the_blocks_are_found() -> None:
+    assert len(commands(README, "console")) >= 9
+    assert commands(README, "text")
+    assert len(blocks(README, "toml")) == 1
+
+
+def test_the_first_screen_has_the_two_commands() -> None:
+    first = README.splitlines()[:12]
+    for script in ("scripts/quickstart", "scripts/test"):
+        assert any(line.startswith(f"$ {script}") for line in first)
+        assert os.access(REPO / script, os.X_OK)
+
+
+def test_the_extras_that_are_named_exist() -> None:
+    settings = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    for command in commands(README, "console"):
+        if command[:2] == ["pip", "install"]:
+            (extra,) = re.findall(r"\[(\w+)\]", command[2])
+            assert extra in settings["project"]["optional-dependencies"]
+
+
+def test_the_table_names_every_command() -> None:
+    table = set(re.findall(r"^\| `stager (\w+)` \|", README, re.MULTILINE))
+    assert table == names()
+
+
+def test_the_settings_are_all_understood(tmp_path: Path) -> None:
+    (block,) = blocks(README, "toml")
+    config = parse(tomllib.loads(block), root=tmp_path, source=tmp_path / "stager.toml")
+    assert config.launch.nproc_per_node == 2
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPO)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        assert "://" in target or (path.parent / target).exists(), target
+
+
+def test_the_architecture_names_every_module() -> None:
+    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`([\w/]+)`", text))
+    for folder in ("stager", "bundle"):
+        for module in (REPO / folder).glob("[!_]*"):
+            if module.suffix == ".py" or (module / "__init__.py").exists():
+                assert module.stem in told, f"{folder}/{module.name} is in no table"
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("stager", "bundle")
+        for path in sorted((REPO / folder).rglob("*.py"))
+    )
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)
+    text = (REPO / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    shown = [
+        message
+        for row in re.findall(r"^\| (`.+?) \|", text, re.M)
+        for message in row.split("`")[1::2]
+    ]
+    assert len(shown) >= 15
+    for message in shown:
+        for part in re.split(r"\.\.\.|3\.x", message):
+            assert part.strip() in joined, f"no message says {part.strip()!r}"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_session_runs_as_shown(torch_project: TorchProject, tmp_path: Path) -> None:
+    """The commands of the README, in its order, in a project like the one it speaks of."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "requirements.txt").write_text("\n".join(REQUIREMENTS) + "\n")
+    (folder / "train.py").write_text(TRAIN)
+    env = {**torch_project.env, "STAGER_NODE_ROOT": str(torch_project.nodes)}
+    ran = []
+    for command in commands(README, "console"):
+        if command[0] != "stager":
+            continue
+        done = _run(command, folder, env)
+        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+        ran.append(command[1])
+        if command[1] == "init":
+            # The package index here has CUDA builds first; the README's project has not said so.
+            settings = (folder / "stager.toml").read_text()
+            assert '"requirements.txt"' in settings
+            cpu = settings.replace("[environment]\n", '[environment]\ntorch-backend = "cpu"\n', 1)
+            (folder / "stager.toml").write_text(cpu)
+        if "--json" in command:
+            assert json.loads(done.stdout)["layers_built"] == 0
+        if command[1] == "run":
+            assert "[RANK 0] WORLD_SIZE=4" in done.stdout
+            assert "arguments: ['--epochs', '3']" in done.stdout
+        if command[1] == "exec":
+            assert done.stdout.startswith("2.13.0")
+    assert ran == ["init", "build", "verify", "run", "build", "build", "exec"]
+
+
+@pytest.mark.parametrize("command", commands(README, "text"), ids=shlex.join)
+def test_the_sample_session_uses_real_options(command: list[str]) -> None:
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
+    done = _run([*command[:2], "--help"], REPO, env)
+    assert done.returncode == 0
+    for option in (word for word in command if word.startswith("--")):
+        assert option in done.stdout
+
+
+def _run(
+    command: list[str], folder: Path, env: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    program = str(Path(sys.executable).with_name(command[0]))
+    return subprocess.run(
+        [program, *command[1:]],
+        cwd=folder,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )

@@ -1,0 +1,95 @@
+"""Jobs that are ended from outside: by Ctrl-C, by a batch system, by a lost terminal, by force."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from torch_project import TorchProject, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+# One rank will not end when it is asked to.
+WAIT = """\
+import os, pathlib, signal, time
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path("begun" + os.environ["RANK"]).touch()
+time.sleep(600)
+"""
+GONE_AFTER = 30
+"""Seconds within which all processes of a job must have ended, whatever happened."""
+
+
+def begin(torch_project: TorchProject, folder: Path) -> subprocess.Popen[str]:
+    """Start a job of two nodes, with one rank each, and wait until the ranks are at work."""
+    (folder / "wait.py").write_text(WAIT)
+    options = ["--nodes", "2", "--nproc-per-node", "1", "--bundle", torch_project.bundle]
+    argv = ["run", "--json", "--log-dir", folder / "logs", *options, "--", "wait.py"]
+    started = torch_project.start(*argv, cwd=folder)
+    begun = [folder / "begun0", folder / "begun1"]
+    assert until(lambda: all(path.exists() for path in begun), 60), started.communicate()
+    return started
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "ctrl-c twice", "sigterm"])
+def test_an_ending_that_can_be_answered(
+    torch_project: TorchProject, tmp_path: Path, how: str
+) -> None:
+    """All ranks are ended first; then the job says so."""
+    started = begin(torch_project, tmp_path)
+    if how == "sigterm":
+        started.terminate()
+    else:
+        os.killpg(started.pid, signal.SIGINT)
+    if how == "ctrl-c twice":
+        with pytest.raises(subprocess.TimeoutExpired):
+            started.wait(0.5)
+        os.killpg(started.pid, signal.SIGINT)
+    out, err = started.communicate(timeout=GONE_AFTER)
+    assert started.returncode == 130
+    assert torch_project.left_over() == []
+    report = json.loads(out)
+    assert (report["ok"], report["first_failure"]) == (False, None)
+    assert err.splitlines()[-1].startswith("interrupted; all ranks have ended; logs: ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_an_ending_that_cannot_be_answered(
+    torch_project: TorchProject, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Killed by force, or with its terminal gone: what it has started ends by itself."""
+    started = begin(torch_project, tmp_path)
+    if number == signal.SIGHUP:
+        os.killpg(started.pid, number)
+    else:
+        started.kill()
+    _, err = started.communicate(timeout=GONE_AFTER)
+    assert started.returncode == -number
+    assert until(lambda: not torch_project.left_over(), GONE_AFTER), torch_project.left_over()
+    assert "Traceback" not in err
+    (events,) = (tmp_path / "logs").glob("events.*.jsonl")
+    last = json.loads(events.read_text().splitlines()[-1])
+    assert (last["event"], last["interrupted"]) == ("result", True)
+
+
+def test_the_reader_of_the_output_goes_away(torch_project: TorchProject, tmp_path: Path) -> None:
+    """As in ``stager run ... | head -1``."""
+    (tmp_path / "talk.py").write_text("while True: print('line', flush=True)\n")
+    options = ["--nodes", "1", "--nproc-per-node", "1", "--bundle", torch_project.bundle]
+    argv = ["run", "--log-dir", tmp_path / "logs", *options, "--", "talk.py"]
+    started = torch_project.start(*argv, cwd=tmp_path)
+    assert started.stdout is not None
+    assert "NODE local1 OK" in started.stdout.readline()
+    assert started.stdout.readline() == "line\n"
+    started.stdout.close()
+    _, err = started.communicate(timeout=GONE_AFTER)
+    assert started.returncode == 1
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+    assert torch_project.left_over() == []
