@@ -34,6 +34,7 @@ PROBE_SECONDS = 300.0
 STOP_GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL for the ranks of a node."""
 _TAIL = 200
+_TOLD_TO_END = 128 + signal.SIGTERM
 _CHUNK = 1 << 16
 _PAUSE_SECONDS = 0.02
 """Between two reads of little: a rank that writes line by line makes few events, not thousands."""
@@ -55,21 +56,25 @@ class Stopped(BaseException):
 def main(phase: str) -> int:
     """Do one phase on this node; returns the exit status."""
     end_on_signals()
+    try:
+        return _answer(phase)
+    except Stopped:
+        return _TOLD_TO_END
+
+
+def _answer(phase: str) -> int:
     request = json.loads(sys.stdin.readline())
     job, node = parse(request["job"]), str(request["node"])
     started = time.monotonic()
 
     def emit(event: Mapping[str, Any]) -> None:
-        sys.stdout.write(json.dumps({"v": 1, "node": node, **event}) + "\n")
-        sys.stdout.flush()
+        print(json.dumps({"v": 1, "node": node, **event}), flush=True)
 
     answer: dict[str, Any] = {"problems": []}
     try:
         answer.update(PHASES[phase](job, request, emit))
     except NodeError as exc:
         answer["problems"] = [exc.problem.to_json()]
-    except Stopped:
-        return 128 + signal.SIGTERM
     answer["seconds"] = round(time.monotonic() - started, 3)
     answer["ok"] = not answer["problems"] and answer.get("exit_code", 0) == 0
     emit({"event": phase, **answer})
@@ -218,7 +223,7 @@ def _attend(
         code = running.wait()
     except Stopped:
         process.stop(running, STOP_GRACE)
-        return 128 + signal.SIGTERM, list(tail)
+        return _TOLD_TO_END, list(tail)
     finally:
         # Whatever a rank left behind (data loaders, daemons of its own) ends with the job.
         process.stop(running, 0)

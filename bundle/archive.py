@@ -235,7 +235,7 @@ def decompressor(bundle: BundleFile, scratch: str) -> Decompress:
             Problem(
                 what="the bundle's zstd decompressor does not load",
                 where=scratch,
-                why=str(exc),
+                why=f"{part.name} under Python %d.%d: {exc}" % sys.version_info[:2],
                 fix="use a node root that allows execution, or build for this machine's platform",
             )
         ) from exc

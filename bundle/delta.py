@@ -54,7 +54,7 @@ def link_layer(source: str, staging: str, entries: Sequence[Entry]) -> bool:
         # The last file that is written before an environment is published.
         published = os.stat(_manifest(source)).st_mtime_ns
         for entry in entries:
-            old, new = os.path.join(source, entry.path), os.path.join(staging, entry.path)
+            old, new = f"{source}/{entry.path}", f"{staging}/{entry.path}"
             if not _unchanged(os.stat(old, follow_symlinks=False), entry, published):
                 raise OSError(f"{old} has been changed")
             os.link(old, new, follow_symlinks=False)

@@ -12,6 +12,7 @@ index alone.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ _HEAD = struct.Struct("<IIQQQ")
 HEAD_PREFIX = _HEAD.size
 """Bytes that :func:`head_summary` needs."""
 _MODES = (0o644, 0o755)
+_UNSAFE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
+"""A part of a path that is empty, ``.`` or ``..``."""
 
 
 class LayerError(ValueError):
@@ -173,9 +176,7 @@ def check_path(path: object) -> str:
     Raises:
         LayerError: absolute, empty, with ``..``, ``.``, a doubled slash or a control character.
     """
-    if not isinstance(path, str) or not path or path.startswith("/") or not path.isprintable():
-        raise LayerError(f"unsafe path in an archive: {path!r}")
-    if any(part in ("", ".", "..") for part in path.split("/")):
+    if not isinstance(path, str) or not path.isprintable() or _UNSAFE.search(path):
         raise LayerError(f"unsafe path in an archive: {path!r}")
     return path
 
@@ -264,10 +265,12 @@ def _check_files(index: Index) -> None:
             raise LayerError(f"{link.path} is listed twice")
         seen.add(link.path)
     check_links(dict(index.links))
+    # No file may also be a directory of another: a link there would redirect what follows.
+    folders: set[str] = set()
     for path in seen:
-        # No file may also be a directory of another: a link there would redirect what follows.
         parent = path.rpartition("/")[0]
-        while parent:
-            if parent in seen:
-                raise LayerError(f"{parent} is both a file and a directory")
+        while parent and parent not in folders:
+            folders.add(parent)
             parent = parent.rpartition("/")[0]
+    for path in folders & seen:
+        raise LayerError(f"{path} is both a file and a directory")

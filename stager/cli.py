@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -65,10 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:
         return int(exc.exit_code)
-    except typer.Abort:
-        return EXIT_INTERRUPTED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Python flushes at exit, too; see the note on SIGPIPE in the signal module's manual.
@@ -280,20 +279,20 @@ def exec_(
         execute(config, path, command)
 
 
-class _boundary:
+@contextmanager
+def _boundary(console: Console) -> Iterator[None]:
     """Turns an expected failure into a message and an exit code."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, value: object, trace: object) -> None:
-        self._console.stop()
-        if isinstance(value, StagerError):
-            self._console.error(value)
-            raise typer.Exit(value.exit_code) from None
+    try:
+        yield
+    except StagerError as exc:
+        console.error(exc)
+        raise typer.Exit(exc.exit_code) from None
+    except KeyboardInterrupt:  # typer makes an exit code of it, without a word
+        console.stop()
+        print("interrupted", file=sys.stderr)
+        raise
+    finally:
+        console.stop()
 
 
 def resolver_name(text: str) -> ResolverName:

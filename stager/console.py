@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -51,7 +52,8 @@ class Console:
         self._colour = self._terminal and not os.environ.get("NO_COLOR")
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._phase = ""
+        if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a rank prints, or a file is named
+            sys.stdout.reconfigure(errors="backslashreplace")
 
     # Talk.
 
@@ -103,7 +105,6 @@ class Console:
     def begin(self, phase: str) -> None:
         """A phase begins."""
         self.stop()
-        self._phase = phase
         self.say(PHASES.get(phase, phase), "bold")
 
     def step(self, what: str, done: int, total: int) -> None:

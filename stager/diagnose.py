@@ -113,7 +113,7 @@ _SIGNS = (
 _NODE_SIGNS = (
     ("node-failure", re.compile(r"gave no answer")),
     ("damaged-copy", re.compile(r"damaged|another bundle")),
-    ("disk-full", re.compile(r"[0-9] are free|No space left")),
+    ("disk-full", re.compile(r" are free|No space left")),
     ("interface", re.compile(r"no such interface")),
     ("name-resolution", re.compile(r"name cannot be resolved")),
     ("port", re.compile(r"ports .* can be listened on")),

@@ -11,8 +11,10 @@ import shutil
 import signal
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -159,9 +161,10 @@ def _build_all(
                 process = context.Process(
                     target=_build_one, args=(source, target, store.layer(key), scratch, there)
                 )
-                _start(process)
+                with _setting_up():
+                    process.start()
+                    running[here] = (process, source)
                 there.close()
-                running[here] = (process, source)
             for connection in wait(list(running)):
                 if not isinstance(connection, Connection):
                     continue
@@ -183,22 +186,23 @@ def _build_all(
         raise _joined(faults)
 
 
-def _start(process: BaseProcess) -> None:
-    """Start a process, and with the first one the server.
+@contextmanager
+def _setting_up() -> Iterator[None]:
+    """Surround the start of a process, and with the first one that of the server.
 
-    Deaf to Ctrl-C, for this process decides: the terminal sends it to every process of the group,
-    and the server would die with a traceback while it imports. Blocked signals stay blocked across
-    fork and exec, unlike a handler.
+    Ctrl-C and SIGTERM wait until the process is known, to be ended like the others. They are
+    blocked in the children for good, by inheritance, as a handler would not be: a terminal sends
+    Ctrl-C to all of the group, and each would die with a traceback of its own.
 
-    Under a blank main module, because multiprocessing runs the main module again in every child:
-    that is the command line here, as much work as a small layer, and elsewhere it is somebody's
-    script.
+    The main module is a blank one, because multiprocessing runs it again in every child: that is
+    the command line here, as much work as a small layer, and elsewhere it is somebody's script.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # starting it lets those signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        process.start()
+        yield
     finally:
         sys.modules["__main__"] = main
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -241,6 +245,7 @@ def _build_one(
     if parent is not None and not parent.is_alive():
         os._exit(1)  # it went, and the server with it, before the line above
     partial = scratch / final.name
+    fault: StagerError | None = None
     try:
         with LayerWriter(scratch) as writer:
             if source.wheel is not None:
@@ -252,11 +257,11 @@ def _build_one(
         # of the machine damaged is found by its digests and made again.
         partial.replace(final)
     except StagerError as exc:
-        report.send(exc)
+        fault = exc
     except OSError as exc:
-        report.send(_failed(source, final, exc))
-    else:
-        report.send(None)
+        fault = _failed(source, final, exc)
+    with suppress(BrokenPipeError):  # nobody is left to hear it
+        report.send(fault)
 
 
 def _failed(source: Source, final: Path, exc: OSError) -> StagerError:

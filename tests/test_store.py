@@ -202,3 +202,34 @@ def test_digest_of_a_file(size: int, tmp_path: Path) -> None:
     data = bytes(range(251)) * (size // 251 + 1)
     (tmp_path / "f").write_bytes(data[:size])
     assert sha256_of(tmp_path / "f") == hashlib.sha256(data[:size]).hexdigest()
+
+
+def test_the_lock_tells_who_has_to_wait(store: Store) -> None:
+    told: list[str] = []
+    with store.lock(lambda: told.append("waiting")):
+        assert told == []
+        code = "with store.lock(lambda: print('waiting', flush=True)): print('inside', flush=True)"
+        process = start(code, store.root)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+    with process:
+        assert process.stdout.readline() == "inside\n"
+
+
+def test_what_is_just_being_published_without_the_lock_is_not_swept(store: Store) -> None:
+    with store.publishing(store.programs / "a") as partial:
+        partial.write_bytes(b"content")
+        with start("with store.lock(): print('inside')", store.root) as process:
+            assert process.communicate(timeout=30)[0] == "inside\n"
+    assert (store.programs / "a").read_bytes() == b"content"
+
+
+def test_what_cannot_be_read_is_not_blamed_on_the_store(store: Store, tmp_path: Path) -> None:
+    def copy() -> None:
+        with store.publishing(store.wheels / "a") as partial:
+            shutil.copyfile(tmp_path / "not there", partial)
+
+    with pytest.raises(StagerError, match=r"cannot read .*not there, of which a is made") as caught:
+        copy()
+    assert "OFFLINE_ROOT" not in caught.value.hint
+    assert leftovers(store) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,9 @@ def failed(torch_project: TorchProject, ran: Ran) -> dict[str, Any]:
     assert set(failure) == FAILURE_KEYS
     assert failure["hint"]
     assert len(failure["lines"]) <= 20
-    who = failure["node"] if failure["rank"] is None else f"{failure['node']} rank {failure['rank']}"
+    who = (
+        failure["node"] if failure["rank"] is None else f"{failure['node']} rank {failure['rank']}"
+    )
     (error,) = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
     assert error == f"error: {who} failed (exit status {failure['exit_code']}): {failure['cause']}"
     for ours in ("bundle/drive.py", "bundle/agent.py", "stager/cli.py", "stager/verify.py"):
@@ -53,9 +54,7 @@ def failed(torch_project: TorchProject, ran: Ran) -> dict[str, Any]:
     return failure
 
 
-def test_one_rank_raises_while_the_others_wait(
-    torch_project: TorchProject, tmp_path: Path
-) -> None:
+def test_one_rank_raises_while_the_others_wait(torch_project: TorchProject, tmp_path: Path) -> None:
     script = MEET.format(fault="raise ValueError('rank three is unhappy')")
     ran = torch_project.run(script, cwd=tmp_path)
     failure = failed(torch_project, ran)
@@ -104,32 +103,21 @@ def test_a_crash_in_compiled_code(torch_project: TorchProject, tmp_path: Path) -
     assert failure["lines"] == ["last words of rank 1"]
 
 
-@pytest.mark.parametrize(
-    ("script", "kind", "cause"),
-    [
-        ("import no_such_module_here\n", "missing-module", "No module named"),
-        ("open('no/such/file.csv')\n", "missing-asset", "No such file or directory"),
-        ("def f(:\n", "python-error", "SyntaxError"),
-    ],
-)
-def test_what_is_wrong_is_classed(
-    torch_project: TorchProject, tmp_path: Path, script: str, kind: str, cause: str
+def test_a_missing_module_is_told_from_other_errors(
+    torch_project: TorchProject, tmp_path: Path
 ) -> None:
-    failure = failed(torch_project, torch_project.run(script, cwd=tmp_path, options=ONE))
-    assert (failure["node"], failure["rank"], failure["exit_code"]) == ("local1", 0, 1)
-    assert failure["class"] == kind
-    assert cause in failure["cause"]
-
-
-@pytest.mark.parametrize("command", [("absent.py", "x"), ("-m", "no.such.module")])
-def test_there_is_no_such_program(
-    torch_project: TorchProject, tmp_path: Path, command: tuple[str, ...]
-) -> None:
-    ran = torch_project.job("run", *ONE, "--", *command, cwd=tmp_path)
+    ran = torch_project.run("import no_such_module_here\n", cwd=tmp_path, options=ONE)
     failure = failed(torch_project, ran)
+    assert (failure["node"], failure["rank"], failure["exit_code"]) == ("local1", 0, 1)
+    assert failure["class"] == "missing-module"
+    assert failure["cause"] == "ModuleNotFoundError: No module named 'no_such_module_here'"
+
+
+def test_there_is_no_such_script(torch_project: TorchProject, tmp_path: Path) -> None:
+    failure = failed(torch_project, torch_project.job("run", *ONE, "--", "a.py", cwd=tmp_path))
     assert (failure["node"], failure["rank"], failure["exit_code"]) == ("local1", 0, 2)
     assert failure["class"] == "missing-module"
-    assert command[-1] in failure["cause"] or command[0] in failure["cause"]
+    assert f"{tmp_path}/a.py (the working directory)" in failure["cause"]
 
 
 def test_fifty_megabytes_of_output(torch_project: TorchProject, tmp_path: Path) -> None:
@@ -149,11 +137,10 @@ def test_a_child_that_a_rank_leaves_behind_ends_with_the_job(
     script = (
         "import subprocess, sys\n"
         "code = 'import time; time.sleep(600)'\n"
-        "child = subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
-        "print('CHILD', child.pid)\n"
+        "subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+        "print('left one behind')\n"
     )
     ran = torch_project.run(script, cwd=tmp_path, options=ONE)
     assert (ran.code, ran.report["first_failure"]) == (0, None)
-    (child,) = [line.split()[1] for line in ran.output() if line.startswith("CHILD")]
-    assert not os.path.exists(f"/proc/{child}")
+    assert "left one behind" in ran.output()
     assert torch_project.left_over() == []

@@ -117,7 +117,9 @@ class TorchProject:
         try:
             report = json.loads(done.stdout)
         except ValueError:
-            raise AssertionError(f"no JSON, or more than that:\n{done.stdout}{done.stderr}") from None
+            raise AssertionError(
+                f"no JSON, or more than that:\n{done.stdout}{done.stderr}"
+            ) from None
         return Ran(code=done.returncode, report=report, stderr=done.stderr, logs=cwd / "logs")
 
     def run(self, script: str, *arguments: str, cwd: Path, options: tuple[str, ...] = ()) -> Ran:

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from bundles import BASE_PYTHON, CLEAN, HERE, OWN, run_node
+from bundles import BASE_PYTHON, CLEAN, HERE, OWN, forge, node_program, run_node
 
 from stager.pack import Packed
 
@@ -35,7 +36,6 @@ def other_pythons() -> list[str]:
 
 
 OTHERS = other_pythons()  # where there is none, pytest skips what runs for each
-WITHOUT = {**CLEAN, "PATH": "/nowhere"}
 
 
 # --- unpack --------------------------------------------------------------------------------------
@@ -112,23 +112,24 @@ def test_under_another_python_the_right_one_takes_over(
     done = run_node(program, "unpack", standard.path, base, "--python", BASE_PYTHON, python=python)
     assert (done.returncode, done.stderr) == (0, "")
     said = run_node(
-        program, "exec", standard.path, base, "--python", BASE_PYTHON, "--", "python", "-V",
+        program, "exec", "--python", BASE_PYTHON, standard.path, base, "--", "python", "-V",
         python=python,
     )  # fmt: skip
     assert said.stdout == f"Python {VERSION}\n"
 
 
-@pytest.mark.parametrize("python", OTHERS)
-def test_without_the_right_one_it_is_refused(
-    standard: Packed, program: Path, base: Path, python: str
+@pytest.mark.parametrize("python", [sys.executable, *OTHERS])
+def test_where_the_right_one_is_missing_it_is_refused(
+    single: Packed, base: Path, tmp_path: Path, python: str
 ) -> None:
-    usual = [Path("/usr/local/bin"), Path("/usr/bin"), *Path("/opt").glob("python*/bin")]
-    if any((folder / f"python{HERE.python}").exists() for folder in usual):
-        pytest.skip(f"Python {HERE.python} is in one of the usual places")
-    done = run_node(program, "unpack", standard.path, base, python=python, env=WITHOUT)
+    def other(raw: dict[str, Any]) -> None:
+        raw["requires"]["python"] = "3.99"
+
+    path = forge(single.path, tmp_path / "forged.tar", manifest=other)
+    done = run_node(node_program(path, tmp_path), "unpack", path, base, python=python)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"there is no CPython {HERE.python}, which the bundle was built for" in done.stderr
-    assert f"put python{HERE.python} on PATH" in done.stderr
+    assert "there is no CPython 3.99, which the bundle was built for" in done.stderr
+    assert "put python3.99 on PATH on every node" in done.stderr
     assert os.listdir(base) == []
 
 
@@ -195,14 +196,16 @@ def test_exec_becomes_the_command(standard: Packed, program: Path, env: Path) ->
         (["cli-tool"], 0, ""),
         (["absent-program"], 127, "stager: cannot run absent-program: No such file or directory"),
         (["/dev/null"], 126, "stager: cannot run /dev/null: Permission denied"),
-        ([""], 126, "stager: cannot run : execvpe: file must not be empty"),
+        ([""], 126, "stager: cannot run : "),
     ],
 )
 def test_exec_ends_as_the_command_does(
     standard: Packed, program: Path, env: Path, command: list[str], status: int, says: str
 ) -> None:
     done = run_node(program, "exec", standard.path, env.parents[2], "--", *command)
-    assert (done.returncode, done.stderr.strip()) == (status, says)
+    assert done.returncode == status
+    assert done.stderr.startswith(says)
+    assert bool(done.stderr) == bool(says)
 
 
 def test_a_signal_reaches_the_command(standard: Packed, program: Path, env: Path) -> None:

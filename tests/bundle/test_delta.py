@@ -210,6 +210,22 @@ def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
     assert sorted(os.listdir(staging)) == ["a", "b", "c"]
 
 
+def test_a_link_in_the_place_of_a_program_is_not_taken(tmp_path: Path) -> None:
+    """As long as the program was, as old, and as executable as every link."""
+    source, staging = tmp_path / "source", tmp_path / "staging"
+    (source / ".stager").mkdir(parents=True)
+    staging.mkdir()
+    (source / "tool").symlink_to("evil")
+    (source / ".stager" / "manifest.json").touch()
+    entry = Entry("tool", 4, 0o755, Digest.of(b"1234"), 0)
+    assert not link_layer(str(source), str(staging), [entry])
+    (source / "tool").unlink()
+    (source / "tool").write_text("1234")
+    (source / "tool").chmod(0o755)
+    os.utime(source / ".stager" / "manifest.json")
+    assert link_layer(str(source), str(staging), [entry])
+
+
 def test_another_file_system_has_nothing_to_link_from(
     pair: tuple[Packed, Packed], root: Path, tmp_path: Path
 ) -> None:

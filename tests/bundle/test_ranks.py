@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from bundle.ranks import CAUSE, ENDED, LOST_PEER, RECORD_KEYS, failures, reported, weight
+from bundle.ranks import (
+    CAUSE,
+    ENDED,
+    LOST_PEER,
+    RECORD_KEYS,
+    failures,
+    program_lines,
+    reported,
+    weight,
+)
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 KILLED = (SAMPLES / "torchrun-2.13-sigkill.txt").read_text().splitlines()
@@ -145,3 +154,9 @@ def test_lines_that_only_look_like_a_report_are_not_one() -> None:
     assert (
         reported(["rank: 3 (local_rank: 1)", "exitcode: 5", "  rank : 1", "  exitcode : 1 "]) == []
     )
+
+
+def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:
+    """PyTorch marks tracebacks so, and a rank that was killed leaves none."""
+    said = ["plain", "[rank2]: Traceback", "[rank12]: x", "[rank3]: mine", "[rank 3] no mark"]
+    assert program_lines(said, 3) == ["plain", "[rank3]: mine", "[rank 3] no mark"]

@@ -5,10 +5,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bundles import BASE_PYTHON, CLEAN, OWN, forge, node_program, refuses, run_node
+from bundles import BASE_PYTHON, CLEAN, OWN, refuses, run_node
 from namespaces import namespace, needs_root
 
 from stager.pack import Packed
@@ -105,15 +104,3 @@ def test_where_child_processes_cannot_be_waited_for(
         [*map(str, argv), standard.path, base], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_python_without_the_right_version_is_told(
-    single: Packed, base: Path, tmp_path: Path
-) -> None:
-    def other(raw: dict[str, Any]) -> None:
-        raw["requires"]["python"] = "3.99"
-
-    path = forge(single.path, tmp_path / "forged.tar", manifest=other)
-    said = refuses(node_program(path, tmp_path), path, base)
-    assert "there is no CPython 3.99" in said
-    assert "put python3.99 on PATH" in said

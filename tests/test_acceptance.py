@@ -1,0 +1,131 @@
+"""What the tool promises, shown on the real stack: isolation, and training with no network."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from namespaces import needs_root, not_here
+from torch_project import STAGER, TorchProject
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+DECOY = "raise SystemExit('this is the decoy of {place}')\n"
+ORIGINS = """\
+import json, multiprocessing, os, subprocess, sys
+
+def origin(_=None):
+    import torch
+    return torch.__file__
+
+if __name__ == "__main__":
+    argv = [sys.executable, "-c", "import torch; print(torch.__file__)"]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = {
+            "rank": origin(),
+            "child": subprocess.run(argv, capture_output=True, text=True).stdout.strip(),
+            "spawned": pool.map(origin, [0])[0],
+            "by name": subprocess.run(["python", *argv[1:]], capture_output=True, text=True)
+            .stdout.strip(),
+        }
+    print("ORIGINS", json.dumps({"env": os.environ["STAGER_ENV"], "found": found}), flush=True)
+"""
+
+
+def in_namespace(flag: str, prepare: str, argv: list[str]) -> list[str]:
+    """A command line that runs another one in a namespace prepared by a few shell commands."""
+    needs_root()
+    if subprocess.run(["unshare", flag, "true"], capture_output=True, check=False).returncode:
+        not_here(f"unshare {flag} is not permitted here")
+    return ["unshare", flag, "/bin/sh", "-euc", f'{prepare}\nexec "$@"', "sh", *argv]
+
+
+def decoy(folder: Path, place: str) -> Path:
+    """A folder with a package ``torch`` that ends whoever imports it."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(DECOY.format(place=place))
+    return folder
+
+
+def test_the_bundles_torch_is_the_one_imported(torch_project: TorchProject, tmp_path: Path) -> None:
+    """With a decoy in the interpreter's own packages, in the user's, and on ``PYTHONPATH``."""
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    variables = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    packages = sysconfig.get_path("purelib", "posix_prefix", variables)
+    home = tmp_path / "home"
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    system = decoy(tmp_path / "system", "the interpreter")
+    decoy(home / ".local" / "lib" / version / "site-packages", "the user")
+    path = decoy(tmp_path / "path", "PYTHONPATH")
+    env = {**torch_project.env, "HOME": str(home), "PYTHONPATH": str(path)}
+    prepare = f"mount --bind {shlex.quote(str(system))} {shlex.quote(packages)}"
+
+    def run(argv: list[str], **changed: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            in_namespace("-m", prepare, argv),
+            env={**env, **changed},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    # Each decoy is where it would be taken from: without the tool, the program meets it.
+    code = "import torch"
+    assert "decoy of PYTHONPATH" in run([str(base), "-c", code]).stderr
+    assert "decoy of the user" in run([str(base), "-c", code], PYTHONPATH="").stderr
+    assert "decoy of the interpreter" in run([str(base), "-s", "-c", code], PYTHONPATH="").stderr
+
+    (tmp_path / "origins.py").write_text(ORIGINS)
+    options = ["--bundle", str(torch_project.bundle), "--log-dir", str(tmp_path / "logs")]
+    options += ["--nodes", "2", "--nproc-per-node", "1", "--verbose"]
+    done = run([STAGER, "run", *options, "--", "origins.py"])
+    assert done.returncode == 0, done.stderr
+    assert "decoy" not in done.stdout + done.stderr
+    found = [line.split("ORIGINS ")[1] for line in done.stdout.splitlines() if "ORIGINS" in line]
+    assert len(found) == 2
+    for line in found:
+        facts = json.loads(line)
+        own = f"{facts['env']}/lib/{version}/site-packages/torch/__init__.py"
+        assert facts["found"] == dict.fromkeys(("rank", "child", "spawned", "by name"), own)
+
+
+def test_training_learns_with_no_network(
+    torch_project: TorchProject, tmp_path: Path, data_dir: Path
+) -> None:
+    """The real AG News rows, two nodes with two ranks each, and no interface but loopback up."""
+    work = tmp_path / "work"
+    work.mkdir()
+    options = ["--bundle", str(torch_project.bundle), "--log-dir", str(tmp_path / "logs"), "--json"]
+    options += ["--allocation", "local", "--nodes", "2", "--nproc-per-node", "2"]
+    training = ["--data", str(data_dir / "ag_news.csv"), "--held-out", "1000", "--epochs", "3"]
+    training += ["--vocab", str(data_dir / "bert_uncased_vocab.txt"), "--out", "out"]
+    argv = [STAGER, "run", *options, "--", "-m", "trainer", "tiny-bert", *training]
+    done = subprocess.run(
+        in_namespace(
+            "-n", "ip link set lo up\nip -o link show up | grep -vq ' lo:' && exit 9", argv
+        ),
+        env=dict(torch_project.env),
+        cwd=work,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["world_size"] == 4
+    metrics = json.loads((work / "out" / "metrics.json").read_text())
+    assert metrics["accuracy"] >= 0.80
+    assert (metrics["world_size"], metrics["epochs"]) == (4, 3)
+    assert metrics["samples_per_second"] > 0
+    assert metrics["loss"] > 0
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("*.out"))
+    for rank in range(4):
+        assert logs.count(f"[RANK {rank}] WORLD_SIZE=4") == 1
+    assert [path.name for path in work.iterdir()] == ["out"]

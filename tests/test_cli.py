@@ -1,0 +1,208 @@
+"""The command line as a user meets it: help, usage errors, exit codes, and what goes where."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from building import Project
+
+from stager import __version__
+
+STAGER = str(Path(sys.executable).with_name("stager"))
+COMMANDS = ("init", "lock", "build", "inspect", "verify", "run", "exec")
+HEAVY = ("rich", "zstandard", "packaging", "installer", "piptools", "stager.build", "bundle.unpack")
+
+
+def stager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [STAGER, *arguments],
+        cwd=cwd,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_version(tmp_path: Path) -> None:
+    done = stager("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"stager {__version__}\n", "")
+
+
+def test_help_is_quick(tmp_path: Path) -> None:
+    """0.12 s where this was written; a busy machine gets more."""
+    spent = []
+    for _ in range(5):
+        started = time.monotonic()
+        assert stager("--help", cwd=tmp_path).returncode == 0
+        spent.append(time.monotonic() - started)
+    assert min(spent) < 1.5
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_imports_nothing_heavy(tmp_path: Path, argument: str) -> None:
+    code = (
+        "import sys\nfrom stager.cli import main\n"
+        f"assert main([{argument!r}]) == 0\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)\n"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+
+
+def test_help_names_every_command_and_fits_80_columns(tmp_path: Path) -> None:
+    shown = stager("--help", cwd=tmp_path, COLUMNS="80").stdout
+    for command in COMMANDS:
+        line = next(line for line in shown.splitlines() if line.split()[:1] == [command])
+        assert not line.endswith("...")
+    for command in ("", *COMMANDS):
+        argv = [command, "--help"] if command else ["--help"]
+        done = stager(*argv, cwd=tmp_path, COLUMNS="80")
+        assert done.returncode == 0
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        assert "\x1b" not in done.stdout
+    assert stager("-h", cwd=tmp_path, COLUMNS="80").stdout == shown
+
+
+def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
+    done = stager(cwd=tmp_path)
+    assert done.returncode in (0, 2)
+    assert "Commands:" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["runn"], "Did you mean 'run'"),
+        (["run", "--nodez", "2"], "--nodez"),
+        (["run", "--nodes", "0"], "--nodes"),
+        (["run", "--nodes", "two"], "--nodes"),
+        (["run", "--nproc-per-node", "0"], "--nproc-per-node"),
+        (["run", "--backend", "mpi", "--", "x.py"], "'mpi' is none of auto, gloo, nccl"),
+        (["verify", "--launcher", "mpirun"], "'mpirun' is none of torchrun, srun"),
+        (["build", "--resolver", "poetry"], "'poetry' is none of auto, uv, pip-tools"),
+        (["build", "--jobs", "0"], "--jobs"),
+        (["inspect"], "BUNDLE"),
+        (["exec"], "COMMAND"),
+    ],
+)
+def test_usage_errors_are_2(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = stager(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.glob("*.toml")) == []
+
+
+@pytest.mark.parametrize("command", ["lock", "build", "verify", "run", "exec"])
+def test_a_folder_without_a_project(tmp_path: Path, command: str) -> None:
+    arguments = [command, "--", "true"] if command in ("run", "exec") else [command]
+    done = stager(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: no stager.toml")
+    assert "hint: run `stager init`" in done.stderr
+
+
+def test_a_project_that_was_never_built(project: Project) -> None:
+    done = project.stager("run", "--", "train.py")
+    assert done.returncode == 1
+    assert "there is no bundle of project" in done.stderr
+    assert "`stager build`" in done.stderr
+
+
+def test_an_allocation_that_is_not_known_yet(project: Project) -> None:
+    done = project.stager("run", "--json", "--allocation", "slurm", "--", "train.py")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    assert "--allocation slurm" in report["error"]["message"]
+    assert done.stderr.startswith("error: --allocation slurm")
+
+
+def test_completion(tmp_path: Path) -> None:
+    script = stager("--show-completion", "bash", cwd=tmp_path).stdout
+    assert "complete -o default -F _stager_completion stager" in script
+    offered = stager(
+        cwd=tmp_path, _STAGER_COMPLETE="complete_bash", COMP_WORDS="stager ver", COMP_CWORD="1"
+    ).stdout
+    assert offered.split() == ["verify"]
+
+
+def test_verbose_shows_the_commands_that_are_run(project: Project) -> None:
+    project.build()
+    plain = project.stager("verify", "--nodes", "1", "--log-dir", "logs")
+    verbose = project.stager("verify", "--nodes", "1", "--log-dir", "logs", "-v")
+    assert plain.returncode == verbose.returncode == 0
+    assert "stream: " not in plain.stderr
+    assert "node" in verbose.stderr
+    assert f"stream: {sys.executable} -I -S " in verbose.stderr
+
+
+def test_quiet_leaves_the_result(project: Project) -> None:
+    project.build()
+    done = project.stager("verify", "--nodes", "1", "--log-dir", "logs", "-q")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.startswith("NODE local1 OK -> PY 3.")
+
+
+# --- exec ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def built(project: Project) -> Project:
+    project.build()
+    return project
+
+
+def test_exec_runs_in_the_environment(built: Project) -> None:
+    code = "import alpha, os, sys; print(alpha.VERSION, sys.prefix, os.environ['PATH'])"
+    done = built.stager("exec", "-q", "--", "python", "-c", code)
+    assert done.returncode == 0
+    version, prefix, path = done.stdout.split(maxsplit=2)
+    assert (version, done.stderr) == ("1.0", "")
+    assert prefix.startswith(os.environ["STAGER_NODE_ROOT"])
+    assert path.startswith(f"{prefix}/bin{os.pathsep}")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["python", "-c", "raise SystemExit(7)"], 7),
+        (["python", "-c", "raise SystemExit(0)"], 0),
+        (["sh", "-c", "kill -9 $$"], -9),
+        (["no-such-program-here"], 127),
+        (["/etc/hostname"], 126),
+    ],
+)
+def test_exec_ends_as_the_command_does(built: Project, command: list[str], code: int) -> None:
+    done = built.stager("exec", "--", *command)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    if code in (126, 127):
+        assert command[0] in done.stderr
+
+
+def test_exec_passes_its_input_and_arguments_on(built: Project) -> None:
+    code = "import sys; print(sys.argv[1:], sys.stdin.read())"
+    arguments = ["exec", "--", "python", "-c", code, "--json", "a b", "--", "-q"]
+    done = subprocess.run(
+        [STAGER, *arguments],
+        cwd=built.root,
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "['--json', 'a b', '--', '-q'] typed\n"

@@ -1,0 +1,146 @@
+"""The job value: settings, options and bundle put together, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.job import parse as parse_job
+from bundle.manifest import Digest, Layer, Manifest, Part, Requires
+from stager.config import Config, parse
+from stager.errors import ConfigError, StagerError
+from stager.job import JobOptions, make_job, refuse_allocation
+
+ZERO = Digest("0" * 64)
+
+
+def config(root: Path, **tables: Any) -> Config:
+    raw = {"environment": {"requirements": ["torch"]}, "project": {"name": "demo"}, **tables}
+    return parse(raw, root=root, source=root / "stager.toml")
+
+
+def manifest(*packages: str) -> Manifest:
+    """A manifest of such packages, each of two files that hold a million bytes."""
+    return Manifest(
+        name="demo",
+        requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
+        node=Part(name="node.pyz", sha256=ZERO, size=1),
+        decompressor=None,
+        layers=tuple(
+            Layer(id=ZERO, kind="wheel", name=name, version="1", head=ZERO, head_size=1, size=2,
+                  unpacked_size=1_000_000, files=2)
+            for name in packages
+        ),
+        packages=packages,
+        imports=("torch",),
+    )  # fmt: skip
+
+
+def make(root: Path, options: JobOptions, action: str = "run", **tables: Any) -> Any:
+    bundle = root / "demo.pkgs.tar"
+    return make_job(config(root, **tables), options, bundle, manifest("torch", "numpy"), action)
+
+
+def test_options_win_over_settings(tmp_path: Path) -> None:
+    tables = {
+        "cluster": {"nodes": 3},
+        "launch": {"nproc-per-node": 2, "backend": "auto", "interface": "eth9"},
+        "project": {"name": "demo", "command": ["train.py", "--epochs", "3"]},
+    }
+    logs = tmp_path / "logs"
+    plain = make(tmp_path, JobOptions(log_dir=logs), **tables)
+    assert plain.nodes == ("local1", "local2", "local3")
+    assert plain.launch.command == ("train.py", "--epochs", "3")
+    assert (plain.launch.nproc_per_node, plain.launch.backend) == (2, "auto")
+    assert plain.launch.interface == "eth9"
+
+    options = JobOptions(
+        nodes=2, nproc_per_node=4, backend="gloo", interface="lo", log_dir=logs, command=("b.py",)
+    )
+    changed = make(tmp_path, options, **tables)
+    assert changed.nodes == ("local1", "local2")
+    assert changed.launch.command == ("b.py",)
+    assert (changed.launch.nproc_per_node, changed.launch.backend) == (4, "gloo")
+    assert changed.launch.interface == "lo"
+
+
+def test_the_job_says_what_the_far_side_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = make(tmp_path, JobOptions(command=("a.py",)))
+    assert (job.name, job.allocation, job.action) == ("demo", "local", "run")
+    assert job.bundle == str(tmp_path / "demo.pkgs.tar")
+    assert job.bundle_id == manifest("torch", "numpy").id
+    assert job.run_dir == str(tmp_path)
+    assert job.log_dir == str(Path(os.environ["HOME"], "slurm_logs"))
+    assert job.packages == ("torch", "numpy")
+    assert job.room[0] >= 2_000_000
+    assert job.import_modules is False
+    assert make(tmp_path, JobOptions(), action="verify").import_modules is True
+    assert parse_job(job.to_json()) == job
+
+
+def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
+    """Two jobs of one id would meet at one port, and write into each other's logs."""
+    ids: list[str] = []
+
+    def several() -> None:
+        for _ in range(20):
+            ids.append(make(tmp_path, JobOptions(log_dir=tmp_path / "logs", command=("a",))).id)
+
+    threads = [threading.Thread(target=several) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == len(set(ids)) == 80
+    assert all(number.isdecimal() for number in ids)
+    logs = {path.name for path in (tmp_path / "logs").glob("events.*")}
+    assert logs == {f"events.{number}.jsonl" for number in ids}
+
+
+def test_nothing_to_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to run") as caught:
+        make(tmp_path, JobOptions(log_dir=tmp_path / "logs"))
+    assert "stager run -- train.py" in caught.value.hint
+    assert not (tmp_path / "logs").exists()  # refused before anything is written
+    make(tmp_path, JobOptions(log_dir=tmp_path / "logs"), action="verify")
+
+
+def test_a_bundle_without_torch(tmp_path: Path) -> None:
+    options = JobOptions(command=("a.py",), log_dir=tmp_path)
+    args = (config(tmp_path), options, tmp_path / "b.tar", manifest("numpy"))
+    with pytest.raises(ConfigError, match="torch is not in the bundle"):
+        make_job(*args, "run")
+    make_job(*args, "verify")
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"launch": {"launcher": "srun"}}, "launch.launcher"),
+        ({"launch": {"max-restarts": 2}}, "launch.max-restarts"),
+    ],
+)
+def test_what_a_local_job_cannot_do(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path), **tables)
+
+
+def test_allocations() -> None:
+    refuse_allocation("auto")
+    refuse_allocation("local")
+    with pytest.raises(ConfigError, match="--allocation slurm"):
+        refuse_allocation("slurm")
+
+
+def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StagerError, match="log directory") as caught:
+        make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path / "file" / "logs"))
+    assert "--log-dir" in caught.value.hint
