@@ -26,6 +26,19 @@ def needs_root() -> None:
         not_here("only root can change owners and mount")
 
 
+def entering(flag: str, shell: str) -> list[str]:
+    """The beginning of a command line that runs in a namespace of its own.
+
+    Args:
+        flag: as for :func:`namespace`.
+        shell: commands that prepare it; where one fails, nothing else is run.
+    """
+    needs_root()
+    if subprocess.run(["unshare", flag, "true"], capture_output=True, check=False).returncode:
+        not_here(f"unshare {flag} is not permitted here")
+    return ["unshare", flag, "/bin/sh", "-euc", f'{shell}\nexec "$@"', "sh"]
+
+
 def namespace(flag: str, shell: str, code: str) -> object:
     """What ``code`` prints as JSON once ``shell`` has prepared the namespace.
 
@@ -34,13 +47,9 @@ def namespace(flag: str, shell: str, code: str) -> object:
         shell: commands that prepare it; one that fails fails the test.
         code: Python that may import ``bundle``; ``json`` and ``sys`` are imported already.
     """
-    needs_root()
-    if subprocess.run(["unshare", flag, "true"], capture_output=True, check=False).returncode:
-        not_here(f"unshare {flag} is not permitted here")
     code = f"import json, sys; sys.path.insert(0, {str(REPO)!r})\n{code}"
-    prepare = ["unshare", flag, "/bin/sh", "-euc", f'{shell}\nexec "$@"', "sh"]
     done = subprocess.run(
-        [*prepare, sys.executable, "-c", code],
+        [*entering(flag, shell), sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=False,

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch_project import Ran, TorchProject, until
+from processes import until
+from torch_project import Ran, TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from torch_project import TorchProject, until
+from processes import until
+from torch_project import TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

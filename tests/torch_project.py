@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import living
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 """The installed program, as a user runs it."""
@@ -139,33 +139,11 @@ class TorchProject:
             start_new_session=True,
         )
 
-    def processes(self) -> list[str]:
-        """Command lines of living processes that were started from the project's places."""
-        ours = [os.fsencode(self.nodes), os.fsencode(self.root.parent)]
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    line = (entry / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if any(place in line for place in ours):
-                    found.append(line.replace(b"\0", b" ").decode(errors="replace"))
-        return found
-
     def left_over(self) -> list[str]:
         """What a finished job must not leave: processes, and its private directories."""
-        return self.processes() + [str(path) for path in self.nodes.rglob("jobs/*")]
-
-
-def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
-    """Whether something comes true in that time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
+        return living(self.nodes, self.root.parent) + [
+            str(path) for path in self.nodes.rglob("jobs/*")
+        ]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,33 @@
+"""Looking for what still runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def living(*places: str | Path) -> list[str]:
+    """Command lines of processes, zombies aside, that name one of these places."""
+    wanted = [os.fsencode(place) for place in places]
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:  # it has ended meanwhile
+                continue
+            if any(place in line for place in wanted):
+                found.append(line.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    """Whether something comes true in that time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
