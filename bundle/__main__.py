@@ -21,6 +21,7 @@ from . import agent, drive, fs, interpreter, launch, probe, unpack
 from .archive import BundleFile
 from .job import load
 from .problem import NodeError
+from .root import secure_root
 
 _PR_SET_PDEATHSIG = 1
 
@@ -88,10 +89,10 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     if not _is_running(manifest.requires.python):
         # The decompressor in the bundle is compiled for that one.
         os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
-    root = fs.secure_root(fs.choose_base(options.base, 0, 0, os.environ))
+    root = secure_root(fs.choose_base(options.base, 0, 0, os.environ))
     if not os.path.isdir(unpack.env_path(root, manifest.id)):
         room = unpack.room_for(manifest.layers)
-        root = fs.secure_root(fs.choose_base(options.base, *room, os.environ))
+        root = secure_root(fs.choose_base(options.base, *room, os.environ))
     return unpack.unpack(
         options.bundle,
         root=root,

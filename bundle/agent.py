@@ -29,6 +29,7 @@ from . import fs, interpreter, launch, net, probe, process, ranks, unpack
 from .archive import BundleFile
 from .job import Job, parse
 from .problem import NodeError, Problem
+from .root import secure_root
 
 PROBE_SECONDS = 300.0
 STOP_GRACE = 10.0
@@ -122,7 +123,7 @@ def _preflight(job: Job, request: Mapping[str, Any], emit: Emit) -> dict[str, An
     problems: list[Problem] = []
     answer: dict[str, Any] = {"root": "", "python": "", "address": "", "port": 0}
     with _collecting(problems):
-        answer["root"] = fs.secure_root(base_for(job, os.environ))
+        answer["root"] = secure_root(base_for(job, os.environ))
     with _collecting(problems):
         answer["python"] = interpreter.find(job.requires.python, job.python_hints)
     host = probe.host_facts(answer["root"])

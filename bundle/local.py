@@ -19,6 +19,7 @@ from typing import IO, Any, cast
 from . import fs, process
 from .agent import STOP_GRACE, base_for
 from .job import Job
+from .root import secure_root
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -39,7 +40,7 @@ class LocalTransport:
         """
         self.nodes_here = len(job.nodes)
         base = base_for(job, os.environ, copies=self._missing(job))
-        own = fs.secure_root(base)
+        own = secure_root(base)
         self._bases: dict[str, str] = {}
         for node in job.nodes:
             self._bases[node] = os.path.join(own, "nodes", node)
@@ -75,7 +76,8 @@ class LocalTransport:
             _stop_all(running)
 
     def _start(self, phase: str, node: str, request: Mapping[str, Any]) -> process.Process:
-        argv = [sys.executable, "-I", "-S", sys.argv[0], "agent", phase]
+        python = str(request.get("python") or sys.executable)
+        argv = [python, "-I", "-S", sys.argv[0], "agent", phase]
         started = process.start(
             argv,
             env={**os.environ, fs.ROOT_VARIABLE: self._bases[node]},

@@ -93,7 +93,7 @@ def unpack(path: str, *, root: str, expected: str, python: str, processes: int) 
 
     Args:
         path: the bundle.
-        root: the node root, guarded by :func:`bundle.fs.secure_root`.
+        root: the node root, guarded by :func:`bundle.root.secure_root`.
         expected: the bundle's id.
         python: the interpreter that the environment is for.
         processes: how many processes unpack.

@@ -15,19 +15,19 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.manifest import Digest, Layer, canonical_json
 
-from . import bundles
-from .bundles import Newest
+from .bundling import bundles
+from .bundling.bundles import Newest
+from .bundling.decompressor import decompressor_lock
 from .config import Config
-from .decompressor import decompressor_lock
 from .errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
+from .layering.layersource import Source, layer_id, project_sources
+from .layering.modules import top_modules
 from .layers import MadeLayers, make_layers
-from .layersource import Source, layer_id, project_sources
 from .lock import Lock, ResolveOptions, make_lock, read_lock
 from .model import Target, Wheel
-from .modules import top_modules
 from .pack import Contents, Packed, make_node_program, pack, stored_index
 from .prove import Proof, prove
-from .solver import ResolverName
+from .resolving.solver import ResolverName
 from .spec import Spec, read_spec
 from .store import Store
 from .wheels import fetch

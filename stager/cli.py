@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .config import Config
     from .job import JobOptions
-    from .solver import ResolverName
+    from .resolving.solver import ResolverName
     from .verify import Outcome
 
 RESOLVERS = ("auto", "uv", "pip-tools")
@@ -179,7 +179,7 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what is in a bundle."""
-    from .inspect import inspect as look
+    from .bundling.inspect import inspect as look
 
     console = Console(as_json=json)
     with _boundary(console):
@@ -322,7 +322,7 @@ def _config() -> Config:
 def _project(console: Console, bundle: Path | None) -> tuple[Config, Path, Manifest]:
     """Settings and bundle: the one named, else the project's newest, made current if need be."""
     from .build import current_bundle
-    from .bundles import manifest_of
+    from .bundling.bundles import manifest_of
     from .config import load
     from .init import default
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import checks, toml
 from .errors import ConfigError
 from .model import Target
-from .table import Table
+from .settings import checks, toml
+from .settings.table import Table
 
 FILE_NAME = "stager.toml"
 PYPROJECT = "pyproject.toml"

@@ -22,14 +22,14 @@ from pathlib import Path
 from bundle.layer import HEAD_PREFIX, LayerError, head_summary
 from bundle.manifest import Digest, Layer
 
-from .bytecode import bytecode_path, compile_module
 from .errors import StagerError, WheelError
-from .layerfile import LayerWriter
-from .layersource import Source, layer_id
+from .layering.bytecode import bytecode_path, compile_module
+from .layering.layerfile import LayerWriter
+from .layering.layersource import Source, layer_id
+from .layering.unwheel import add_wheel
 from .model import Target
+from .shipping.tree import Tree, digest_of
 from .store import Store, cannot_write
-from .tree import Tree, digest_of
-from .unwheel import add_wheel
 
 log = logging.getLogger(__name__)
 

@@ -22,15 +22,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from . import sources, toml
 from .errors import ConfigError, ResolveError, StagerError
-from .indexes import TORCH_INDEX, Indexes
-from .locked import Lock, locked_files, select
-from .measure import index_answers, measure
+from .inputs import sources
 from .model import Digest, LockedFile, Target
-from .resolve import ResolveOptions, absent_lines, resolve
+from .resolving.indexes import TORCH_INDEX, Indexes
+from .resolving.locked import Lock, locked_files, select
+from .resolving.measure import index_answers, measure
+from .resolving.resolve import ResolveOptions, absent_lines, resolve
+from .resolving.solver import Found, Question, describe_absent
 from .run import Runner, run
-from .solver import Found, Question, describe_absent
+from .settings import toml
 from .spec import Spec
 from .store import Store
 

@@ -29,10 +29,10 @@ from bundle.manifest import (
 )
 
 from .errors import BundleError, WheelError
-from .layerfile import decompress_index
+from .layering.layerfile import decompress_index
 from .model import Target, Wheel
+from .shipping.tree import folders_of
 from .store import Store
-from .tree import folders_of
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -142,6 +142,10 @@ def make_node_program() -> bytes:
 
 
 _NODE_MAIN = b"""import sys
+
+if sys.version_info < (3, 9):
+    found = "%d.%d" % sys.version_info[:2]
+    sys.exit("stager: this is Python " + found + "; the node program needs 3.9 or newer")
 
 from bundle.__main__ import main
 

@@ -22,7 +22,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 from bundle.manifest import Digest, Manifest, canonical_json
 from bundle.problem import Problem
 
-from .bundles import node_program
+from .bundling.bundles import node_program
 from .errors import BundleError, StagerError
 from .model import Target
 from .run import CommandError, Runner, run

@@ -26,12 +26,12 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import parse_wheel_filename
 
-from . import sourcetree
 from .config import Config
 from .errors import ConfigError
-from .indexes import Indexes, strip_credentials
+from .inputs import sourcetree
+from .inputs.requirements import EDITABLE, Line, RequirementReader, extras_of, normal
 from .model import Digest, Target
-from .requirements import EDITABLE, Line, RequirementReader, extras_of, normal
+from .resolving.indexes import Indexes, strip_credentials
 from .run import Runner, run
 from .store import sha256_of
 

@@ -13,7 +13,7 @@ from bundle.job import Job
 from bundle.problem import Problem
 
 from .build import offline_root
-from .bundles import node_program
+from .bundling.bundles import node_program
 from .config import Config
 from .diagnose import FirstFailure, first_failure
 from .errors import JobError

@@ -13,13 +13,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import sources
 from .checked import CheckedFiles
 from .errors import ResolveError, StagerError, WheelError
-from .indexes import Indexes
-from .locked import Lock
+from .inputs import sources
 from .model import Digest, LockedFile, Wheel
-from .pip import Pip, condense, index_unreachable, unreachable
+from .resolving.indexes import Indexes
+from .resolving.locked import Lock
+from .resolving.pip import Pip, condense, index_unreachable, unreachable
 from .run import Runner, run
 from .store import Store, sha256_of
 

@@ -26,12 +26,12 @@ from bundle.layer import HEAD_PREFIX, Index, decode_head, head_summary
 from bundle.manifest import Digest
 from stager.build import BuildOptions, Built, build
 from stager.config import load
-from stager.layerfile import LayerWriter
-from stager.layersource import Source
+from stager.layering.layerfile import LayerWriter
+from stager.layering.layersource import Source
+from stager.layering.unwheel import add_wheel
 from stager.model import Target, Wheel
+from stager.shipping.tree import Tree, TreeFile
 from stager.store import Store, sha256_of
-from stager.tree import Tree, TreeFile
-from stager.unwheel import add_wheel
 
 STAGER = [sys.executable, "-m", "stager"]
 HOST = Target.of_host()

@@ -21,12 +21,12 @@ from packaging.utils import parse_wheel_filename
 
 from bundle.archive import BundleFile
 from bundle.manifest import Digest, canonical_json, member_header, padding
-from stager.decompressor import decompressor_lock
+from stager.bundling.decompressor import decompressor_lock
+from stager.layering.layersource import Source
 from stager.layers import make_layers
-from stager.layersource import Source
 from stager.model import Target, Wheel
 from stager.pack import Contents, Packed, pack
-from stager.project import project_files
+from stager.shipping.project import project_files
 from stager.store import Store, sha256_of
 from stager.wheels import fetch
 

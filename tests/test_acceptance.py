@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from namespaces import needs_root, not_here
+from namespaces import entering
 from torch_project import STAGER, TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -35,14 +35,10 @@ if __name__ == "__main__":
         }
     print("ORIGINS", json.dumps({"env": os.environ["STAGER_ENV"], "found": found}), flush=True)
 """
-
-
-def in_namespace(flag: str, prepare: str, argv: list[str]) -> list[str]:
-    """A command line that runs another one in a namespace prepared by a few shell commands."""
-    needs_root()
-    if subprocess.run(["unshare", flag, "true"], capture_output=True, check=False).returncode:
-        not_here(f"unshare {flag} is not permitted here")
-    return ["unshare", flag, "/bin/sh", "-euc", f'{prepare}\nexec "$@"', "sh", *argv]
+ALONE = """\
+ip link set lo up
+if ip -o link show up | grep -v ': lo:'; then exit 9; fi
+"""
 
 
 def decoy(folder: Path, place: str) -> Path:
@@ -67,7 +63,7 @@ def test_the_bundles_torch_is_the_one_imported(torch_project: TorchProject, tmp_
 
     def run(argv: list[str], **changed: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            in_namespace("-m", prepare, argv),
+            [*entering("-m", prepare), *argv],
             env={**env, **changed},
             cwd=tmp_path,
             capture_output=True,

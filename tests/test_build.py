@@ -11,7 +11,7 @@ from building import Project, Recorder, contents, digests, index_of
 from wheelhouse import conflicting_pair, make_wheel
 
 from stager.build import Built, build_report, current_bundle, offline_root
-from stager.bundles import newest
+from stager.bundling.bundles import newest
 from stager.config import load
 from stager.errors import BundleError, ConfigError, ResolveError, WheelError
 from stager.model import Target

@@ -12,7 +12,15 @@ from building import Project
 
 from bundle.archive import BundleFile
 from bundle.manifest import Digest
-from stager.bundles import Newest, clear_away, manifest_of, newest, node_program, opened, remember
+from stager.bundling.bundles import (
+    Newest,
+    clear_away,
+    manifest_of,
+    newest,
+    node_program,
+    opened,
+    remember,
+)
 from stager.errors import BundleError
 from stager.pack import make_node_program
 from stager.store import Store

@@ -8,7 +8,7 @@ import pytest
 from building import HOST
 from packaging.utils import parse_wheel_filename
 
-from stager.decompressor import decompressor_lock
+from stager.bundling.decompressor import decompressor_lock
 from stager.errors import ResolveError
 from stager.model import Target
 from stager.store import sha256_of

@@ -10,25 +10,11 @@ from bundle.problem import Problem
 from stager.diagnose import LINES, FirstFailure, first_failure
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"
-CLASSES = [
-    "python-error",
-    "out-of-memory",
-    "killed",
-    "port",
-    "rendezvous",
-    "interface",
-    "name-resolution",
-    "missing-asset",
-    "missing-module",
-    "damaged-copy",
-    "disk-full",
-    "time-limit",
-    "preemption",
-    "node-failure",
-    "hang",
-    "environment",
-    "unknown",
-]
+CLASSES = {
+    "python-error", "out-of-memory", "killed", "port", "rendezvous", "interface",
+    "name-resolution", "missing-asset", "missing-module", "damaged-copy", "disk-full",
+    "time-limit", "preemption", "node-failure", "hang", "environment", "unknown",
+}  # fmt: skip
 
 
 def rank(number: int, *, time: float = 10.0, **changed: Any) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import zstandard
 from building import contents, frames_of, index_of, listing, plain_tar
 
 from bundle.layer import LayerError
-from stager import layerfile
 from stager.errors import WheelError
-from stager.layerfile import FRAME_TARGET, LayerWriter, compression, decompress_index
+from stager.layering import layerfile
+from stager.layering.layerfile import FRAME_TARGET, LayerWriter, compression, decompress_index
 
 FILES = {
     "lib/z.py": b"last\n",

@@ -23,11 +23,11 @@ from building import (
 from wheelhouse import DAMAGED, make_wheel, standard_set
 
 from stager.errors import SpaceError, StagerError, WheelError
+from stager.layering.layersource import Source, layer_id
 from stager.layers import make_layers
-from stager.layersource import Source, layer_id
 from stager.model import Target
+from stager.shipping.tree import Tree, TreeFile
 from stager.store import Store
-from stager.tree import Tree, TreeFile
 
 OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
 

@@ -11,9 +11,9 @@ import pytest
 from building import HOST, source_of, tree_of
 from wheelhouse import make_wheel
 
-from stager import layersource
 from stager.config import load
-from stager.layersource import Source, layer_id, project_sources
+from stager.layering import layersource
+from stager.layering.layersource import Source, layer_id, project_sources
 from stager.model import Digest, Target
 
 WHEEL = Source(kind="wheel", name="a", version="1", digest=Digest.of(b"a"), size=1)

@@ -13,10 +13,11 @@ from packaging.tags import Tag
 from sources import make_sdist
 from wheelhouse import make_wheel
 
-from stager import config, toml
+from stager import config
 from stager.errors import ConfigError, ResolveError, StagerError
 from stager.lock import Lock, ResolveOptions, make_lock, read_lock, render
 from stager.model import Digest, Target
+from stager.settings import toml
 from stager.spec import Spec, read_spec
 from stager.store import Store
 

@@ -18,7 +18,7 @@ from wheelhouse import conflicting_pair, make_wheel, standard_set
 
 from bundle.archive import BundleFile
 from bundle.layer import HEAD_PREFIX, head_summary
-from stager.decompressor import decompressor_lock
+from stager.bundling.decompressor import decompressor_lock
 from stager.errors import BundleError, SpaceError, WheelError
 from stager.layers import make_layers
 from stager.model import Digest, Target, Wheel

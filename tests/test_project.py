@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stager.errors import ConfigError, StagerError
-from stager.project import asset_files, project_files, tree_digest
+from stager.shipping.project import asset_files, project_files, tree_digest
 
 
 def write(root: Path, *names: str) -> None:

@@ -10,8 +10,8 @@ from wheelhouse import make_wheel
 
 from stager import config
 from stager.errors import ConfigError
-from stager.indexes import Indexes
 from stager.model import Target
+from stager.resolving.indexes import Indexes
 from stager.spec import Spec, read_spec
 
 Ask = Callable[..., Spec]

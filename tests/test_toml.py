@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stager import toml
 from stager.errors import ConfigError
+from stager.settings import toml
 
 DOCUMENT = {
     "text": 'quotes " backslash \\ tab \t newline \n bell \x07 delete \x7f é 漢',

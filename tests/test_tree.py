@@ -11,7 +11,7 @@ import pytest
 from bundle.layer import Link, check_link
 from bundle.manifest import Digest, canonical_json
 from stager.errors import StagerError
-from stager.tree import Collector, Tree, tree_digest
+from stager.shipping.tree import Collector, Tree, tree_digest
 
 
 def collect(root: Path, **links: str) -> Tree:

@@ -1,4 +1,4 @@
-"""``stager verify`` and ``stager run`` with the real stack: what they report and what they leave."""
+"""``stager verify`` and ``run`` with the real stack: what they report and what they leave."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ print("FACTS", json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "argv": 
                            "path": sys.path, "prefix": sys.prefix, "child": spawned}), flush=True)
 """
 ARGUMENTS = (
-    "two words", "it's", 'a "quote"', "\N{SNOWMAN} \xfc", "--", "--json", "-q", "", "$HOME", "*", "a\\b"
+    "two words", "it's", 'a "quote"', "\N{SNOWMAN} \xfc", "--", "--json", "-q", "", "$HOME", "*",
+    "a\\b",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from building import Project
 from bundles import forge, make_bundle, wheel
-from namespaces import needs_root, not_here
+from namespaces import entering, needs_root
 from wheelhouse import make_wheel
 
 from stager.store import Store
@@ -24,24 +24,11 @@ def verify(
     bundle: Path, folder: Path, *, mount: str = "", env: Mapping[str, str] | None = None
 ) -> tuple[int, dict[str, object], str]:
     """Exit code, JSON and talk of ``stager verify`` on two nodes, after mounting something."""
-    argv = [
-        STAGER,
-        "verify",
-        "--json",
-        "--nodes",
-        "2",
-        "--log-dir",
-        "logs",
-        "--bundle",
-        str(bundle),
-    ]
+    argv = [STAGER, "verify", "--json", "--nodes", "2", "--log-dir", "logs"]
     if mount:
-        needs_root()
-        if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
-            not_here("unshare -m is not permitted here")
-        argv = ["unshare", "-m", "/bin/sh", "-euc", f'{mount}\nexec "$@"', "sh", *argv]
+        argv = [*entering("-m", mount), *argv]
     done = subprocess.run(
-        argv,
+        [*argv, "--bundle", str(bundle)],
         cwd=folder,
         env={**os.environ, **(env or {})},
         capture_output=True,

@@ -16,11 +16,11 @@ from wheelhouse import make_wheel
 
 from stager.checked import CheckedFiles
 from stager.errors import ResolveError, WheelError
-from stager.indexes import Indexes
-from stager.locked import Lock
 from stager.model import Digest, LockedFile, Target, Wheel
+from stager.resolving.indexes import Indexes
+from stager.resolving.locked import Lock
+from stager.resolving.solver import Found
 from stager.run import Completed, run
-from stager.solver import Found
 from stager.store import Store, sha256_of
 from stager.wheels import fetch
 

@@ -14,10 +14,11 @@ from bundles import BASE_PYTHON, CLEAN, HERE, make_bundle, tree
 from namespaces import namespace
 from wheelhouse import make_wheel
 
-from bundle import fs, unpack
+from bundle import unpack
 from bundle.delta import link_layer, older_layers
 from bundle.layer import Entry
 from bundle.manifest import Digest
+from bundle.root import secure_root
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store
@@ -42,7 +43,7 @@ def pair(
 
 @pytest.fixture
 def root(base: Path) -> Path:
-    return Path(fs.secure_root(str(base)))
+    return Path(secure_root(str(base)))
 
 
 def made(packed: Packed, root: Path) -> unpack.Environment:
@@ -86,7 +87,7 @@ def test_the_linked_environment_is_the_one_unpacked_afresh(
     pair: tuple[Packed, Packed], root: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "alone").mkdir()
-    alone = made(pair[1], Path(fs.secure_root(str(tmp_path / "alone"))))
+    alone = made(pair[1], Path(secure_root(str(tmp_path / "alone"))))
     made(pair[0], root)
     linked = made(pair[1], root)
     assert linked.linked > 0
@@ -151,7 +152,7 @@ def test_a_damaged_file_is_written_afresh_and_never_shared(
     shared = {*inodes(Path(first.path), "steady").values()} & {*inodes(new, "steady").values()}
     assert not shared
     (tmp_path / "alone").mkdir()
-    alone = made(pair[1], Path(fs.secure_root(str(tmp_path / "alone"))))
+    alone = made(pair[1], Path(secure_root(str(tmp_path / "alone"))))
     assert tree(new) == tree(Path(alone.path))
     assert os.listdir(root / "incoming") == []
 
@@ -234,8 +235,9 @@ def test_another_file_system_has_nothing_to_link_from(
     other.mkdir()
     code = f"""
 import dataclasses
-from bundle import fs, unpack
-made = unpack.unpack({str(pair[1].path)!r}, root=fs.secure_root({str(other)!r}),
+from bundle import unpack
+from bundle.root import secure_root
+made = unpack.unpack({str(pair[1].path)!r}, root=secure_root({str(other)!r}),
     expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
 print(json.dumps(dataclasses.asdict(made)))
 """

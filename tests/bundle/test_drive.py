@@ -7,15 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bundles import forge
 from jobs import job_for
-from namespaces import needs_root, not_here
+from namespaces import entering
+from processes import living, until
 
+from bundle.archive import BundleFile
 from bundle.job import Job
 from bundle.manifest import Digest
 from stager.pack import Packed
@@ -100,8 +101,6 @@ def test_all_problems_of_all_nodes_are_told_and_kept(
 
 def forged(real: Packed, bundle: Path, folder: Path) -> Job:
     """The job of another bundle than the real one."""
-    from bundle.archive import BundleFile
-
     with BundleFile(str(bundle)) as opened:
         manifest = opened.manifest
     return job_for(
@@ -126,17 +125,16 @@ def test_a_bundle_that_is_gone(single: Packed, program: Path, tmp_path: Path) ->
 
 def test_the_bundle_stays_while_a_job_uses_it(many: Packed, program: Path, tmp_path: Path) -> None:
     """Whoever clears bundles away asks for the lock that the driver holds."""
-    from stager.bundles import clear_away
+    from stager.bundling.bundles import clear_away
 
     job = job_for(many, tmp_path)
     started = subprocess.Popen(driver(program, job), stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     started.stdout.readline()
-    copy = many.path
-    assert clear_away(copy) is False
+    assert clear_away(many.path) is False
     started.communicate(timeout=60)
     assert started.returncode == 0
-    assert copy.exists()
+    assert many.path.exists()
 
 
 def test_a_log_directory_that_cannot_be_made(single: Packed, program: Path, tmp_path: Path) -> None:
@@ -150,13 +148,9 @@ def test_a_log_directory_that_cannot_be_made(single: Packed, program: Path, tmp_
 def test_a_full_disk_costs_the_logs_and_not_the_job(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
-    needs_root()
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
-        not_here("unshare -m is not permitted here")
     (tmp_path / "logs").mkdir()
     mount = f"mount -t tmpfs -o size=16k none '{tmp_path}/logs'"
-    prefix = ["unshare", "-m", "/bin/sh", "-euc", f'{mount}; exec "$@"', "sh"]
-    code, events, _ = drive(program, job_for(single, tmp_path), *prefix)
+    code, events, _ = drive(program, job_for(single, tmp_path), *entering("-m", mount))
     assert code == 0
     assert "No space left on device" in events[-1]["logs_lost"]
 
@@ -177,7 +171,7 @@ def test_a_signal_ends_the_job_and_its_agents(
     assert (started.returncode, err) == (130, "")
     result = json.loads(out.splitlines()[-1])
     assert (result["ok"], result["interrupted"], result["problems"]) == (False, True, {})
-    assert agents(program) == []
+    assert until(lambda: not living(program), 5)
     roots = Path(os.environ["STAGER_NODE_ROOT"]).glob("*/nodes/*/*")
     assert [path for root in roots for path in root.glob("envs/*")] == []
 
@@ -192,7 +186,7 @@ def test_a_job_whose_listener_goes_away_ends_quietly(
     started.stdout.close()
     _, err = started.communicate(timeout=30)
     assert (started.returncode, err) == (130, "")
-    assert agents(program) == []
+    assert until(lambda: not living(program), 5)
     last = json.loads((tmp_path / "logs" / "events.4711.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["interrupted"]) == ("result", True)
 
@@ -208,21 +202,3 @@ def test_a_hangup_that_is_ignored_stays_so(single: Packed, program: Path, tmp_pa
     started.send_signal(signal.SIGHUP)
     started.communicate(timeout=60)
     assert started.returncode == 0
-
-
-def agents(program: Path) -> list[bytes]:
-    """Command lines of living processes of this program, which may take a moment to end."""
-    found: list[bytes] = []
-    for _ in range(50):
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = entry.read_bytes()
-            except OSError:
-                continue
-            if os.fsencode(program) in line:
-                found.append(line)
-        if not found:
-            break
-        time.sleep(0.1)
-    return found

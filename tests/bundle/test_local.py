@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from jobs import job_for
+from processes import living
 
 from bundle import local, process
 from bundle.job import Job
@@ -161,13 +162,7 @@ def test_whatever_ends_the_driver_ends_the_agents(
 
     with pytest.raises(RuntimeError, match="in the middle"):
         transport.run("preflight", requests(job), fail)
-    lines = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(entry.read_bytes())
-        except OSError:
-            continue
-    assert not [line for line in lines if os.fsencode(program) in line]
+    assert living(program) == []
 
 
 def test_an_agent_that_nobody_listens_to_is_ended_all_the_same() -> None:

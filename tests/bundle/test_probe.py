@@ -279,12 +279,13 @@ def python39() -> str:
 @pytest.mark.parametrize("which", ["3.9", "own"])
 def test_from_a_zip_without_site(env: Path, tmp_path: Path, which: str) -> None:
     program = python39() if which == "3.9" else sys.executable
-    names = ("fs", "host", "hostlist", "interpreter", "manifest", "net", "probe", "problem")
+    names = ("fs", "host", "hostlist", "interpreter", "manifest", "net", "probe", "problem", "root")
     main = f"""
 import json, sys
 from bundle import fs, hostlist, interpreter, net, probe, process
+from bundle.root import secure_root
 version = ".".join(str(part) for part in sys.version_info[:2])
-root = fs.secure_root(fs.choose_base({str(tmp_path)!r}, 1, 1, {{}}))
+root = secure_root(fs.choose_base({str(tmp_path)!r}, 1, 1, {{}}))
 facts = probe.environment_facts({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
 print(json.dumps({{
     "version": version,

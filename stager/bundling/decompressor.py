@@ -7,11 +7,11 @@ from importlib import resources
 from packaging.pylock import PackageWheel, Pylock, PylockSelectError
 from packaging.utils import parse_wheel_filename
 
-from . import toml
-from .errors import ResolveError
-from .indexes import Indexes
-from .locked import Lock
-from .model import Digest, LockedFile, Target
+from ..errors import ResolveError
+from ..model import Digest, LockedFile, Target
+from ..resolving.indexes import Indexes
+from ..resolving.locked import Lock
+from ..settings import toml
 
 PINNED = "zstandard.toml"
 _STANDARD_LIBRARY_HAS_ZSTD = (3, 14)

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from . import toml
-from .errors import ResolveError
+from ..errors import ResolveError
+from ..model import Target
+from ..run import Completed
+from ..settings import toml
 from .indexes import pip_settings, redact
 from .locked import select
-from .model import Target
 from .pip import HOUR, index_unreachable, unreachable
-from .run import Completed
 from .solver import Absent, Found, NoSolution, Question, names_in
 
 # The platforms `uv pip compile --help` lists: the newest that is not newer than the target's.

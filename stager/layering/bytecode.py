@@ -10,7 +10,7 @@ import struct
 import sys
 import warnings
 
-from .model import Target
+from ..model import Target
 
 _UNCHECKED_HASH = 0b01
 """The pyc flag word of PEP 552 for "has a source hash, never check it"."""

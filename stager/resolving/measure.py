@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from .checked import CheckedFiles
-from .errors import ResolveError
+from ..checked import CheckedFiles
+from ..errors import ResolveError
+from ..model import LockedFile
+from ..store import Store, sha256_of
 from .locked import locked_files
-from .model import LockedFile
 from .pip import Pip
 from .solver import Found
-from .store import Store, sha256_of
 
 HEAD_SECONDS = 10.0
 HEADS_AT_ONCE = 8

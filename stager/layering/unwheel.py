@@ -32,10 +32,10 @@ from installer.utils import Scheme, construct_record_file
 
 from bundle.layer import LayerError, check_path
 
+from ..errors import WheelError
+from ..model import Target
 from .bytecode import bytecode_path, compile_module
-from .errors import WheelError
 from .layerfile import LayerWriter
-from .model import Target
 
 RESERVED = (
     "pyvenv.cfg",

@@ -13,8 +13,8 @@ from bundle.archive import BundleFile
 from bundle.manifest import Digest, Manifest
 from bundle.problem import NodeError
 
-from .errors import BundleError
-from .store import Store, sha256_of
+from ..errors import BundleError
+from ..store import Store, sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)

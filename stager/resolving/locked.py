@@ -21,11 +21,11 @@ from packaging.pylock import (
     PylockValidationError,
 )
 
-from .errors import ResolveError
+from ..errors import ResolveError
+from ..model import Digest, LockedFile, Target
+from ..spec import Spec
 from .indexes import Indexes, strip_credentials
-from .model import Digest, LockedFile, Target
 from .solver import Absent, Found
-from .spec import Spec
 
 Chosen = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
 _KINDS = {"wheels", "sdist", "archive", "vcs", "directory"}

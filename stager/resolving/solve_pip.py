@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .errors import ResolveError
+from ..errors import ResolveError
+from ..model import Target
 from .indexes import strip_credentials
-from .model import Target
 from .pip import HOUR, condense, index_unreachable, unreachable
 from .solver import Absent, Found, NoSolution, Question, names_in
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .errors import ConfigError
+from ..errors import ConfigError
 from .ignore import Ignore, anchored, excluded
 from .tree import Collector, Tree, TreeFile, kind_of, shown, tree_digest
 

@@ -1,6 +1,7 @@
 """Checks for single values of the settings: each gives the value to use, or raises ValueError.
 
-They are handed to :meth:`stager.table.Table.take`, which knows the key path and words the message.
+They are handed to :meth:`stager.settings.table.Table.take`, which knows the key path and words
+the message.
 """
 
 from __future__ import annotations

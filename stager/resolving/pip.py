@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from .errors import ResolveError
+from ..errors import ResolveError
+from ..model import Target
+from ..run import Completed, Runner, run
 from .indexes import Indexes, redact
-from .model import Target
-from .run import Completed, Runner, run
 
 HOUR = 3600.0
 # The first moment a zip archive can hold, so that a wheel built twice has the same bytes.

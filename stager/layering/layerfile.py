@@ -25,8 +25,8 @@ from bundle.layer import (
 )
 from bundle.manifest import BLOCK, padding
 
-from .errors import WheelError
-from .tree import folders_of
+from ..errors import WheelError
+from ..shipping.tree import folders_of
 
 FRAME_TARGET = 4 << 20
 """Tar bytes after which a frame is closed: large enough to compress well, small enough that the

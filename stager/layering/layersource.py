@@ -11,12 +11,12 @@ from pathlib import Path
 from bundle.layer import INDEX_FORMAT
 from bundle.manifest import Digest, canonical_json
 
-from .config import Config
-from .ignore import anchored
+from ..config import Config
+from ..model import Target, Wheel
+from ..shipping.ignore import anchored
+from ..shipping.project import asset_excludes, asset_files, project_files
+from ..shipping.tree import Tree, tree_digest
 from .layerfile import compression
-from .model import Target, Wheel
-from .project import asset_excludes, asset_files, project_files
-from .tree import Tree, tree_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def project_sources(
         note: told what else was left out without being asked to.
 
     Raises:
-        StagerError: files that cannot be shipped; see :mod:`stager.project`.
+        StagerError: files that cannot be shipped; see :mod:`stager.shipping.project`.
     """
     sources = []
     assets = [str(path) for path in config.assets.paths]

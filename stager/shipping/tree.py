@@ -12,9 +12,9 @@ from pathlib import Path
 
 from bundle.manifest import canonical_json
 
-from .errors import StagerError
-from .model import Digest
-from .store import sha256_of
+from ..errors import StagerError
+from ..model import Digest
+from ..store import sha256_of
 
 LINK_LIMIT = 40
 """Links in a row that Linux follows before it reports a loop (path_resolution(7))."""

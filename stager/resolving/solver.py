@@ -16,10 +16,10 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from ..model import Target
+from ..run import Runner, run
 from .indexes import Indexes
-from .model import Target
 from .pip import Pip
-from .run import Runner, run
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TAGS_SHOWN = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .errors import ResolveError
+from ..errors import ResolveError
 from .solve_pip import PipTools
 from .solve_uv import Uv
 from .solve_uv import command as uv_command

@@ -20,9 +20,9 @@ from packaging.errors import ExceptionGroup
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from . import toml
-from .errors import ConfigError
-from .indexes import Indexes
+from ..errors import ConfigError
+from ..resolving.indexes import Indexes
+from ..settings import toml
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")

@@ -7,8 +7,8 @@ from typing import Any
 
 from bundle.manifest import Manifest
 
+from ..layering.layerfile import decompress_index
 from .bundles import opened
-from .layerfile import decompress_index
 
 
 def inspect(path: Path, *, files: bool) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from .errors import StagerError
-from .model import Digest
-from .run import Runner, run
-from .store import sha256_of
+from ..errors import StagerError
+from ..model import Digest
+from ..run import Runner, run
+from ..store import sha256_of
 
 _LEFT_BEHIND = (
     ".git",

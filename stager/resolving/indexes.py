@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .run import Runner, run
+from ..run import Runner, run
 
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 

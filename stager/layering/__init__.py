@@ -1,0 +1,1 @@
+"""One layer from one source: wheels through ``installer``, bytecode, framing."""

@@ -1,0 +1,1 @@
+"""From requirements to exact files: uv, pip-tools, pip's configuration, the lock as a value."""

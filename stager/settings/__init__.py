@@ -1,0 +1,1 @@
+"""Reading and checking ``stager.toml``: tables, values, and every problem at once."""
