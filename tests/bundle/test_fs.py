@@ -1,7 +1,6 @@
 """File systems: recorded mount tables, and the choice of a directory."""
 
 import os
-import stat
 import subprocess
 from pathlib import Path
 
@@ -166,7 +165,3 @@ def test_sizes_for_people() -> None:
 
 
 # --- the node root -------------------------------------------------------------------------------
-
-
-def mode(path: str | Path) -> int:
-    return stat.S_IMODE(os.lstat(path).st_mode)
