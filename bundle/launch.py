@@ -67,6 +67,8 @@ class Group:
     """``gloo`` or ``nccl``."""
     threads: int
     """CPU threads of one rank."""
+    max_restarts: int = 0
+    """How often failed ranks are started again."""
 
 
 def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, str]:
@@ -112,9 +114,8 @@ def rank_variables(place: Place, group: Group, base: Mapping[str, str]) -> dict[
     """
     env = {
         **environment_variables(place, base),
-        "PYTHONUNBUFFERED": "1",
         "STAGER_NODE": group.node,
-        "STAGER_BACKEND": group.backend,
+        "PYTORCH_DIST_BACKEND": group.backend,
         "OMP_NUM_THREADS": str(group.threads),
         "GLOO_SOCKET_IFNAME": group.interface,
     }
@@ -145,6 +146,7 @@ def torchrun(place: Place, group: Group, job_id: str, program: Sequence[str]) ->
         f"--master-port={group.port}",
         "--rdzv-backend=static",
         f"--rdzv-id={job_id}",
+        f"--max-restarts={group.max_restarts}",
         f"--log-dir={os.path.join(place.job_dir, 'torchrun')}",
         *program,
     ]

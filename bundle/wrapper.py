@@ -25,6 +25,7 @@ since the epoch. PyTorch's own error file (``TORCHELASTIC_ERROR_FILE``) is left 
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import runpy
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
         _complain("usage: run_wrapper.py [-m MODULE | SCRIPT] ARGS...")
         return USAGE
     forget_record()
+    write_whole_lines()
     if kind == "script":
         places = script_places(args[0])
         script = next((place for place in places if place.exists()), None)
@@ -116,6 +118,17 @@ def _distinct(entries: Iterable[Optional[str]]) -> list[str]:
         if entry:
             kept.setdefault(os.path.realpath(entry), entry)
     return list(kept.values())
+
+
+def write_whole_lines() -> None:
+    """Write each line at its end and at once: ranks share one log, and lines must not mix.
+
+    Unbuffered output (``PYTHONUNBUFFERED``) would do the contrary: ``print("a", "b")`` writes
+    four pieces then.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def activate_patches() -> None:

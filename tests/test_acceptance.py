@@ -104,9 +104,7 @@ def test_training_learns_with_no_network(
     training += ["--vocab", str(data_dir / "bert_uncased_vocab.txt"), "--out", "out"]
     argv = [STAGER, "run", *options, "--", "-m", "trainer", "tiny-bert", *training]
     done = subprocess.run(
-        in_namespace(
-            "-n", "ip link set lo up\nip -o link show up | grep -vq ' lo:' && exit 9", argv
-        ),
+        [*entering("-n", ALONE), *argv],
         env=dict(torch_project.env),
         cwd=work,
         capture_output=True,

@@ -81,9 +81,8 @@ def test_the_architecture_names_every_module() -> None:
     text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`([\w/]+)`", text))
     for folder in ("stager", "bundle"):
-        for module in (REPO / folder).glob("[!_]*"):
-            if module.suffix == ".py" or (module / "__init__.py").exists():
-                assert module.stem in told, f"{folder}/{module.name} is in no table"
+        for module in (REPO / folder).rglob("[!_]*.py"):
+            assert module.stem in told, f"{module.relative_to(REPO)} is in no table"
 
 
 def test_messages_in_troubleshooting_are_those_of_the_code() -> None:

@@ -45,9 +45,8 @@ EVERY_PROGRAM = {
 }
 EVERY_RANK = {
     **EVERY_PROGRAM,
-    "PYTHONUNBUFFERED": "1",
     "STAGER_NODE": "hpc08",
-    "STAGER_BACKEND": "gloo",
+    "PYTORCH_DIST_BACKEND": "gloo",
     "OMP_NUM_THREADS": "4",
     "GLOO_SOCKET_IFNAME": "ens1f1",
 }
@@ -67,6 +66,7 @@ def test_the_command_of_a_node() -> None:
         "--master-port=61042",
         "--rdzv-backend=static",
         "--rdzv-id=42",
+        "--max-restarts=0",
         "--log-dir=/n/stager-7/jobs/42.1/torchrun",
         "/n/stager-7/jobs/42.1/run_wrapper.py",
         "train.py",
@@ -84,7 +84,7 @@ def test_the_variables_of_a_rank() -> None:
     nccl = Group(**{**vars(GROUP), "backend": "nccl"})
     assert launch.rank_variables(PLACE, nccl, {"PATH": "/usr/bin"}) == {
         **EVERY_RANK,
-        "STAGER_BACKEND": "nccl",
+        "PYTORCH_DIST_BACKEND": "nccl",
         "NCCL_SOCKET_IFNAME": "=ens1f1",  # exactly this one; without = it would be a prefix
     }
 

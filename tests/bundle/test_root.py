@@ -1,6 +1,7 @@
 """The node root: ours and closed to others, or refused."""
 
 import os
+import stat
 import subprocess
 import sys
 import tempfile
