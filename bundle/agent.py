@@ -95,7 +95,13 @@ def end_on_signals() -> None:
 def ignore_signals() -> None:
     """From now on the same signals do nothing: what is left to do is quick, and must be done."""
     for number in _ENDING:
-        signal.signal(number, signal.SIG_IGN)
+        # A function, not SIG_IGN: for a signal that has come already and whose handler has not run
+        # yet, Python would then print a traceback (see Modules/signalmodule.c, "race condition").
+        signal.signal(number, _pass)
+
+
+def _pass(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
 
 
 def base_for(job: Job, env: Mapping[str, str], copies: int = 1) -> str:
@@ -193,7 +199,6 @@ def _launch(job: Job, request: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
         port=int(shared["port"]),
         interface=link.interface,
         backend=str(shared["backend"]),
-        max_restarts=job.launch.max_restarts,
         threads=launch.choose_threads(job.launch.omp_num_threads, cpus, int(shared["nproc"])),
     )
     program = launch.wrapper(place, job.launch.command)

@@ -67,8 +67,6 @@ class Group:
     """``gloo`` or ``nccl``."""
     threads: int
     """CPU threads of one rank."""
-    max_restarts: int = 0
-    """How often failed ranks are started again."""
 
 
 def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, str]:
@@ -146,7 +144,6 @@ def torchrun(place: Place, group: Group, job_id: str, program: Sequence[str]) ->
         f"--master-port={group.port}",
         "--rdzv-backend=static",
         f"--rdzv-id={job_id}",
-        f"--max-restarts={group.max_restarts}",
         f"--log-dir={os.path.join(place.job_dir, 'torchrun')}",
         *program,
     ]

@@ -204,6 +204,25 @@ def build_report(built: Built) -> dict[str, Any]:
     }
 
 
+def newest_bundle(config: Config) -> Path:
+    """The bundle that the project's last build made, whatever has changed since.
+
+    Raises:
+        BundleError: there is none.
+    """
+    return _newest(config, Store(offline_root(config))).path
+
+
+def _newest(config: Config, store: Store) -> Newest:
+    found = bundles.newest(store, config.source)
+    if found is None:
+        raise BundleError(
+            f"there is no bundle of {config.name} in {store.root} yet",
+            hint="make one with `stager build`, or name one with --bundle",
+        )
+    return found
+
+
 def current_bundle(config: Config, listener: Listener) -> Path:
     """The project's newest bundle, made anew first where files of the project have changed.
 
@@ -214,26 +233,21 @@ def current_bundle(config: Config, listener: Listener) -> Path:
         StagerError: there is no bundle yet, or the requirements have changed.
     """
     store = Store(offline_root(config))
-    found = bundles.newest(store, config.source)
-    if found is None:
-        raise BundleError(
-            f"there is no bundle of {config.name} in {store.root} yet",
-            hint="make one with `stager build`, or name one with --bundle",
-        )
-    if found.inputs == _inputs(read_spec(config), project_sources(config, store.root)):
+    found = _newest(config, store)
+    spec = read_spec(config)
+    if found.inputs == _inputs(spec, project_sources(config, store.root)):
         return found.path
-    listener.note("the project has changed since its bundle was made: building it again")
-    try:
-        made = build(config, BuildOptions(offline=True, locked=True), listener).packed.path
-        if made != found.path:
-            bundles.clear_away(found.path)
-        return made
-    except ResolveError as exc:
+    path = lock_path(config, spec)
+    if not path.exists() or not read_lock(path, spec.target).is_current(spec):
         raise BundleError(
             f"the requirements of {config.name} have changed since its bundle was made",
             hint="make it anew with `stager build`",
-            context=exc.context,
-        ) from exc
+        )
+    listener.note("the project has changed since its bundle was made: building it again")
+    made = build(config, BuildOptions(offline=True, locked=True), listener).packed.path
+    if made != found.path:
+        bundles.clear_away(found.path)
+    return made
 
 
 def _refuse_unsupported(config: Config) -> None:

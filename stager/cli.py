@@ -174,16 +174,17 @@ def build(
 
 @app.command()
 def inspect(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle file.")],
+    bundle: Annotated[Path | None, typer.Argument(help="Default: the project's newest.")] = None,
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
     json: Json = False,
 ) -> None:
     """Show what is in a bundle."""
+    from .build import newest_bundle
     from .bundling.inspect import inspect as look
 
     console = Console(as_json=json)
     with _boundary(console):
-        report = look(bundle, files=files)
+        report = look(bundle or newest_bundle(_config()), files=files)
         if json:
             console.emit(report)
         else:
@@ -323,7 +324,6 @@ def _project(console: Console, bundle: Path | None) -> tuple[Config, Path, Manif
     """Settings and bundle: the one named, else the project's newest, made current if need be."""
     from .build import current_bundle
     from .bundling.bundles import manifest_of
-    from .config import load
     from .init import default
 
     if bundle is None:
@@ -332,7 +332,7 @@ def _project(console: Console, bundle: Path | None) -> tuple[Config, Path, Manif
     else:
         path = bundle.absolute()
         try:
-            config = load(Path.cwd())
+            config = _config()
         except StagerError:
             config = default(Path.cwd())
     return config, path, manifest_of(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ PHASES = {
     "probe": "Checking the environment",
     "launch": "Running",
 }
+_TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ \S*torch/distributed/")
+"""How a line of torchrun's own log begins."""
 _STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
 
 
@@ -52,6 +55,8 @@ class Console:
         self._colour = self._terminal and not os.environ.get("NO_COLOR")
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._action = "verify"
+        self._launcher_reports = False
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a rank prints, or a file is named
             sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -169,10 +174,17 @@ class Console:
     def _on_unpack(self, event: Mapping[str, Any]) -> None:
         if event["ok"]:
             how = "already there" if event["reused"] else "staged"
-            self.say(f"  {event['node']} {how} -> {event['path']}")
+            path = str(event["path"])
+            folder, _, bundle_id = path.rpartition("/")
+            shown = path if self.verbose else f"{folder}/{bundle_id[:12]}..."
+            self.say(f"  {event['node']} {how} -> {shown}")
 
     def _on_probe(self, event: Mapping[str, Any]) -> None:
-        self.data(str(event.get("line", f"NODE {event['node']} FAILED")))
+        line = str(event.get("line", f"NODE {event['node']} FAILED"))
+        if self._action == "verify":
+            self.data(line)
+        else:  # standard output belongs to the program
+            self.say(line)
 
     def _on_started(self, event: Mapping[str, Any]) -> None:
         if self.verbose:
@@ -182,8 +194,19 @@ class Console:
         for line in event["lines"]:
             if self.verbose:
                 self.data(f"{event['node']}: {line}")
-            elif event["head"]:
+            elif event["head"] and not self._is_launchers(line):
                 self.data(line)
+
+    def _is_launchers(self, line: str) -> bool:
+        """Whether a line is torchrun's own; from its word that a rank failed on, all of them are.
+
+        That report fills a screen and names the first failure of its own node, which often is a
+        consequence. The log has it; what failed first is said at the end.
+        """
+        if not self._launcher_reports and _TORCHRUN.match(line):
+            self._launcher_reports = "failed (exitcode" in line
+            return True
+        return self._launcher_reports
 
     def failure(self, failure: FirstFailure, log_dir: str) -> None:
         """Say what went wrong first, with the lines that show it."""
@@ -226,7 +249,9 @@ class Console:
 
     def job(self, job: Job, bundle: Path) -> None:
         """What is about to happen, before the first node is touched."""
-        self.say(f"job {job.id}: {len(job.nodes)} local nodes, bundle {bundle.name}")
+        self._action = job.action
+        nodes = "1 local node" if len(job.nodes) == 1 else f"{len(job.nodes)} local nodes"
+        self.say(f"job {job.id}: {nodes}, bundle {bundle.name}")
 
     def verified(self, outcome: Outcome) -> int:
         """The result of ``stager verify``, and its exit code."""
@@ -236,7 +261,8 @@ class Console:
         self._problems(outcome)
         count = len(outcome.job.nodes)
         if outcome.ok:
-            self.say(f"all {count} nodes can run it; logs: {outcome.job.log_dir}", "good")
+            who = "the node" if count == 1 else f"all {count} nodes"
+            self.say(f"{who} can run it; logs: {outcome.job.log_dir}", "good")
             return EXIT_OK
         bad = ",".join(outcome.problems)
         self._write(f"{len(outcome.problems)} of {count} nodes cannot run it: {bad}", "error")
@@ -257,7 +283,8 @@ class Console:
             return EXIT_JOB
         seconds = outcome.result["seconds"]
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
-        self.say(f"done: {outcome.result['world_size']} ranks; {spent}", "good")
+        count = outcome.result["world_size"]
+        self.say(f"done: {count} {'rank' if count == 1 else 'ranks'}; {spent}", "good")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
         return EXIT_OK
 
@@ -275,7 +302,7 @@ class Console:
             self._write(f"warning: the logs are not complete: {lost}", "warning")
 
     def _interrupted(self, outcome: Outcome) -> int:
-        self._write(f"interrupted; all ranks have ended; logs: {outcome.job.log_dir}", "error")
+        self._write(f"interrupted; nothing is left running; logs: {outcome.job.log_dir}", "error")
         return EXIT_INTERRUPTED
 
 

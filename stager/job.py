@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .config import Config
 from .errors import ConfigError, StagerError
 from .store import keep_out_of_projects
 
+INTERPRETERS = ("python", "python3", "torchrun")
 DEFAULT_LOG_DIR = "~/slurm_logs"
 
 
@@ -99,9 +101,10 @@ def _launch(config: Config, options: JobOptions, manifest: Manifest, action: str
     interface = options.interface or settings.interface
     launcher = options.launcher or settings.launcher
     command = options.command or config.project.command
-    if settings.max_restarts:
+    if settings.max_restarts and (options.nodes or config.cluster.nodes) > 1:
+        # Its static rendezvous does not bring the ranks of several nodes together a second time.
         raise ConfigError(
-            "launch.max-restarts: this version does not start failed ranks again",
+            "launch.max-restarts: torchrun starts ranks again within one node only",
             hint="set it to 0; a script can go on from its own checkpoint in another run",
         )
     if action == "run":
@@ -123,6 +126,16 @@ def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest) -> None
         raise ConfigError(
             "there is nothing to run: project.command is not set and no command was given",
             hint="give one after two dashes: stager run -- train.py --epochs 3",
+        )
+    if command[0] in INTERPRETERS:
+        raise ConfigError(
+            f"{command[0]} is no script: ranks are started by the environment's own Python",
+            hint=f"leave it out: stager run -- {shlex.join(command[1:]) or 'train.py'}",
+        )
+    if command[0].startswith("-") and command[0] != "-m":
+        raise ConfigError(
+            f"{command[0]} is no script; what follows the two dashes replaces project.command",
+            hint="name the script too: stager run -- train.py " + shlex.join(command),
         )
     if launcher == "srun":
         raise ConfigError(

@@ -91,7 +91,6 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["verify", "--launcher", "mpirun"], "'mpirun' is none of torchrun, srun"),
         (["build", "--resolver", "poetry"], "'poetry' is none of auto, uv, pip-tools"),
         (["build", "--jobs", "0"], "--jobs"),
-        (["inspect"], "BUNDLE"),
         (["exec"], "COMMAND"),
     ],
 )

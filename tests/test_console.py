@@ -150,7 +150,7 @@ def test_a_job_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupted_job(capsys: pytest.CaptureFixture[str]) -> None:
     ended = outcome(interrupted=True)
     assert Console().ran(ended) == Console().verified(ended) == 130
-    assert capsys.readouterr().err.count("interrupted; all ranks have ended; logs: /logs\n") == 2
+    assert capsys.readouterr().err.count("interrupted; nothing is left running; logs: /logs\n") == 2
 
 
 def test_logs_that_are_not_complete_are_told(capsys: pytest.CaptureFixture[str]) -> None:

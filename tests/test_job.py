@@ -124,12 +124,18 @@ def test_a_bundle_without_torch(tmp_path: Path) -> None:
     ("tables", "message"),
     [
         ({"launch": {"launcher": "srun"}}, "launch.launcher"),
-        ({"launch": {"max-restarts": 2}}, "launch.max-restarts"),
+        ({"launch": {"max-restarts": 2}, "cluster": {"nodes": 2}}, "launch.max-restarts"),
     ],
 )
 def test_what_a_local_job_cannot_do(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path), **tables)
+
+
+def test_restarts_within_one_node(tmp_path: Path) -> None:
+    tables = {"launch": {"max-restarts": 2}, "cluster": {"nodes": 2}}
+    options = JobOptions(command=("a.py",), log_dir=tmp_path, nodes=1)
+    assert make(tmp_path, options, **tables).launch.max_restarts == 2
 
 
 def test_allocations() -> None:

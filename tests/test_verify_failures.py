@@ -121,6 +121,21 @@ def test_there_is_no_such_script(torch_project: TorchProject, tmp_path: Path) ->
     assert f"{tmp_path}/a.py (the working directory)" in failure["cause"]
 
 
+def test_a_rank_that_is_started_again(torch_project: TorchProject, tmp_path: Path) -> None:
+    settings = "[environment]\nrequirements = []\n[launch]\nmax-restarts = 1\n"
+    (tmp_path / "stager.toml").write_text(settings)
+    script = (
+        "import os\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise ValueError('the first time')\n"
+        "print('the second time')\n"
+    )
+    ran = torch_project.run(script, cwd=tmp_path, options=ONE)
+    assert (ran.code, ran.report["first_failure"]) == (0, None)
+    assert ran.output().count("the second time") == 1
+    assert "ValueError: the first time" in ran.output()
+    assert torch_project.left_over() == []
+
+
 def test_fifty_megabytes_of_output(torch_project: TorchProject, tmp_path: Path) -> None:
     script = "for _ in range(50_000): print('x' * 999)\nraise SystemExit('all is written')\n"
     ran = torch_project.run(script, cwd=tmp_path, options=ONE)

@@ -18,6 +18,9 @@ from ..shipping.project import asset_excludes, asset_files, project_files
 from ..shipping.tree import Tree, tree_digest
 from .layerfile import compression
 
+LARGE_PROJECT = 200 << 20
+"""Bytes of a project above which the user is asked whether all of it is meant to travel."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -106,6 +109,12 @@ def project_sources(
         tree = project_files(folder, leave)
         for line in tree.skipped:
             note(line)
+        if tree.size > LARGE_PROJECT:
+            largest = max(tree.files, key=lambda file: file.size)
+            note(
+                f"the project has {tree.size / 1e6:,.0f} MB, {largest.path} alone "
+                f"{largest.size / 1e6:,.0f} MB: name what ranks do not need in project.exclude"
+            )
         sources.append(Source.of_tree("project", config.name, tree, "project"))
     trainer = project_files(Path(str(resources.files("trainer"))), [])
     sources.append(Source.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))

@@ -86,7 +86,7 @@ def explain(first: NoSolution, question: Question, solver: Solver) -> ResolveErr
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{many}",
-        hint="change the versions asked for, or environment.python and environment.platform"
+        hint="check the names; change the versions asked for, or environment.python and platform"
         if not question.offline
         else "only the offline root was looked at; lock once without --offline",
         context=reasons,
