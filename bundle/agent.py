@@ -199,6 +199,7 @@ def _launch(job: Job, request: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
         port=int(shared["port"]),
         interface=link.interface,
         backend=str(shared["backend"]),
+        max_restarts=job.launch.max_restarts,
         threads=launch.choose_threads(job.launch.omp_num_threads, cpus, int(shared["nproc"])),
     )
     program = launch.wrapper(place, job.launch.command)

@@ -67,6 +67,8 @@ class Group:
     """``gloo`` or ``nccl``."""
     threads: int
     """CPU threads of one rank."""
+    max_restarts: int = 0
+    """How often failed ranks are started again; within one node only, see :func:`torchrun`."""
 
 
 def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, str]:
@@ -131,7 +133,8 @@ def torchrun(place: Place, group: Group, job_id: str, program: Sequence[str]) ->
     """The command that starts all ranks of one node.
 
     The static rendezvous gives RANK = node rank x ranks a node + local rank, and binds the port on
-    the head only. The job's id keeps two jobs that meet on one port apart.
+    the head only; it does not bring the ranks of several nodes together a second time. The job's
+    id keeps two jobs that meet on one port apart.
     """
     return [
         os.path.join(place.environment, "bin", "python"),
@@ -144,6 +147,7 @@ def torchrun(place: Place, group: Group, job_id: str, program: Sequence[str]) ->
         f"--master-port={group.port}",
         "--rdzv-backend=static",
         f"--rdzv-id={job_id}",
+        f"--max-restarts={group.max_restarts}",
         f"--log-dir={os.path.join(place.job_dir, 'torchrun')}",
         *program,
     ]

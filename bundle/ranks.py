@@ -84,9 +84,10 @@ def program_lines(lines: Iterable[str], rank: int) -> list[str]:
     another rank's (``[rank2]: Traceback ...``, from torch 2.2 on).
     """
     kept: list[str] = []
-    for line in lines:
-        if _CLOSING.search(line):
-            break
+    found = list(lines)
+    # An earlier one closes an attempt after which ranks were started again.
+    closing = max((at for at, line in enumerate(found) if _CLOSING.search(line)), default=None)
+    for line in found[:closing]:
         marked = _MARKED.match(line)
         if not _SENT.match(line) and (marked is None or int(marked.group(1)) == rank):
             kept.append(line)

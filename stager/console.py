@@ -57,6 +57,7 @@ class Console:
         self._task: TaskID | None = None
         self._action = "verify"
         self._launcher_reports = False
+        self._restarts = 0
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a rank prints, or a file is named
             sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -204,7 +205,7 @@ class Console:
         consequence. The log has it; what failed first is said at the end.
         """
         if not self._launcher_reports and _TORCHRUN.match(line):
-            self._launcher_reports = "failed (exitcode" in line
+            self._launcher_reports = "failed (exitcode" in line and not self._restarts
             return True
         return self._launcher_reports
 
@@ -249,7 +250,7 @@ class Console:
 
     def job(self, job: Job, bundle: Path) -> None:
         """What is about to happen, before the first node is touched."""
-        self._action = job.action
+        self._action, self._restarts = job.action, job.launch.max_restarts
         nodes = "1 local node" if len(job.nodes) == 1 else f"{len(job.nodes)} local nodes"
         self.say(f"job {job.id}: {nodes}, bundle {bundle.name}")
 

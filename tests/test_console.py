@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,36 @@ def test_ranks_output_is_the_first_nodes_unless_verbose(
     shown = capsys.readouterr().out.splitlines()
     everything = ["local1: from local1", "local2: from local2"]
     assert shown == (everything if verbose else ["from local1"])
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_torchruns_report_is_left_to_the_log(
+    restarts: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless ranks are started again: then more of the program's output follows it."""
+    text = (REPO / "tests" / "samples" / "torchrun-2.13-sigkill.txt").read_text()
+    console = Console(quiet=True)
+    asked = job()
+    console.job(replace(asked, launch=replace(asked.launch, max_restarts=restarts)), Path("/b"))
+    lines = [*text.splitlines(), "the second attempt"]
+    console.event({"event": "output", "node": "local1", "head": True, "lines": lines})
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:4] == lines[:4]
+    assert not [line for line in shown if "multiprocessing/api.py" in line]
+    assert ("the second attempt" in shown) == bool(restarts)
+    assert len(shown) == 4 if not restarts else len(shown) > 4
+
+
+@pytest.mark.parametrize("action", ["verify", "run"])
+def test_node_lines_are_the_result_of_verify_and_talk_of_run(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(quiet=action == "verify")
+    console.job(replace(job(), action=action), Path("/b"))
+    capsys.readouterr()
+    console.event({"event": "probe", "node": "n1", "ok": True, "line": "NODE n1 OK"})
+    out, err = capsys.readouterr()
+    assert (out, err) == (("NODE n1 OK\n", "") if action == "verify" else ("", "NODE n1 OK\n"))
 
 
 def test_events_that_a_newer_far_side_may_send_are_passed_over(

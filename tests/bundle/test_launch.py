@@ -66,6 +66,7 @@ def test_the_command_of_a_node() -> None:
         "--master-port=61042",
         "--rdzv-backend=static",
         "--rdzv-id=42",
+        "--max-restarts=0",
         "--log-dir=/n/stager-7/jobs/42.1/torchrun",
         "/n/stager-7/jobs/42.1/run_wrapper.py",
         "train.py",
