@@ -129,7 +129,7 @@ def check_import(module):
     except (Exception, SystemExit) as exc:
         last = traceback.format_exception_only(type(exc), exc)[-1].strip()
         problem("the module cannot be imported", module, last,
-                "run stager exec -- -c 'import " + module + "' on that node to see all of it")
+                "run stager exec -- python -c 'import " + module + "' there to see all of it")
 
 
 for name in asked["packages"]:

@@ -245,7 +245,7 @@ def current_bundle(config: Config, listener: Listener) -> Path:
         )
     listener.note("the project has changed since its bundle was made: building it again")
     made = build(config, BuildOptions(offline=True, locked=True), listener).packed.path
-    if made != found.path:
+    if made != found.path and not bundles.is_named(store, found.path):
         bundles.clear_away(found.path)
     return made
 

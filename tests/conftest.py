@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,22 @@ def pip_settings() -> Mapping[str, str]:
         # Lines for variables that are already set come last, so they win here as they do in pip.
         settings[f"PIP_{option.upper().replace('-', '_')}"] = value.strip("'").replace("\\n", " ")
     return settings
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_sockets_left() -> Iterator[None]:
+    """Remove what builds that tests kill leave behind: multiprocessing's directory for a socket.
+
+    A process that is killed cannot do it. A directory whose socket is still open belongs to
+    somebody who is alive, and stays.
+    """
+    place = Path(tempfile.gettempdir())
+    before = set(place.glob("pymp-*"))
+    yield
+    alive = Path("/proc/net/unix").read_text()
+    for folder in set(place.glob("pymp-*")) - before:
+        if str(folder) not in alive:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from bundle.manifest import Digest
 from stager.bundling.bundles import (
     Newest,
     clear_away,
+    is_named,
     manifest_of,
     newest,
     node_program,
@@ -130,6 +131,17 @@ def test_a_note_that_makes_no_sense_counts_as_none(
     assert json.loads(path.read_text())["project"] == str(tmp_path / "stager.toml")
     path.write_text(note, encoding="latin-1")
     assert newest(store, tmp_path / "stager.toml") is None
+
+
+def test_a_bundle_that_another_project_shares_is_named(
+    store: Store, tmp_path: Path, known: Newest
+) -> None:
+    other = Newest(path=store.bundles / "other.pkgs.tar", inputs=known.inputs)
+    remember(store, tmp_path / "two.toml", known)
+    remember(store, tmp_path / "stager.toml", other)
+    assert is_named(store, known.path)
+    remember(store, tmp_path / "two.toml", other)
+    assert not is_named(store, known.path)
 
 
 def test_a_bundle_in_use_is_not_cleared_away(project: Project) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,15 @@ def newest(store: Store, project: Path) -> Newest | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found.path.exists() else None
+
+
+def is_named(store: Store, path: Path) -> bool:
+    """Whether a bundle is the newest one of some project: two with the same content share it."""
+    for note in store.projects.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError):
+            if json.loads(note.read_text(encoding="utf-8"))["bundle"] == path.name:
+                return True
+    return False
 
 
 def clear_away(path: Path) -> bool:
