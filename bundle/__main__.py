@@ -1,7 +1,7 @@
 """The commands of ``node.pyz``. Each is one call; talk goes to standard error.
 
 node.pyz drive JOB.json          take a job through its phases (inside the allocation)
-node.pyz agent PHASE             one node's part; the request comes on standard input
+node.pyz agent PHASE             one node's part; requests come on standard input
 node.pyz unpack BUNDLE ROOT      make the environment under a directory, print its path
 node.pyz probe BUNDLE ROOT       unpack if needed, import what must import, print facts as JSON
 node.pyz exec BUNDLE ROOT -- COMMAND...    run a command in the environment
@@ -10,19 +10,21 @@ node.pyz exec BUNDLE ROOT -- COMMAND...    run a command in the environment
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from . import agent, drive, fs, interpreter, launch, probe, unpack
-from .archive import BundleFile
-from .job import load
 from .problem import NodeError
-from .root import secure_root
 
+if TYPE_CHECKING:
+    from . import launch, unpack
+
+# Each command imports what it needs when it is known: an agent is started for every node.
+
+COLLECT = "collect"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,10 +36,9 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if options.command == "drive":
-            _follow_parent()
-            return drive.drive(load(options.job))
+            return _drive(options.job)
         if options.command == "agent":
-            return agent.main(options.phase)
+            return _agent(options.phase, options.request)
         command = _command(options)
         if options.command == "exec" and not command:
             parser.error("exec: the command is missing")
@@ -56,11 +57,36 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _drive(path: str) -> int:
+    from .job import load
+
+    _follow_parent()
+    job = load(path)
+    begun = None
+    if job.allocation == "local":
+        from . import local
+
+        begun = local.begin(job)
+    from . import drive  # most of it: the agents start meanwhile
+
+    return drive.drive(job, begun)
+
+
+def _agent(phase: str, handle: int | None) -> int:
+    from . import agent
+
+    return agent.collect(handle) if phase == COLLECT else agent.main(phase, handle)
+
+
 def _parser() -> argparse.ArgumentParser:
+    from . import agent
+
     parser = argparse.ArgumentParser(prog="node.pyz", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("drive").add_argument("job")
-    commands.add_parser("agent").add_argument("phase", choices=sorted(agent.PHASES))
+    asked = commands.add_parser("agent")
+    asked.add_argument("phase", choices=[*sorted(agent.PHASES), agent.SESSION, COLLECT])
+    asked.add_argument("--request", type=int, help="descriptor that holds the request")
     for name in ("unpack", "probe", "exec"):
         command = commands.add_parser(name)
         command.add_argument("bundle")
@@ -80,6 +106,10 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
     """The environment of the bundle on the command line, made if it is not there."""
+    from . import fs, interpreter, probe, unpack
+    from .archive import BundleFile
+    from .root import secure_root
+
     with BundleFile(options.bundle, options.id) as bundle:
         manifest = bundle.manifest
     host = probe.host_facts()
@@ -109,12 +139,17 @@ def _is_running(version: str) -> bool:
 
 
 def _place(environment: unpack.Environment) -> launch.Place:
+    from . import launch
+
     root = os.path.dirname(os.path.dirname(environment.path))
     job_dir = os.path.join(root, "jobs", f"exec-{os.getpid()}")
     return launch.Place(root=root, environment=environment.path, job_dir=job_dir)
 
 
 def _probe(path: str, environment: unpack.Environment) -> int:
+    from . import agent, launch, probe
+    from .archive import BundleFile
+
     with BundleFile(path) as bundle:
         manifest = bundle.manifest
     variables = launch.environment_variables(_place(environment), os.environ)
@@ -127,6 +162,8 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command. The lock that keeps the environment in place is inherited."""
+    from . import launch, unpack
+
     place = _place(environment)
     variables = launch.environment_variables(place, os.environ)
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
@@ -141,6 +178,8 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
 
 def _follow_parent() -> None:
     """Get SIGTERM when whoever started the driver ends, however it ends."""
+    import ctypes
+
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

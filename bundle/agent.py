@@ -1,174 +1,172 @@
 """One node's part of each phase. An agent is a process on the node, started by the transport.
 
-It reads one JSON object from standard input and writes JSON lines to standard output::
+It is asked with one JSON object (:mod:`bundle.hearing`) and answers with JSON lines::
 
     {"v": 1, "job": {...}, "node": "hpc07", "node_rank": 0, "nodes_here": 1, ...}
 
-and, by phase: ``unpack`` needs ``root``, ``python`` and ``bundle``; ``probe`` needs ``root`` and
-``head``; ``launch`` needs ``root`` and ``group``. Each answers with one event of its phase's name,
-``{"v": 1, "event": ..., "node": ..., "ok": ..., "seconds": ..., "problems": [...]}`` and more;
-``launch`` also sends ``output`` events with the lines of its ranks.
+and, by phase: ``preflight`` takes ``marker``, ``heads`` and ``wheel``; ``unpack`` needs ``root``,
+``python`` and ``bundle`` or ``incoming``; ``probe`` needs ``root`` and ``head``; ``launch`` needs
+``root``, ``shared`` and ``group``, and where the program is ours and not the user's ``own`` and
+``limit``, seconds; ``deep`` is told of in :mod:`bundle.checkup`. Each answers with one event of its
+phase's name, ``{"v": 1, "event": ..., "node": ..., "ok": ..., "seconds": ..., "problems": [...]}``
+and more; ``launch`` also sends ``output`` events with the lines of its ranks.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import json
 import os
-import select
-import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
-from typing import IO, Any, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from . import fs, interpreter, launch, net, probe, process, ranks, unpack
-from .archive import BundleFile
+from . import signals
+from .hearing import Hearing
 from .job import Job, parse
-from .problem import NodeError, Problem
-from .root import secure_root
+from .problem import NodeError
+
+if TYPE_CHECKING:
+    from .early import EarlyLauncher
+
+# What a phase needs besides is imported when it is asked for: most of it no single phase does.
 
 PROBE_SECONDS = 300.0
-STOP_GRACE = 10.0
-"""Seconds between SIGTERM and SIGKILL for the ranks of a node."""
-_TAIL = 200
-_TOLD_TO_END = 128 + signal.SIGTERM
-_CHUNK = 1 << 16
-_PAUSE_SECONDS = 0.02
-"""Between two reads of little: a rank that writes line by line makes few events, not thousands."""
-_POLL_SECONDS = 0.2
-_DRAIN_SECONDS = 2.0
-"""How long, after the launcher's end, what it had written is still read."""
-_LONGEST_LINE = 1 << 20
-"""Bytes after which a line is passed on in pieces: a progress bar may never end its line."""
+EARLY = "early"
+"""Asks for the launcher alone, before the first phase; there is no answer."""
+SESSION = "session"
+"""The word for phases that are asked for one after the other, each by its own request."""
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-Emit = Callable[[Mapping[str, Any]], None]
+Phase = Callable[[Job, Hearing], "dict[str, Any]"]
+"""Does one phase; returns what it answers."""
 
 
-class Stopped(BaseException):
-    """A signal to end arrived. Not an Exception, so that nothing on the way swallows it."""
+def main(phase: str, handle: int | None = None) -> int:
+    """Do one phase on this node, or one after the other; returns the exit status.
 
-
-def main(phase: str) -> int:
-    """Do one phase on this node; returns the exit status."""
-    end_on_signals()
+    Args:
+        phase: one of :data:`PHASES`, or :data:`SESSION`.
+        handle: an open file with the request, in a step of Slurm's; None for standard input.
+    """
+    signals.end_on_signals()
     try:
-        return _answer(phase)
-    except Stopped:
-        return _TOLD_TO_END
+        hearing = Hearing(handle)
+        if phase == SESSION:
+            return _converse(hearing)
+        return 0 if _answer(phase, hearing, PHASES)["ok"] else 3
+    except signals.Stopped:
+        return signals.TOLD_TO_END
 
 
-def _answer(phase: str) -> int:
-    request = json.loads(sys.stdin.readline())
-    job, node = parse(request["job"]), str(request["node"])
+def collect(handle: int | None) -> int:
+    """Send the job's outputs from this node, as a stream of bytes on standard output."""
+    from . import outputs
+
+    hearing = Hearing(handle, follow=False)
+    job = parse(hearing.request["job"])
+    try:
+        outputs.pack(str(hearing.request["place"]), job.outputs, sys.stdout.buffer)
+    except NodeError as exc:
+        print(f"stager: {exc}", file=sys.stderr)
+        return 3
+    return 0
+
+
+def _converse(hearing: Hearing) -> int:
+    """Do the phases that are asked for, until the driver has no more.
+
+    As soon as the environment of a job that is to run is there, its launcher is started: it is
+    ready then when the last check is done.
+    """
+    early: EarlyLauncher | None = None
+
+    def run(job: Job, hearing: Hearing) -> dict[str, Any]:
+        from .ranked import run_ranks
+
+        return run_ranks(job, hearing, early)
+
+    try:
+        while True:
+            _under_fitting_python(hearing)
+            phase = str(hearing.request["phase"])
+            if early is None and phase in (EARLY, "preflight", "probe"):
+                early = _start_early(hearing.request)
+            if phase != EARLY:
+                _answer(phase, hearing, {**PHASES, "launch": run})
+            if not hearing.following():
+                return 0
+    finally:
+        if early is not None:
+            early.close()
+
+
+def _fits(request: Mapping[str, Any]) -> bool:
+    """Whether what is compiled in the bundle is for this Python; a session begins under any."""
+    version = "%d.%d" % sys.version_info[:2]
+    own = (sys.implementation.name, version, "t" in sys.abiflags)
+    return own == ("cpython", request["job"]["requires"]["python"], False)
+
+
+def _under_fitting_python(hearing: Hearing) -> None:
+    """Go on under the Python that the request names, where this one is another kind of Python."""
+    request = hearing.request
+    python = str(request.get("python") or "")
+    if python and not request.get("again") and not _fits(request):
+        argv = [python, "-I", "-S", sys.argv[0], "agent", SESSION]
+        os.execv(python, [*argv, "--request", str(hearing.again())])
+
+
+def _start_early(request: Mapping[str, Any]) -> EarlyLauncher | None:
+    """The launcher of a job's ranks, where its environment is there already."""
+    if request["job"]["action"] != "run" or not _fits(request):
+        return None
+    from . import early
+
+    try:
+        return early.start(parse(request["job"]), str(request.get("root", "")))
+    except NodeError:  # the phase itself tells it
+        return None
+
+
+def _answer(phase: str, hearing: Hearing, phases: Mapping[str, Phase]) -> dict[str, Any]:
+    job = parse(hearing.request["job"])
     started = time.monotonic()
-
-    def emit(event: Mapping[str, Any]) -> None:
-        print(json.dumps({"v": 1, "node": node, **event}), flush=True)
-
     answer: dict[str, Any] = {"problems": []}
     try:
-        answer.update(PHASES[phase](job, request, emit))
+        answer.update(phases[phase](job, hearing))
     except NodeError as exc:
         answer["problems"] = [exc.problem.to_json()]
     answer["seconds"] = round(time.monotonic() - started, 3)
     answer["ok"] = not answer["problems"] and answer.get("exit_code", 0) == 0
-    emit({"event": phase, **answer})
-    return 0 if answer["ok"] else 3
-
-
-def end_on_signals() -> None:
-    """From now on SIGTERM, SIGINT and SIGHUP raise :class:`Stopped`, once, in the main thread.
-
-    SIGHUP stays ignored where it was, as under ``nohup``.
-    """
-    for number in _ENDING:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _stop)
-
-
-def ignore_signals() -> None:
-    """From now on the same signals do nothing: what is left to do is quick, and must be done."""
-    for number in _ENDING:
-        # A function, not SIG_IGN: for a signal that has come already and whose handler has not run
-        # yet, Python would then print a traceback (see Modules/signalmodule.c, "race condition").
-        signal.signal(number, _pass)
-
-
-def _pass(number: int, frame: FrameType | None) -> None:
-    """Do nothing."""
-
-
-def base_for(job: Job, env: Mapping[str, str], copies: int = 1) -> str:
-    """The directory under which the node root goes: where the environment is, or has room.
-
-    Args:
-        job: the job.
-        env: the node's variables.
-        copies: how many environments are to be made there.
-
-    Raises:
-        NodeError: no directory fits.
-    """
-    base = fs.choose_base(job.node_root, 0, 0, env)
-    if not copies:
-        return base
-    own = os.path.join(base, f"stager-{os.geteuid()}")
-    if os.path.isdir(unpack.env_path(own, job.bundle_id)):
-        return base
-    return fs.choose_base(job.node_root, job.room[0] * copies, job.room[1] * copies, env)
-
-
-def _preflight(job: Job, request: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
-    """Look at everything that could keep this node from doing its part; report all of it."""
-    problems: list[Problem] = []
-    answer: dict[str, Any] = {"root": "", "python": "", "address": "", "port": 0}
-    with _collecting(problems):
-        answer["root"] = secure_root(base_for(job, os.environ))
-    with _collecting(problems):
-        answer["python"] = interpreter.find(job.requires.python, job.python_hints)
-    host = probe.host_facts(answer["root"])
-    problems += probe.check_requires(job.requires, host)
-    with _collecting(problems):
-        answer.update(_reachable_at(job, request))
-    answer["proj"] = os.path.isdir(job.run_dir)
-    if not answer["proj"]:
-        where = str(request["node"])
-        why = f"{job.run_dir} is not there"
-        fix = "start the job from a directory that every node sees"
-        problems.append(Problem("the run directory is not visible", where, why, fix))
-    answer["pkgs"] = _has_bundle(job, str(answer["root"]))
-    answer["host"] = host
-    answer["problems"] = [problem.to_json() for problem in problems]
+    hearing.emit({"event": phase, **answer})
     return answer
 
 
-def _unpack(job: Job, request: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
-    """Make sure the environment is there."""
-    cpus = int(str(probe.host_facts()["cpus"]))
-    made = unpack.unpack(
-        str(request["bundle"]),
-        root=str(request["root"]),
-        expected=job.bundle_id,
-        python=str(request["python"]),
-        processes=max(1, cpus // int(request["nodes_here"])),
-    )
-    return {
-        "path": made.path,
-        "reused": made.reused,
-        "files_linked": made.linked,
-        "files_written": made.written,
-    }
+def wrapper_source() -> bytes:
+    """The source of the run wrapper, from the directory or the zip this package came from."""
+    from . import venv
+
+    return venv.source_of("wrapper")
 
 
-def _probe(job: Job, request: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
+def _preflight(job: Job, hearing: Hearing) -> dict[str, Any]:
+    from .preflight import preflight
+
+    return preflight(job, hearing.request)
+
+
+def _unpack(job: Job, hearing: Hearing) -> dict[str, Any]:
+    from .staging import stage
+
+    return stage(job, hearing)
+
+
+def _probe(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Ask the environment's own Python what it is; imports are really made when the job says so."""
-    place = _place(job, request)
+    from . import launch, net, probe
+    from .ranked import place_of
+
+    request = hearing.request
+    place = place_of(job, request)
     variables = launch.environment_variables(place, os.environ)
     deep = job.import_modules
     path = place.environment
@@ -183,160 +181,44 @@ def _probe(job: Job, request: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
     }
 
 
-def _launch(job: Job, request: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
-    """Start this node's ranks and pass on what they write until they end."""
-    place = _place(job, request)
-    shared = request["group"]
-    node = str(request["node"])
-    link = net.choose_link(job.launch.interface, node, str(shared["address"]))
-    cpus = int(str(probe.host_facts()["cpus"])) // int(request["nodes_here"])
-    group = launch.Group(
-        node=node,
-        node_rank=int(request["node_rank"]),
-        nnodes=len(job.nodes),
-        nproc=int(shared["nproc"]),
-        address=str(shared["address"]),
-        port=int(shared["port"]),
-        interface=link.interface,
-        backend=str(shared["backend"]),
-        max_restarts=job.launch.max_restarts,
-        threads=launch.choose_threads(job.launch.omp_num_threads, cpus, int(shared["nproc"])),
-    )
-    program = launch.wrapper(place, job.launch.command)
-    argv = launch.torchrun(place, group, job.id, program)
-    variables = launch.rank_variables(place, group, os.environ)
-    with unpack.using(place.root, job.bundle_id), _job_dir(place.job_dir):
-        emit({"event": "started", "argv": argv, "interface": link.interface})
-        code, tail = _attend(argv, variables, job.run_dir, emit)
-        failed = ranks.failures(place.job_dir, node, tail, time.time()) if code else []
-    return {"exit_code": code, "failures": failed, "tail": tail[-30:] if code else []}
+def _deep(job: Job, hearing: Hearing) -> dict[str, Any]:
+    from . import checkup
+
+    return checkup.check(job, hearing)
 
 
-def _attend(
-    argv: list[str], variables: Mapping[str, str], cwd: str, emit: Emit
-) -> tuple[int, list[str]]:
-    """Run the launcher to its end, passing its output on; a signal to us ends it first."""
-    tail: collections.deque[str] = collections.deque(maxlen=_TAIL)
-    try:
-        running = process.start(
-            argv, env=variables, cwd=cwd, stdout=process.PIPE, stderr=process.STDOUT
-        )
-    except process.ProcessError as exc:
-        fix = "stage the environment again"
-        raise NodeError(Problem("the launcher cannot start", argv[0], exc.reason, fix)) from exc
-    try:
-        for lines in _line_groups(running):
-            tail.extend(lines)
-            emit({"event": "output", "lines": lines})
-        code = running.wait()
-    except Stopped:
-        process.stop(running, STOP_GRACE)
-        return _TOLD_TO_END, list(tail)
-    finally:
-        # Whatever a rank left behind (data loaders, daemons of its own) ends with the job.
-        process.stop(running, 0)
-    return code if code >= 0 else 128 - code, list(tail)
+def _launch(job: Job, hearing: Hearing) -> dict[str, Any]:
+    from .ranked import run_ranks
+
+    return run_ranks(job, hearing)
 
 
-def _line_groups(running: process.Process) -> Iterator[list[str]]:
-    """Lines as they come, several at a time where several are there."""
-    rest = b""
-    for chunk in _chunks(running):
-        *whole, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
-            whole, rest = [*whole, rest], b""
-        if whole:
-            yield [line.decode(errors="replace") for line in whole]
-    if rest:
-        yield [rest.decode(errors="replace")]
+def _tidy(job: Job, hearing: Hearing) -> dict[str, Any]:
+    """Remove what the job has left on this node."""
+    import shutil
+
+    from .ranked import work_dir
+
+    shutil.rmtree(work_dir(job, str(hearing.request["root"])), ignore_errors=True)
+    return {}
 
 
-def _chunks(running: process.Process) -> Iterator[bytes]:
-    """What a process writes until it ends.
+def _clean(job: Job, hearing: Hearing) -> dict[str, Any]:
+    """Remove the environments on this node that nobody uses."""
+    from . import clean
 
-    Its end counts, not the pipe's: a child that it left behind may keep that open for ever, and
-    so would the ranks of a launcher that was killed. They are ended, then the rest is read.
-    """
-    stream = cast("IO[bytes]", running.stdout).fileno()
-    until: float | None = None
-    while until is None or time.monotonic() < until:
-        if until is None and running.poll() is not None:
-            process.stop(running, 0)
-            until = time.monotonic() + _DRAIN_SECONDS
-        if select.select([stream], [], [], _POLL_SECONDS)[0]:
-            chunk = os.read(stream, _CHUNK)
-            if not chunk:
-                return
-            yield chunk
-            if len(chunk) < _CHUNK // 4:
-                time.sleep(_PAUSE_SECONDS)
-        elif until is not None:
-            return
+    roots = clean.roots(job.node_root, os.environ)
+    cleaned = [clean.clean(root, job.keep, job.dry_run) for root in roots]
+    problems = [problem.to_json() for one in cleaned for problem in one.problems]
+    return {"roots": [one.to_json() for one in cleaned], "problems": problems}
 
 
-@contextlib.contextmanager
-def _job_dir(path: str) -> Iterator[None]:
-    """This job's private directory, with the wrapper in it; it goes when the job ends."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    try:
-        with open(os.path.join(path, "run_wrapper.py"), "wb") as handle:
-            handle.write(wrapper_source())
-        yield
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def wrapper_source() -> bytes:
-    """The source of the run wrapper, from the directory or the zip this package came from."""
-    return unpack.source_of("wrapper")
-
-
-def _place(job: Job, request: Mapping[str, Any]) -> launch.Place:
-    root = str(request["root"])
-    return launch.Place(
-        root=root,
-        environment=unpack.env_path(root, job.bundle_id),
-        job_dir=os.path.join(root, "jobs", f"{job.id}.{request['node_rank']}"),
-    )
-
-
-def _reachable_at(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The head's address and a free port on it; other nodes need none."""
-    if request["node_rank"] != 0:
-        return {}
-    local = job.allocation == "local"
-    address = "127.0.0.1" if local else net.advertised_address(os.uname().nodename)
-    return {"address": address, "port": net.free_port(net.port_for(job.id))}
-
-
-def _has_bundle(job: Job, root: str) -> bool:
-    """Whether the node has the environment already, or can read the bundle where it lies."""
-    if root and os.path.isdir(unpack.env_path(root, job.bundle_id)):
-        return True
-    try:
-        with BundleFile(job.bundle, job.bundle_id):
-            return True
-    except NodeError:
-        return False
-
-
-@contextlib.contextmanager
-def _collecting(problems: list[Problem]) -> Iterator[None]:
-    try:
-        yield
-    except NodeError as exc:
-        problems.append(exc.problem)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    # Once is enough: a second signal must not interrupt the cleaning up that the first one began.
-    ignore_signals()
-    raise Stopped
-
-
-PHASES: dict[str, Callable[[Job, Mapping[str, Any], Emit], dict[str, Any]]] = {
+PHASES: dict[str, Phase] = {
     "preflight": _preflight,
     "unpack": _unpack,
     "probe": _probe,
+    "deep": _deep,
     "launch": _launch,
+    "tidy": _tidy,
+    "clean": _clean,
 }

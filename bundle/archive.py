@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib
-import io
 import os
 import stat
-import sys
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
+from .arrival import Arrival
+from .decompressor import Decompress
 from .layer import Index, LayerError, decode_head
 from .manifest import (
     BLOCK,
     PART_LIMIT,
-    Digest,
     Layer,
     Manifest,
     ManifestError,
@@ -30,60 +27,62 @@ from .manifest import (
 )
 from .problem import NodeError, Problem
 
-Decompress = Callable[[bytes, int], bytes]
-"""Turns one zstd frame into its content, which must have the given length; -1 for an index."""
+END = bytes(2 * BLOCK)
+"""How every tar ends, and so a bundle."""
 
-_INDEX_LIMIT = 512 << 20
-_END = bytes(2 * BLOCK)
+
+@dataclass(frozen=True)
+class Excerpt:
+    """What a file holds that has only some members of a bundle, in the bundle's order."""
+
+    manifest: bytes
+    """The bundle's manifest, which is not in the file."""
+    members: frozenset[str]
+    """Names of the members."""
 
 
 class BundleFile:
     """An open bundle whose frame, manifest and length have been checked."""
 
-    def __init__(self, path: str, expected: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        expected: str | None = None,
+        excerpt: Excerpt | None = None,
+        arrival: Arrival | None = None,
+    ) -> None:
         """Open ``path`` and check all of it but the content of the parts and layers.
 
         Args:
             path: the bundle.
             expected: the id it must have; None accepts any.
+            excerpt: what is in the file, where it holds only some members of a bundle.
+            arrival: where the file is still being sent: every reader then waits for what it
+                wants, and :meth:`check_frame` is left to the caller.
 
         Raises:
             NodeError: it cannot be read, is damaged or cut short, or is another bundle.
         """
         self.path = path
-        try:
-            # Opening a named pipe would wait for a writer; O_NONBLOCK means nothing to a file.
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            # While it is open nobody clears it away; not every file system has locks.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise NodeError(
-                Problem(
-                    what="the bundle cannot be read",
-                    where=path,
-                    why=exc.strerror or str(exc),
-                    fix="check the path, or make the bundle with `stager build`",
-                )
-            ) from exc
-        try:
-            self.manifest, self._offsets = self._read_frame()
-        except (ManifestError, UnicodeDecodeError) as exc:
-            os.close(self._handle)
-            raise self._damaged(str(exc)) from exc
-        except NodeError:
-            os.close(self._handle)
-            raise
-        if expected is not None and self.manifest.id != expected:
-            self.close()
-            raise NodeError(
-                Problem(
-                    what="this is another bundle than the job was made for",
-                    where=path,
-                    why=f"its id is {self.manifest.id[:12]}, expected {expected[:12]}",
-                    fix="stage the right file, or start the job again",
-                )
-            )
+        self._arrival = arrival or Arrival.over()
+        while True:
+            more_may_come = self._arrival.ongoing(path)
+            self._handle = self._open()
+            try:
+                self._begin(excerpt)
+                if arrival is None:
+                    self.check_frame()
+                if expected is not None and self.manifest.id != expected:
+                    raise NodeError(self._another(expected))
+                return
+            except (ManifestError, UnicodeDecodeError) as exc:
+                self.close()
+                if not more_may_come:
+                    raise self._damaged(str(exc)) from exc
+            except BaseException:
+                self.close()
+                raise
+            self._arrival.pause()  # it may be another file, in whose place this one will come
 
     def __enter__(self) -> BundleFile:
         return self
@@ -100,6 +99,10 @@ class BundleFile:
         """Close the file."""
         os.close(self._handle)
 
+    def offset(self, member: str) -> int:
+        """Where the content of a member begins in the file."""
+        return self._offsets[member]
+
     def read(self, offset: int, size: int) -> bytes:
         """Bytes at a place in the file; safe from several processes at a time.
 
@@ -107,6 +110,7 @@ class BundleFile:
             NodeError: the file ends before, or the disk fails.
         """
         try:
+            self._arrival.wait(self._handle, offset + size, self.path)
             data = os.pread(self._handle, size, offset)
             while len(data) < size:
                 more = os.pread(self._handle, size - len(data), offset + len(data))
@@ -117,28 +121,44 @@ class BundleFile:
             raise self._damaged(f"it cannot be read: {exc.strerror or exc}") from exc
         return data
 
+    def holds(self, member: str) -> bool:
+        """Whether a member of the bundle is in this file."""
+        return member in self._offsets
+
     def part(self, part: Part) -> bytes:
         """A raw member, its digest checked.
 
         Raises:
             NodeError: its bytes are not those the manifest promises.
         """
-        data = self.read(self._offsets[part.name], part.size)
-        if Digest.of(data) != part.sha256:
-            raise self._damaged(f"{part.name} does not have the digest in the manifest")
-        return data
+        why = f"{part.name} does not have the digest in the manifest"
+        return self._checked(self._offsets[part.name], part.size, part.sha256, why)
 
-    def index(self, layer: Layer, decompress: Decompress) -> Index:
-        """The checked index of a layer.
+    def head(self, layer: Layer) -> bytes:
+        """The bytes of a layer's head, which holds its index; their digest checked.
 
         Raises:
-            NodeError: its head is not what the manifest promises, or names something unsafe.
+            NodeError: they are not what the manifest promises.
         """
-        head = self.read(self._offsets[layer.member], layer.head_size)
-        if Digest.of(head) != layer.head:
-            raise self._damaged(f"the index of {layer.name} does not have the promised digest")
+        why = f"the index of {layer.name} does not have the promised digest"
+        return self._checked(self._offsets[layer.head_member], layer.head_size, layer.head, why)
+
+    def index(
+        self, layer: Layer, head: bytes, decompress: Decompress, *, checked: bool = False
+    ) -> Index:
+        """The checked index of a layer, from its head.
+
+        Args:
+            layer: what the manifest says about it.
+            head: its bytes, their digest checked.
+            decompress: turns one zstd frame into its content.
+            checked: whether these very bytes have been read, and not refused, before.
+
+        Raises:
+            NodeError: it is not what the manifest promises, or names something unsafe.
+        """
         with self.refusing(LayerError):
-            index = decode_head(head, lambda data: decompress(data, -1))
+            index = decode_head(head, lambda data: decompress(data, -1), checked=checked)
         if layer.head_size + sum(frame.size for frame in index.frames) != layer.size:
             raise self._damaged(f"{layer.name} does not have the promised length")
         if (index.unpacked_size, len(index.files)) != (layer.unpacked_size, layer.files):
@@ -146,8 +166,8 @@ class BundleFile:
         return index
 
     def frames_start(self, layer: Layer) -> int:
-        """Where the first frame behind a layer's head lies in the file."""
-        return self._offsets[layer.member] + layer.head_size
+        """Where the first frame of a layer lies in the file."""
+        return self._offsets[layer.member]
 
     def frame(self, offset: int, size: int, sha256: str) -> bytes:
         """The compressed bytes of one frame, their digest checked.
@@ -155,10 +175,8 @@ class BundleFile:
         Raises:
             NodeError: they are not what the index promises.
         """
-        data = self.read(offset, size)
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise self._damaged(f"the {size} bytes at {offset} do not have the promised digest")
-        return data
+        why = f"the {size} bytes at {offset} do not have the promised digest"
+        return self._checked(offset, size, sha256, why)
 
     @contextlib.contextmanager
     def refusing(self, *kinds: type[Exception]) -> Iterator[None]:
@@ -172,30 +190,94 @@ class BundleFile:
         except kinds as exc:
             raise self._damaged(str(exc)) from exc
 
-    def _read_frame(self) -> tuple[Manifest, dict[str, int]]:
-        """Check the manifest, then every header, every padding byte and the end of the tar."""
-        state = os.fstat(self._handle)
-        if not stat.S_ISREG(state.st_mode):
-            raise ManifestError("it is not a file")
-        total = state.st_size
-        size = _size_field(self.read(0, BLOCK)) if total >= BLOCK else -1
-        if not 0 < size <= min(PART_LIMIT, total):
-            raise ManifestError("it does not begin with manifest.json")
-        manifest = parse(self.read(BLOCK, size))
-        offsets, position = {}, 0
-        for name, length in manifest.members():
-            if self.read(position, BLOCK) != member_header(name, length):
-                raise ManifestError(f"the tar header of {name} is not what it must be")
-            offsets[name] = position + BLOCK
+    def check_frame(self) -> None:
+        """Check every header, every padding byte, the end of the tar and the file's length.
+
+        Raises:
+            NodeError: something is not what it must be.
+        """
+        end = 0
+        for name, length in self._members:
+            start = self._offsets[name]
+            if self.read(start - BLOCK, BLOCK) != member_header(name, length):
+                raise self._damaged(f"the tar header of {name} is not what it must be")
             fill = padding(length)
-            position += BLOCK + length + fill
-            if self.read(position - fill, fill) != bytes(fill):
-                raise ManifestError(f"the padding behind {name} is not empty")
-        if total != position + len(_END):
-            raise ManifestError(f"it has {total} bytes, not {position + len(_END)}")
-        if self.read(position, len(_END)) != _END:
-            raise ManifestError("the end mark of the tar is damaged")
-        return manifest, offsets
+            end = start + length + fill
+            if self.read(end - fill, fill) != bytes(fill):
+                raise self._damaged(f"the padding behind {name} is not empty")
+        total = os.fstat(self._handle).st_size
+        if total != end + len(END):
+            raise self._damaged(f"it has {total} bytes, not {end + len(END)}")
+        if self.read(end, len(END)) != END:
+            raise self._damaged("the end mark of the tar is damaged")
+
+    def _begin(self, excerpt: Excerpt | None) -> None:
+        """Read what is in the file, and where."""
+        if not stat.S_ISREG(os.fstat(self._handle).st_mode):
+            raise ManifestError("it is not a file")
+        self.manifest = self._read_manifest() if excerpt is None else parse(excerpt.manifest)
+        self._members = [
+            (name, size)
+            for name, size in self.manifest.members()
+            if excerpt is None or name in excerpt.members
+        ]
+        self._offsets = dict(_offsets(self._members))
+        for name, size in self._members[:1]:
+            if self.read(0, BLOCK) != member_header(name, size):
+                raise ManifestError(f"the tar header of {name} is not what it must be")
+
+    def _open(self) -> int:
+        try:
+            # Opening a named pipe would wait for a writer; O_NONBLOCK means nothing to a file.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            handle = self._arrival.open(self.path, flags)
+        except OSError as exc:
+            raise NodeError(
+                Problem(
+                    what="the bundle cannot be read",
+                    where=self.path,
+                    why=exc.strerror or str(exc),
+                    fix="check the path, or make the bundle with `stager build`",
+                )
+            ) from exc
+        # While it is open nobody clears it away; not every file system has locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        return handle
+
+    def _another(self, expected: str) -> Problem:
+        return Problem(
+            what="this is another bundle than the job was made for",
+            where=self.path,
+            why=f"its id is {self.manifest.id[:12]}, expected {expected[:12]}",
+            fix="stage the right file, or start the job again",
+        )
+
+    def _read_manifest(self) -> Manifest:
+        self._arrival.wait(self._handle, BLOCK, self.path)
+        header = os.pread(self._handle, BLOCK, 0)
+        size = _size_field(header) if len(header) == BLOCK else -1
+        if not 0 < size <= PART_LIMIT:
+            raise ManifestError("it does not begin with manifest.json")
+        self._arrival.wait(self._handle, BLOCK + size, self.path)
+        if os.fstat(self._handle).st_size < BLOCK + size:
+            raise ManifestError("it does not begin with manifest.json")
+        return parse(self.read(BLOCK, size))
+
+    def _checked(self, offset: int, size: int, sha256: str, why: str) -> bytes:
+        """Bytes at a place in the file that have this digest.
+
+        Raises:
+            NodeError: they do not have it, and will not get it any more.
+        """
+        while True:
+            more_may_come = self._arrival.ongoing(self.path)
+            data = self.read(offset, size)
+            if hashlib.sha256(data).hexdigest() == sha256:
+                return data
+            if not more_may_come:
+                raise self._damaged(why)
+            self._arrival.pause()
 
     def _damaged(self, why: str) -> NodeError:
         return NodeError(
@@ -208,84 +290,12 @@ class BundleFile:
         )
 
 
-def decompressor(bundle: BundleFile, scratch: str) -> Decompress:
-    """A zstd decompressor: this Python's own, or the one that travels in the bundle.
-
-    Args:
-        bundle: where the zstandard wheel is taken from.
-        scratch: a private directory to lay the compiled module in; it must stay while it is used.
-
-    Raises:
-        NodeError: the wheel is damaged, or does not load here.
-    """
-    part = bundle.manifest.decompressor
-    if part is None:
-        return _own_zstd()
-    data = bundle.part(part)
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-            wheel.extractall(scratch, [n for n in wheel.namelist() if n.startswith("zstandard/")])
-        sys.path.insert(0, scratch)
-        try:
-            zstandard = importlib.import_module("zstandard")
-        finally:
-            sys.path.remove(scratch)
-    except (OSError, ImportError, RuntimeError, zipfile.BadZipFile, zlib.error) as exc:
-        raise NodeError(
-            Problem(
-                what="the bundle's zstd decompressor does not load",
-                where=scratch,
-                why=f"{part.name} under Python %d.%d: {exc}" % sys.version_info[:2],
-                fix="use a node root that allows execution, or build for this machine's platform",
-            )
-        ) from exc
-    engine = zstandard.ZstdDecompressor()
-
-    def decompress(data: bytes, size: int) -> bytes:
-        try:
-            _refuse_bomb(zstandard.frame_content_size(data), size)
-            content: bytes = engine.decompress(data, allow_extra_data=False)
-        except zstandard.ZstdError as exc:
-            raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
-        return content
-
-    return decompress
-
-
-def _own_zstd() -> Decompress:
-    """zstd of the standard library, from Python 3.14 on (PEP 784)."""
-    try:
-        zstd = importlib.import_module("compression.zstd")
-    except ImportError as exc:
-        raise NodeError(
-            Problem(
-                what="this Python has no zstd and the bundle brings none",
-                where=sys.executable,
-                why=f"Python {sys.version_info[0]}.{sys.version_info[1]}",
-                fix="run the node program with the Python that the bundle was made for",
-            )
-        ) from exc
-
-    def decompress(data: bytes, size: int) -> bytes:
-        try:
-            _refuse_bomb(zstd.get_frame_info(data).decompressed_size, size)
-            # One frame alone: ``zstd.decompress`` would go on with whatever follows it.
-            engine = zstd.ZstdDecompressor()
-            content: bytes = engine.decompress(data)
-        except zstd.ZstdError as exc:
-            raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
-        if not engine.eof or engine.unused_data:
-            raise LayerError("a frame is cut short, or something follows it")
-        return content
-
-    return decompress
-
-
-def _refuse_bomb(claimed: int | None, size: int) -> None:
-    """Stop before memory is taken for a frame that claims another length than it should have."""
-    fits = claimed == size if size >= 0 else claimed is not None and 0 <= claimed <= _INDEX_LIMIT
-    if not fits:
-        raise LayerError(f"a frame claims to hold {claimed} bytes")
+def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Where the content of each member begins."""
+    position = 0
+    for name, length in members:
+        yield name, position + BLOCK
+        position += BLOCK + length + padding(length)
 
 
 def _size_field(header: bytes) -> int:

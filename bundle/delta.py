@@ -7,26 +7,32 @@ to after the environment was published, is not linked; its layer is unpacked ins
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from .layer import Entry
-from .manifest import Manifest, ManifestError, parse
+from .manifest import Digest, Layer, ManifestError, Part, parse
 from .merge import STATE
+from .pool import share
+
+_RUN = 400
+"""Files that are linked in one go: some milliseconds of work."""
 
 
-def older_layers(envs: str, manifest: Manifest) -> dict[str, str]:
+def older_layers(envs: str, heads: Collection[str]) -> dict[str, str]:
     """Which layers of a bundle lie in which environment.
 
     Args:
         envs: the directory of published environments.
-        manifest: the bundle that is to be unpacked.
+        heads: the head digests of the layers that are looked for.
 
     Returns:
         For the head digest of each layer found, the environment's path; newest environment first.
     """
-    wanted = {layer.head for layer in manifest.layers}
+    wanted = set(heads)
     found: dict[str, str] = {}
     for path in _newest_first(envs):
         if wanted <= found.keys():
@@ -42,29 +48,130 @@ def older_layers(envs: str, manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def link_layer(source: str, staging: str, entries: Sequence[Entry]) -> bool:
-    """Link every file of one layer, or none that counts.
+def link_layers(
+    wanted: Sequence[tuple[str, Sequence[Entry]]], staging: str, processes: int
+) -> list[bool]:
+    """Link every file of each layer, or none that counts; in several processes.
+
+    Args:
+        wanted: for each layer the environment that has it, and its files.
+        staging: where they are linked to; the directories are there.
+        processes: how many processes link.
 
     Returns:
-        False where a file is missing, has another length, or cannot be linked; the caller then
-        writes the layer, over whatever was linked.
+        For each layer whether it is linked. It is not where a file is missing, has another length,
+        or cannot be linked; the caller then writes the layer.
+
+    Raises:
+        NodeError: a process was killed.
     """
-    done: list[str] = []
-    try:
-        # The last file that is written before an environment is published.
-        published = os.stat(_manifest(source)).st_mtime_ns
-        for entry in entries:
-            old, new = f"{source}/{entry.path}", f"{staging}/{entry.path}"
-            if not _unchanged(os.stat(old, follow_symlinks=False), entry, published):
-                raise OSError(f"{old} has been changed")
-            os.link(old, new, follow_symlinks=False)
-            done.append(new)
-    except OSError:
+    spoilt = mmap.mmap(-1, len(wanted) + 1)  # a byte for each layer, shared with the processes
+    published = {source: _published(source) for source, _ in wanted}
+    tasks = [(number, run) for number, (_, entries) in enumerate(wanted) for run in _runs(entries)]
+
+    def work(task: int) -> None:
+        number, run = tasks[task]
+        source = wanted[number][0]
+        try:
+            for folder, entries in run:
+                _link(f"{source}/{folder}", f"{staging}/{folder}", entries, published[source])
+        except OSError:
+            spoilt[number] = 1
+
+    share(len(tasks), work, processes)
+    linked = [not spoilt[number] for number in range(len(wanted))]
+    for whole, (_, entries) in zip(linked, wanted):
         # Removed, so that the writer makes new files instead of writing into the shared ones.
-        for new in done:
-            os.unlink(new)
-        return False
-    return True
+        for entry in () if whole else entries:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{staging}/{entry.path}")
+    return linked
+
+
+def _runs(entries: Sequence[Entry]) -> Iterator[list[tuple[str, list[Entry]]]]:
+    """Files by their directories, some hundred at a time.
+
+    So no two processes work in one directory, for which they would wait for one another.
+    """
+    folders: dict[str, list[Entry]] = {}
+    for entry in entries:
+        folders.setdefault(entry.path.rpartition("/")[0], []).append(entry)
+    run: list[tuple[str, list[Entry]]] = []
+    count = 0
+    for folder, found in folders.items():
+        run.append((folder, found))
+        count += len(found)
+        if count >= _RUN:
+            yield run
+            run, count = [], 0
+    if run:
+        yield run
+
+
+def _link(source: str, target: str, entries: Sequence[Entry], published: int) -> None:
+    """Link the files of one directory, by names relative to it, which costs a fifth less.
+
+    Raises:
+        OSError: one of them has been changed, or cannot be linked.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    with contextlib.ExitStack() as opened:
+        old = os.open(source, flags)
+        opened.callback(os.close, old)
+        new = os.open(target, flags)
+        opened.callback(os.close, new)
+        for entry in entries:
+            name = entry.path.rpartition("/")[2]
+            if not _unchanged(os.stat(name, dir_fd=old, follow_symlinks=False), entry, published):
+                raise OSError(f"{source}/{name} has been changed")
+            os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+
+
+def _published(env: str) -> int:
+    """When an environment was published: the time of the last file that is written before."""
+    try:
+        return os.stat(_manifest(env)).st_mtime_ns
+    except OSError:
+        return -1  # older than any file
+
+
+def head_of(env: str, layer: Layer) -> bytes | None:
+    """The head of a layer as an environment keeps it; None where it is not what it must be."""
+    return _checked(os.path.join(env, STATE, "layers", layer.id), layer.head)
+
+
+def decompressor_path(env: str, part: Part) -> str:
+    """Where an environment keeps the zstandard wheel that it was unpacked with."""
+    return os.path.join(env, STATE, "decompressor", part.name)
+
+
+def older_decompressor(envs: str, part: Part) -> bytes | None:
+    """The zstandard wheel from any environment that has it; None if none does."""
+    for env in _newest_first(envs):
+        data = _checked(decompressor_path(env, part), part.sha256)
+        if data is not None:
+            return data
+    return None
+
+
+def has_decompressor(envs: str, name: str, size: int) -> bool:
+    """Whether some environment has a wheel of this name and length; its digest is checked later."""
+    for env in _newest_first(envs):
+        try:
+            if os.stat(os.path.join(env, STATE, "decompressor", name)).st_size == size:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _checked(path: str, sha256: str) -> bytes | None:
+    try:
+        with open(path, "rb") as handle:
+            data = handle.read()
+    except OSError:
+        return None
+    return data if Digest.of(data) == sha256 else None
 
 
 def _unchanged(found: os.stat_result, entry: Entry, published: int) -> bool:

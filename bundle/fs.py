@@ -177,7 +177,7 @@ def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mappin
     """
     named = env.get(ROOT_VARIABLE) or setting
     refused = []
-    for source, path in _automatic(env) if named == "auto" else _named(setting, env):
+    for source, path in automatic_places(env) if named == "auto" else named_places(setting, env):
         reasons = _unfit(path, needed_bytes, needed_inodes, shared_ok=named != "auto")
         if not reasons:
             return path
@@ -203,7 +203,7 @@ def size(count: int) -> str:
     return f"{count} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
 
 
-def _automatic(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def automatic_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Candidates in order, with where each comes from; each directory once."""
     seen = set()
     for name in ("$SLURM_TMPDIR", "$TMPDIR", "/tmp", "/dev/shm"):  # noqa: S108 - looked at, guarded
@@ -213,7 +213,7 @@ def _automatic(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield (f"{name} = " if path != name else ""), path
 
 
-def _named(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def named_places(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The one candidate that the user named, with the node's variables put in."""
     path = env.get(ROOT_VARIABLE)
     if path:

@@ -66,6 +66,20 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> dic
     }
 
 
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed here for want of memory, since it was started.
+
+    Those that a control group's limit has cost are among them. None where it does not count.
+    """
+    try:
+        found = re.search(
+            r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text("utf-8"), re.MULTILINE
+        )
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
 def directory_facts(path: str) -> dict[str, object]:
     """A directory's :class:`fs.Facts` with its owner and mode, or ``{path, problem}``."""
     try:

@@ -6,13 +6,14 @@ Read here rather than by ``scontrol show hostnames``, which a container may not 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .problem import NodeError, Problem
 
 MAX_HOSTS = 65536  # MAX_SLURM_NODES in slurm.h is of this order; guards against a typing slip
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
+_NUMBERED = re.compile(r"([^\[\],\s]*?)(\d+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -32,6 +33,40 @@ def expand_hostlist(text: str) -> list[str]:
             names = [name + part for name in names for part in parts]
         hosts += names
     return hosts
+
+
+def fold(hosts: Sequence[str]) -> str:
+    """Host names as Slurm would write them: ``n[01-03,07],login1``; the reverse of expanding.
+
+    Names are grouped by what stands before their last number, in the order of first appearance.
+    """
+    groups: dict[tuple[str, int], list[int]] = {}
+    for host in hosts:
+        found = _NUMBERED.fullmatch(host)
+        if found is None:
+            groups.setdefault((host, 0), [])
+            continue
+        # Numbers of one width only, as "n[8-10]" would lose the zeros of "n08".
+        groups.setdefault((found[1], len(found[2])), []).append(int(found[2]))
+    return ",".join(
+        _bracketed(prefix, width, sorted(numbers)) for (prefix, width), numbers in groups.items()
+    )
+
+
+def _bracketed(prefix: str, width: int, numbers: Sequence[int]) -> str:
+    if not width:
+        return prefix
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [
+        f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs
+    ]
+    alone = len(numbers) == 1
+    return prefix + (shown[0] if alone else f"[{','.join(shown)}]")
 
 
 def matches(pattern: str, host: str) -> bool:

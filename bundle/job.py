@@ -1,20 +1,23 @@
 """The job as it travels: one frozen value, JSON on the way, parsed once at the edge.
 
-``job.json``, version 1, has the fields of :class:`Job`. The driver reads it from a file; an agent
-gets it on its standard input as ``{"job": ..., ...}`` together with what its phase needs.
+``job.json``, version 3, has the fields of :class:`Job`. The driver reads it from a file; an agent
+gets it as ``{"job": ..., ...}`` together with what its phase needs. A job for Slurm has neither an
+id nor nodes until an allocation stands: :func:`bundle.slurm.bind` fills them in.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .manifest import Digest, Requires
 from .problem import NodeError, Problem
+from .rates import Rates, rates_from
 
-VERSION = 1
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,14 @@ class Launch:
     """CPU threads of one rank; None for its share of the CPUs."""
     max_restarts: int
     """How often torchrun starts failed ranks again."""
+    elastic: tuple[int, int] | None = None
+    """Fewest and most nodes that a group of ranks goes on with; None: all of them, or it ends."""
+    pass_env: tuple[str, ...] = ()
+    """Names of secret variables that the ranks get; only names ever travel in a job."""
+    container_image: str | None = None
+    """Image that the ranks run in, for Slurm's pyxis plugin."""
+    container_mounts: tuple[str, ...] = ()
+    """``SOURCE:TARGET`` pairs for it, besides the node root."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ class Job:
     name: str
     """The job's name, first part of every log's name."""
     allocation: str
-    """``local``: nodes are processes on this machine."""
+    """``local``: nodes are processes on this machine; ``slurm``: those of an allocation."""
     nodes: tuple[str, ...]
     """Names of the nodes; the first one is the head."""
     bundle: str
@@ -75,6 +86,26 @@ class Job:
     """Interpreters to try first on a node."""
     launch: Launch
     """How the ranks are started."""
+    attempt: int = 0
+    """How often Slurm has started the job before (a requeue)."""
+    wanted: tuple[int, int] | None = None
+    """Fewest and most nodes to take of an allocation; None: all that it has."""
+    min_nodes: int | None = None
+    """Nodes that fail are left out as long as so many remain; None: all must do."""
+    stage: str = "auto"
+    """``auto``, ``always`` or ``never``: whether the bundle is broadcast."""
+    cpus_per_task: int | None = None
+    """CPUs of each node's part; None for all that the allocation has there."""
+    outputs: tuple[str, ...] = ()
+    """Paths below the run directory that come back where nodes do not share it."""
+    dry_run: bool = False
+    """Whether to stop after the plan."""
+    keep: tuple[str, ...] = ()
+    """Ids of the bundles whose environments a ``clean`` leaves alone."""
+    deep: bool = False
+    """Whether ``verify`` also reads every file again, and tries the network."""
+    rates: Rates | None = None
+    """How quick the cluster is, as earlier jobs have shown; None for what is assumed."""
 
     def to_json(self) -> dict[str, Any]:
         """The job as a JSON object."""
@@ -93,10 +124,19 @@ def parse(raw: Mapping[str, Any]) -> Job:
         if version != VERSION:
             raise ValueError(f"version {version!r}, this program speaks {VERSION}")
         launch = dict(fields.pop("launch"))
+        for value, kind in ((launch, Launch), (fields, Job)):
+            known = {one.name for one in dataclasses.fields(kind)} - {"launch"}
+            if missing := sorted(known - value.keys()):
+                raise ValueError(f"{', '.join(missing)}: missing")
         requires = fields.pop("requires")
-        for key in ("nodes", "room", "packages", "imports", "python_hints"):
+        fields["rates"] = rates_from(fields["rates"])
+        for key in ("nodes", "room", "packages", "imports", "python_hints", "outputs", "keep"):
             fields[key] = tuple(fields[key])
-        launch["command"] = tuple(launch["command"])
+        for key in ("command", "pass_env", "container_mounts"):
+            launch[key] = tuple(launch[key])
+        for table, key in ((launch, "elastic"), (fields, "wanted")):
+            if table[key] is not None:
+                table[key] = tuple(table[key])
         job = Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
         _check(job)
         return job
@@ -133,6 +173,11 @@ def _check(job: Job) -> None:
         ValueError: a field cannot be used; the message names it.
     """
     Digest(job.bundle_id)
+    if job.allocation not in ("local", "slurm"):
+        raise ValueError(f"allocation {job.allocation!r} is neither local nor slurm")
+    if job.allocation == "slurm" and not job.id and not job.nodes:
+        # To be bound to an allocation first; then it is checked again.
+        job = replace(job, id="unbound", nodes=("unbound",))
     for what, name in [("id", job.id), ("name", job.name), *(("node", n) for n in job.nodes)]:
         if (
             not isinstance(name, str)
@@ -143,5 +188,5 @@ def _check(job: Job) -> None:
             raise ValueError(f"{what} {name!r} cannot be part of a file's name")
     if not job.nodes or len(set(job.nodes)) != len(job.nodes):
         raise ValueError("the nodes must be one or more, and different")
-    if job.action not in ("verify", "run"):
-        raise ValueError(f"action {job.action!r} is neither verify nor run")
+    if job.action not in ("verify", "run", "clean"):
+        raise ValueError(f"action {job.action!r} is none of verify, run, clean")

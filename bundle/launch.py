@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .merge import STATE
@@ -15,7 +15,7 @@ from .merge import STATE
 DROPPED = re.compile(
     r"PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|PLATLIBDIR|SAFEPATH|INSPECT|PYCACHEPREFIX)$"
     r"|VIRTUAL_ENV|CONDA_PREFIX$"
-    r"|__PYVENV_LAUNCHER__$|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
+    r"|__PYVENV_LAUNCHER__$|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
     r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_|STAGER_(ENV|PROJECT|JOB)"
 )
 """Variables of the caller that would lead a rank out of its environment or give it a wrong rank.
@@ -24,6 +24,15 @@ DROPPED = re.compile(
 would hide the bytecode that came with the bundle. ``LD_PRELOAD`` and the like are the user's own.
 """
 
+SECRET = re.compile(
+    r"(^|_)(TOKEN|SECRET|CREDENTIALS?|APIKEY|API_KEY|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY|AUTH)(_|S?$)"
+    r"|PASSWORD|PASSWD|PASSPHRASE|_PWD$",
+    re.IGNORECASE,
+)
+"""Names of variables that hold what nobody else should see."""
+
+_NO_SECRETS = ("HF_TOKEN_PATH", "TOKENIZERS_PARALLELISM", "SSH_AUTH_SOCK")
+
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -31,6 +40,18 @@ _OFFLINE = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+
+def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
+    """An environment without secrets, but for those that are named.
+
+    What is left out reaches no node, and so no file, log or list of processes there.
+    """
+    return {
+        name: value
+        for name, value in env.items()
+        if name in passed or name in _NO_SECRETS or not SECRET.search(name)
+    }
 
 
 @dataclass(frozen=True)
@@ -68,7 +89,16 @@ class Group:
     threads: int
     """CPU threads of one rank."""
     max_restarts: int = 0
-    """How often failed ranks are started again; within one node only, see :func:`torchrun`."""
+    """How often failed ranks are started again."""
+    elastic: tuple[int, int] | None = None
+    """Fewest and most nodes that the group goes on with."""
+    own_address: str = ""
+    """This node's address on its interface."""
+
+    @property
+    def moving(self) -> bool:
+        """Whether ranks may meet more than once; they are not tied to nodes then."""
+        return self.elastic is not None or self.max_restarts > 0
 
 
 def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, str]:
@@ -87,6 +117,8 @@ def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, st
     return {
         **{
             "HF_HOME": os.path.join(caches, "huggingface"),
+            # fsspec, and so datasets, otherwise looks into the home as it is imported.
+            "FSSPEC_CONFIG_DIR": os.path.join(caches, "fsspec"),
             "TRITON_CACHE_DIR": os.path.join(caches, "triton"),
             "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
         },
@@ -121,6 +153,10 @@ def rank_variables(place: Place, group: Group, base: Mapping[str, str]) -> dict[
     }
     if group.backend == "nccl":
         env["NCCL_SOCKET_IFNAME"] = f"={group.interface}"
+    if group.moving:
+        # Else ranks that are started again meet in the store of the first time, where they read
+        # addresses of ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return env
 
 
@@ -129,28 +165,73 @@ def wrapper(place: Place, command: Sequence[str]) -> list[str]:
     return [os.path.join(place.job_dir, "run_wrapper.py"), *command]
 
 
-def torchrun(place: Place, group: Group, job_id: str, program: Sequence[str]) -> list[str]:
+def torchrun(place: Place, group: Group, run_id: str, program: Sequence[str]) -> list[str]:
     """The command that starts all ranks of one node.
 
     The static rendezvous gives RANK = node rank x ranks a node + local rank, and binds the port on
-    the head only; it does not bring the ranks of several nodes together a second time. The job's
-    id keeps two jobs that meet on one port apart.
+    the head only; it does not bring ranks together a second time, not even those of one node (they
+    wait for ever, torch 2.13). Where that may be needed nodes meet through c10d, which hands out
+    node ranks by itself; it is told which node is the host, as it would otherwise guess from names
+    (``_matches_machine_hostname``). The run's id keeps two jobs that meet on one port apart.
     """
+    # No node joins an allocation later; and for one that may come torchrun waits half a minute.
+    least = min(group.elastic[0], group.nnodes) if group.elastic else group.nnodes
+    most = group.nnodes
+    if group.moving:
+        meeting = [
+            f"--nnodes={least}:{most}" if least < most else f"--nnodes={most}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={_host(group.address)}:{group.port}",
+            f"--rdzv-conf=is_host={int(group.node_rank == 0)}",
+            f"--local-addr={group.own_address}",
+        ]
+    else:
+        meeting = [
+            f"--nnodes={group.nnodes}",
+            f"--node-rank={group.node_rank}",
+            f"--master-addr={group.address}",
+            f"--master-port={group.port}",
+            "--rdzv-backend=static",
+        ]
     return [
         os.path.join(place.environment, "bin", "python"),
         "-m",
         "torch.distributed.run",
-        f"--nnodes={group.nnodes}",
         f"--nproc-per-node={group.nproc}",
-        f"--node-rank={group.node_rank}",
-        f"--master-addr={group.address}",
-        f"--master-port={group.port}",
-        "--rdzv-backend=static",
-        f"--rdzv-id={job_id}",
+        *meeting,
+        f"--rdzv-id={run_id}",
         f"--max-restarts={group.max_restarts}",
         f"--log-dir={os.path.join(place.job_dir, 'torchrun')}",
         *program,
     ]
+
+
+def native(place: Place, program: Sequence[str]) -> list[str]:
+    """The command of one rank that Slurm itself starts."""
+    return [os.path.join(place.environment, "bin", "python"), *program]
+
+
+def native_variables(group: Group, slurm: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun would set for a rank, from the variables that Slurm sets for a task.
+
+    Args:
+        group: the node's part.
+        slurm: the task's variables.
+    """
+    return {
+        "RANK": slurm["SLURM_PROCID"],
+        "WORLD_SIZE": slurm["SLURM_NTASKS"],
+        "LOCAL_RANK": slurm["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(group.nproc),
+        "GROUP_RANK": slurm["SLURM_NODEID"],
+        "NODE_RANK": slurm["SLURM_NODEID"],
+        "MASTER_ADDR": group.address,
+        "MASTER_PORT": str(group.port),
+    }
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -137,12 +137,15 @@ def head_summary(prefix: bytes) -> HeadSummary:
     return HeadSummary(_FRAME_HEADER + frame_size, total, unpacked_size, files)
 
 
-def decode_head(head: bytes, decompress: Callable[[bytes], bytes]) -> Index:
+def decode_head(
+    head: bytes, decompress: Callable[[bytes], bytes], *, checked: bool = False
+) -> Index:
     """Read a head whose digest has been checked, and refuse whatever could leave the environment.
 
     Args:
         head: the first ``head_size`` bytes of a layer.
         decompress: turns one zstd frame into its content.
+        checked: whether these very bytes have been read, and not refused, before.
 
     Raises:
         LayerError: not a head, or one that names unsafe paths, modes or sizes.
@@ -159,8 +162,9 @@ def decode_head(head: bytes, decompress: Callable[[bytes], bytes]) -> Index:
             links=tuple(Link(*item) for item in raw["links"]),
             frames=tuple(Frame(*item) for item in raw["frames"]),
         )
-        _check_frames(index)
-        _check_files(index)
+        if not checked:
+            _check_frames(index)
+            _check_files(index)
     except LayerError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
@@ -232,6 +236,26 @@ def check_links(links: Mapping[str, str]) -> None:
                 raise LayerError(f"link leads in circles: {path!r} -> {target!r}")
 
 
+def parents(paths: Iterable[str]) -> set[str]:
+    """All directories that these paths lie in, the empty one left out."""
+    found: set[str] = set()
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        parent = folder
+        while parent and parent not in found:
+            found.add(parent)
+            parent = parent.rpartition("/")[0]
+    return found
+
+
+def _check_paths(paths: Sequence[str]) -> None:
+    """What :func:`check_path` does for each, twenty times as quick where all are safe."""
+    joined = "/" + "/\n/".join(paths) + "/"
+    unsafe = "//" in joined or "/./" in joined or "/../" in joined
+    if unsafe or not "".join(paths).isprintable():
+        for path in paths:
+            check_path(path)
+
+
 def _check_frames(index: Index) -> None:
     for frame in index.frames:
         Digest(frame.sha256)
@@ -243,10 +267,10 @@ def _check_frames(index: Index) -> None:
 def _check_files(index: Index) -> None:
     # A file has its tar header before it, and the tar ends with two empty blocks.
     end = sum(frame.unpacked_size for frame in index.frames) - 2 * BLOCK
+    _check_paths([entry.path for entry in index.files])
     seen: set[str] = set()
     reached = 0
     for entry in index.files:
-        check_path(entry.path)
         if type(entry.mode) is not int or entry.mode not in _MODES:
             raise LayerError(f"unexpected mode {entry.mode!r} of {entry.path}")
         if not (type(entry.size) is type(entry.offset) is int) or entry.size < 0:
@@ -266,11 +290,5 @@ def _check_files(index: Index) -> None:
         seen.add(link.path)
     check_links(dict(index.links))
     # No file may also be a directory of another: a link there would redirect what follows.
-    folders: set[str] = set()
-    for path in seen:
-        parent = path.rpartition("/")[0]
-        while parent and parent not in folders:
-            folders.add(parent)
-            parent = parent.rpartition("/")[0]
-    for path in folders & seen:
+    for path in parents(seen) & seen:
         raise LayerError(f"{path} is both a file and a directory")

@@ -6,6 +6,7 @@ whole path, rendezvous between nodes included, runs without a cluster.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,16 +17,22 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, cast
 
-from . import fs, process
-from .agent import STOP_GRACE, base_for
+from . import fs, process, signals
+from .agent import EARLY, SESSION
+from .base import base_for
+from .following import AGENT_GRACE
 from .job import Job
+from .problem import NodeError, Problem
 from .root import secure_root
-
-OnEvent = Callable[[dict[str, Any]], None]
+from .transport import Delivery, Ended, OnEvent, Parcel, Requests
 
 FAILURE_GRACE = 5.0
 """Seconds that the other nodes get to end by themselves after one has failed."""
+_FAILED = 3
+"""What an agent ends with that did not do its part."""
 _POLL_SECONDS = 0.2
+_LEAVE_SECONDS = 0.5
+"""How long agents may take to leave by themselves, once there is nothing more to ask."""
 _CHUNK = 1 << 18
 
 
@@ -41,54 +48,94 @@ class LocalTransport:
         self.nodes_here = len(job.nodes)
         base = base_for(job, os.environ, copies=self._missing(job))
         own = secure_root(base)
+        self._agents: dict[str, process.Process] = {}
         self._bases: dict[str, str] = {}
         for node in job.nodes:
             self._bases[node] = os.path.join(own, "nodes", node)
             os.makedirs(self._bases[node], mode=0o700, exist_ok=True)
 
-    def place(self, job: Job, nodes: list[str]) -> tuple[str, int]:
-        """Make the bundle readable for the given nodes: here it is, where it lies.
-
-        Returns:
-            Its path as the nodes see it, and how many bytes were sent.
-        """
-        return job.bundle, 0
-
-    def run(
-        self, phase: str, requests: Mapping[str, Mapping[str, Any]], on_event: OnEvent
-    ) -> dict[str, int]:
+    def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes at the same time.
 
+        Each node has one agent for all phases; it is started with the first one.
+
         Args:
-            phase: ``preflight``, ``unpack``, ``probe`` or ``launch``.
+            phase: one of :data:`bundle.agent.PHASES`.
             requests: what each node's agent is asked.
             on_event: called, in this thread, with each event of each node.
 
         Returns:
-            The agents' exit statuses.
+            How each agent ended, or would have.
         """
-        running: dict[str, process.Process] = {}
         try:
             for node, request in requests.items():
-                running[node] = self._start(phase, node, request)
-            return _attend(running, on_event)
-        finally:
-            _stop_all(running)
+                self._ask(node, {**request, "phase": phase})
+            asked = {node: self._agents[node] for node in requests}
+            try:
+                codes = _attend(asked, on_event, phase)
+            except signals.Stopped:  # what the ranks say last belongs into their logs
+                _tell_to_end(asked)
+                _attend(asked, on_event, phase, time.monotonic() + AGENT_GRACE)
+                raise
+            return {node: Ended(code, process.describe_exit(code)) for node, code in codes.items()}
+        except BaseException:
+            _stop_all(self._agents)
+            raise
 
-    def _start(self, phase: str, node: str, request: Mapping[str, Any]) -> process.Process:
-        python = str(request.get("python") or sys.executable)
-        argv = [python, "-I", "-S", sys.argv[0], "agent", phase]
-        started = process.start(
-            argv,
+    def close(self) -> None:
+        """Let the agents end: there is nothing more to ask."""
+        for agent in self._agents.values():
+            if agent.stdin is not None:
+                with contextlib.suppress(OSError):
+                    agent.stdin.close()
+        until = time.monotonic() + _LEAVE_SECONDS
+        while time.monotonic() < until and any(one.poll() is None for one in self._agents.values()):
+            time.sleep(_LEAVE_SECONDS / 100)
+        _stop_all(self._agents)
+
+    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+        """Not needed: the nodes are on this machine, and read the bundle where it lies.
+
+        Raises:
+            NodeError: always; a plan for this allocation has nothing to send.
+        """
+        raise NodeError(Problem("nothing is sent on one machine", "", "", "use --stage auto"))
+
+    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+        """Not needed: the run directory is the nodes' own.
+
+        Raises:
+            NodeError: always.
+        """
+        raise NodeError(Problem("nothing is fetched on one machine", "", "", ""))
+
+    def ended_by(self) -> str:
+        """Nobody ends it but the user."""
+        return ""
+
+    def begin(self, job: Job) -> None:
+        """Start the agents, and let them start what takes long before anything else is done."""
+        for node in job.nodes:
+            self._ask(node, {"phase": EARLY, "job": job.to_json(), "node": node})
+
+    def _ask(self, node: str, request: Mapping[str, Any]) -> None:
+        """Send a node's agent its next request; start one where there is none, or none any more."""
+        agent = self._agents.get(node)
+        if agent is None or agent.poll() is not None:
+            agent = self._agents[node] = self._start(node, str(request.get("python") or ""))
+        if agent.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended: that is told by its output
+                agent.stdin.write(json.dumps(request).encode() + b"\n")
+                agent.stdin.flush()
+
+    def _start(self, node: str, python: str) -> process.Process:
+        return process.start(
+            [python or sys.executable, "-I", "-S", sys.argv[0], "agent", SESSION],
             env={**os.environ, fs.ROOT_VARIABLE: self._bases[node]},
             stdin=process.PIPE,
             stdout=process.PIPE,
             stderr=process.STDOUT,
         )
-        if started.stdin is not None:
-            started.stdin.write(json.dumps(request).encode() + b"\n")
-            started.stdin.close()
-        return started
 
     def _missing(self, job: Job) -> int:
         """How many nodes have no environment yet, in the first place that comes into question."""
@@ -98,28 +145,72 @@ class LocalTransport:
         return sum(not os.path.isdir(os.path.join(path, job.bundle_id)) for path in envs)
 
 
-def _attend(running: Mapping[str, process.Process], on_event: OnEvent) -> dict[str, int]:
-    """Pass on events until every agent has ended; one that fails takes the others with it."""
+def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
+    """Start the agents of a job that is to run, while the driver gets ready.
+
+    Returns:
+        What gives the transport; None where it is to be made when its turn comes, as what is in its
+        way is told then.
+    """
+    if job.action != "run" or job.dry_run:
+        return None
+    try:
+        transport = LocalTransport(job)
+        transport.begin(job)
+    except (NodeError, process.ProcessError):
+        return None
+    return lambda job: transport
+
+
+def _tell_to_end(running: Mapping[str, process.Process]) -> None:
+    """By a signal, and so that an agent which is done already does not wait for more to do."""
+    for agent in running.values():
+        if agent.poll() is None:
+            agent.send_signal(signal.SIGTERM)
+        if agent.stdin is not None:
+            with contextlib.suppress(OSError):
+                agent.stdin.close()
+
+
+def _attend(
+    running: Mapping[str, process.Process],
+    on_event: OnEvent,
+    phase: str = "",
+    until: float = math.inf,
+) -> dict[str, int]:
+    """Pass on events until every agent has answered a phase, or ended.
+
+    One that fails takes the others with it. At ``until``, of the monotonic clock, it is over.
+
+    Returns:
+        Exit status of each: of one that has answered, what it would have ended with.
+    """
+    codes: dict[str, int] = {}
     deadline: float | None = None
     with selectors.DefaultSelector() as waiting:
         for node, agent in running.items():
             waiting.register(_output(agent), selectors.EVENT_READ, (node, [b""]))
-        while waiting.get_map():
+        while waiting.get_map() and time.monotonic() < until:
             for key, _ in waiting.select(_POLL_SECONDS):
                 node, rest = key.data
                 chunk = os.read(key.fd, _CHUNK)
                 *lines, rest[0] = (rest[0] + (chunk or b"\n")).split(b"\n")
                 for line in filter(None, lines):
-                    on_event(_event(node, line))
+                    event = _event(node, line)
+                    if event["event"] == phase and "ok" in event:
+                        codes[node] = 0 if event["ok"] else _FAILED
+                    on_event(event)
                 if not chunk:
+                    codes.setdefault(node, running[node].wait())
+                if node in codes:
                     waiting.unregister(key.fileobj)
-                    if running[node].wait() != 0 and deadline is None:
+                    if codes[node] != 0 and deadline is None:
                         deadline = time.monotonic() + FAILURE_GRACE
             if deadline is not None and time.monotonic() > deadline:
                 deadline = math.inf
                 for key in list(waiting.get_map().values()):
                     running[key.data[0]].send_signal(signal.SIGTERM)
-    return {node: agent.wait() for node, agent in running.items()}
+    return {node: codes.get(node, _FAILED) for node in running}
 
 
 def _output(agent: process.Process) -> IO[bytes]:
@@ -140,9 +231,8 @@ def _event(node: str, line: bytes) -> dict[str, Any]:
 
 def _stop_all(running: Mapping[str, process.Process]) -> None:
     """End what still runs: all are told first, then each is waited for."""
+    _tell_to_end(running)
     for agent in running.values():
-        if agent.poll() is None:
-            agent.send_signal(signal.SIGTERM)
         _output(agent).close()  # one that cannot get rid of its lines would wait for ever
     for agent in running.values():
-        process.stop(agent, STOP_GRACE + 5)
+        process.stop(agent, AGENT_GRACE)

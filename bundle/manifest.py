@@ -5,7 +5,11 @@ A bundle is one uncompressed tar. Its members, in this order::
     manifest.json            canonical JSON: what is in the bundle, and its id
     node.pyz                 the far side's program
     <decompressor>.whl       a zstandard wheel for the target, stored raw (absent where not needed)
-    layers/<layer id>.tar.zst
+    heads/<layer id>         one for each layer: the index of its files and frames
+    layers/<layer id>.tar.zst    the frames of each layer, in the same order
+
+All heads come before all frames: who receives a bundle bit by bit knows from the first of them
+where every later one goes.
 
 The manifest names every member with its size, so the whole tar, headers and padding included, is
 determined by it. A reader rebuilds what each header must be and compares: no byte goes unchecked.
@@ -17,13 +21,14 @@ So parts of a layer can be checked independently, in parallel, before anything i
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 NODE_NAME = "node.pyz"
 BLOCK = 512
@@ -101,8 +106,18 @@ class Layer:
 
     @property
     def member(self) -> str:
-        """The layer's name in the outer tar."""
+        """The name of its frames in the outer tar."""
         return f"layers/{self.id}.tar.zst"
+
+    @property
+    def head_member(self) -> str:
+        """The name of its head in the outer tar."""
+        return f"heads/{self.id}"
+
+    @property
+    def members(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Name and size in bytes of its head and of its frames in the outer tar."""
+        return (self.head_member, self.head_size), (self.member, self.size - self.head_size)
 
 
 @dataclass(frozen=True)
@@ -140,10 +155,16 @@ class Manifest:
     format: int = FORMAT
     """Version of this layout."""
 
-    @property
+    # Both are asked for again and again, and each takes milliseconds for a hundred layers.
+
+    @functools.cached_property
     def id(self) -> Digest:
         """The bundle's identity: the digest of all the fields above."""
         return Digest.of(canonical_json(asdict(self)))
+
+    @functools.cached_property
+    def _bytes(self) -> bytes:
+        return canonical_json({**asdict(self), "id": self.id})
 
     @property
     def unpacked_size(self) -> int:
@@ -157,14 +178,15 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The content of ``manifest.json``."""
-        return canonical_json({**asdict(self), "id": self.id})
+        return self._bytes
 
     def members(self) -> list[tuple[str, int]]:
         """Name and size of every member of the outer tar, in order."""
         listed = [(MANIFEST_NAME, len(self.to_bytes())), (self.node.name, self.node.size)]
         if self.decompressor is not None:
             listed.append((self.decompressor.name, self.decompressor.size))
-        return listed + [(layer.member, layer.size) for layer in self.layers]
+        heads, frames = zip(*(layer.members for layer in self.layers)) if self.layers else ((), ())
+        return [*listed, *heads, *frames]
 
 
 def parse(data: bytes) -> Manifest:
@@ -191,17 +213,20 @@ def parse(data: bytes) -> Manifest:
     return manifest
 
 
-def member_header(name: str, size: int) -> bytes:
-    """The tar header of a member of the outer tar, byte for byte.
+def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
+    """The tar header of a file, byte for byte: in the outer tar, and within layers.
 
-    A plain POSIX ustar header (IEEE Std 1003.1, "ustar Interchange Format") with mode 0644 and
-    owner and time zero. Sizes of 8 GiB and more use GNU tar's base-256 form.
+    A plain POSIX ustar header (IEEE Std 1003.1, "ustar Interchange Format") with owner and time
+    zero. Sizes of 8 GiB and more use GNU tar's base-256 form.
+
+    Raises:
+        ManifestError: the name is longer than 100 bytes.
     """
     if len(name.encode()) > 100:
         raise ManifestError(f"member name is longer than 100 bytes: {name}")
     fields = [
         name.encode().ljust(100, b"\0"),
-        b"0000644\0",
+        b"%07o\0" % mode,
         b"0000000\0",
         b"0000000\0",
         b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big"),

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .layer import Entry, Index, LayerError, check_links
+from .layer import Entry, Index, LayerError, check_links, parents
 from .manifest import Layer
 
 STATE = ".stager"
-"""Where in an environment its manifest and the heads of its layers are kept."""
+"""Where in an environment its manifest and what belongs to it are kept."""
+KEPT = ("layers", "decompressor")
+"""Directories there: the heads of the layers, and the wheel that they were unpacked with."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def site_packages(python: str) -> str:
 
 def own_directories(python: str) -> tuple[str, ...]:
     """Directories that every environment has."""
-    return ("bin", site_packages(python), "project", "assets", f"{STATE}/site", f"{STATE}/layers")
+    own = [f"{STATE}/{name}" for name in ("site", *KEPT)]
+    return ("bin", site_packages(python), "project", "assets", *own)
 
 
 def own_files(python: str) -> tuple[str, ...]:
@@ -94,25 +97,20 @@ def _refuse_clashes(
     for path in own:
         if path in files or path in links or path in folders:
             raise _clash(path, "belongs to the environment itself")
+    kept = tuple(f"{STATE}/{name}/" for name in KEPT)
     for path in [*files, *links]:
-        if path.startswith(f"{STATE}/layers/"):
+        if path.startswith(kept):
             raise _clash(path, "belongs to the environment itself")
-        if path in folders:
-            raise _clash(path, "is a directory, and something else")
-    for path in links:
-        if path in files:
-            raise _clash(path, "is a file, and a link")
+    for path in sorted(folders & {*files, *links}):
+        raise _clash(path, "is a directory, and something else")
+    for path in sorted(links.keys() & files.keys()):
+        raise _clash(path, "is a file, and a link")
 
 
 def _with_parents(paths: Iterable[str], folders: Iterable[str]) -> set[str]:
     """The directories that these paths lie in, and these folders with theirs."""
     needed = set(folders)
-    for path in [*paths, *needed]:
-        parent = path.rpartition("/")[0]
-        while parent and parent not in needed:
-            needed.add(parent)
-            parent = parent.rpartition("/")[0]
-    return needed
+    return needed | parents([*paths, *needed])
 
 
 def _clash(path: str, why: str) -> LayerError:

@@ -178,14 +178,21 @@ def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) 
     Raises:
         NodeError: no route, no such interface here, or a pattern that cannot be read.
     """
-    if isinstance(setting, str):
-        name = setting
-    else:
-        fitting = (name for pattern, name in setting.items() if hostlist.matches(pattern, node))
-        name = next(fitting, "auto")
+    name = interface_setting(setting, node)
     if name == "auto":
         return interface_for(head_address)
     return Link(name, address_of(name, like=head_address))
+
+
+def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
+    """The name that ``[launch] interface`` has for this node, or ``auto``.
+
+    Raises:
+        NodeError: a pattern that cannot be read.
+    """
+    if isinstance(setting, str):
+        return setting
+    return next((name for nodes, name in setting.items() if hostlist.matches(nodes, node)), "auto")
 
 
 def advertised_address(hostname: str, peer: str = "") -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 RECORD_KEYS = ("node", "rank", "local_rank", "exit_code", "exception", "message", "lines", "time")
@@ -17,7 +17,7 @@ _SENT = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
 _MARKED = re.compile(r"\[rank(\d+)\]:")
 _CLOSING = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
 """The line that begins torchrun's own report: its traceback and its table follow."""
-_SIGTERM = -15
+_SIGTERM, _SIGKILL = -15, -9
 _SHOWN = 20
 
 CAUSE, LOST_PEER, ENDED = range(3)
@@ -30,7 +30,13 @@ _LOST_PEER = re.compile(
 """How Gloo, NCCL, the store and Python's sockets word that the other side has gone."""
 
 
-def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list[dict[str, Any]]:
+def failures(
+    job_dir: str,
+    node: str,
+    tail: Iterable[str],
+    ended: float,
+    own: Mapping[int, Sequence[str]] | None = None,
+) -> list[dict[str, Any]]:
     """Every rank of this node that failed, as JSON objects with ``RECORD_KEYS``.
 
     A rank that raised has left a record with its traceback. One that was killed could not; torchrun
@@ -41,7 +47,9 @@ def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list
         node: this node's name.
         tail: the last lines of the node's output.
         ended: when the launcher ended, in seconds since the epoch.
+        own: the last lines of each rank whose output is known apart from the others'.
     """
+    own = own or {}
     found = {record["rank"]: record for record in _records(os.path.join(job_dir, "failures"))}
     lines = list(tail)
     for rank, local_rank, code in reported(lines):
@@ -53,10 +61,24 @@ def failures(job_dir: str, node: str, tail: Iterable[str], ended: float) -> list
                 "exit_code": code,
                 "exception": "",
                 "message": "",
-                "lines": program_lines(lines, rank)[-_SHOWN:],
+                "lines": list(own.get(rank) or program_lines(lines, rank))[-_SHOWN:],
                 "time": ended,
             }
     return sorted(found.values(), key=lambda record: (weight(record), record["time"]))
+
+
+def single(job_dir: str, rank: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any]:
+    """The failure of a rank that no launcher stands between: its record, or its exit status.
+
+    Args:
+        job_dir: the job's directory, where the wrapper puts records.
+        rank: ``node``, ``rank``, ``local_rank``, ``exit_code`` and ``time``.
+        lines: its last lines.
+    """
+    for record in _records(os.path.join(job_dir, "failures")):
+        if record["rank"] == rank["rank"]:
+            return record
+    return {**rank, "exception": "", "message": "", "lines": list(lines)[-_SHOWN:]}
 
 
 def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
@@ -104,6 +126,28 @@ def weight(record: Mapping[str, Any]) -> int:
         return ENDED
     said = f"{record['exception']}: {record['message']}"
     return LOST_PEER if record["exception"] and _LOST_PEER.search(said) else CAUSE
+
+
+def out_of_memory(
+    records: Iterable[dict[str, Any]], before: int | None, after: int | None
+) -> list[tuple[dict[str, Any], str]]:
+    """The ranks that were killed while the kernel killed for want of memory, and a line on that.
+
+    A process that is killed cannot say so itself, and Slurm only does where it limits memory.
+
+    Args:
+        records: the failures of this node.
+        before: the kernel's count when the ranks were started; None where there is none.
+        after: its count now.
+    """
+    if before is None or after is None or after <= before:
+        return []
+    many = after - before
+    line = (
+        f"stager: {many} oom-kill event{'s' if many > 1 else ''} on this node while the ranks ran: "
+        "the kernel killed for want of memory"
+    )
+    return [(record, line) for record in records if record["exit_code"] == _SIGKILL]
 
 
 def _records(folder: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from .fs import fault
 
 SUBDIRECTORIES = ("incoming", "locks", "envs", "jobs")
+_ATTEMPTS = 10
 
 
 def secure_root(base: str, uid: int | None = None) -> str:
@@ -31,6 +32,18 @@ def secure_root(base: str, uid: int | None = None) -> str:
     """
     owner = os.geteuid() if uid is None else uid
     real = os.path.realpath(base)
+    for _ in range(_ATTEMPTS):
+        with suppress(_Vanished):
+            return _secure(real, owner)
+    why = "it cannot be made there, or is removed again and again"
+    raise fault("cannot be used as node root", str(Path(real, f"stager-{owner}")), why)
+
+
+class _Vanished(Exception):
+    """The node root was removed just now, as ``stager clean`` does where nothing is left."""
+
+
+def _secure(real: str, owner: int) -> str:
     base_fd = _open_base(real)
     try:
         root = str(Path(real, f"stager-{owner}"))
@@ -72,6 +85,8 @@ def _open_own(parent: int, path: str, owner: int) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         opened = os.open(name, flags, dir_fd=parent)
     except OSError as exc:
+        if isinstance(exc, FileNotFoundError):
+            raise _Vanished from exc
         raise fault("cannot be used as node root", path, _kind(path) or str(exc.strerror)) from exc
     found = os.fstat(opened)
     if found.st_uid != owner:

@@ -8,29 +8,29 @@ leaves in ``incoming/`` is swept by the next one of the same bundle.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import gc
 import os
-import pkgutil
 import re
 import shutil
 import tempfile
 import time
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import delta, patches
-from .archive import BundleFile, Decompress, decompressor
+from . import delta, locks
+from .archive import BundleFile, Excerpt
+from .arrival import Arrival
+from .decompressor import load_decompressor
 from .fs import facts_of, refusals
-from .layer import Entry, Index, LayerError
+from .layer import LayerError
 from .manifest import Layer
-from .merge import STATE, merge, site_packages
-from .pool import share
+from .merge import Merged, merge
 from .problem import NodeError, Problem
+from .venv import finish, is_ready
+from .writer import write_layers, write_problem
 
 _BLOCK = 4096
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _LEFT_OVER = re.compile(r"([0-9a-f]{64})\.")
 
 
@@ -50,6 +50,31 @@ class Environment:
     """How long it took, waiting for others included."""
 
 
+@dataclass(frozen=True)
+class Sent:
+    """How a bundle's file comes to this node."""
+
+    excerpt: Excerpt | None = None
+    """What is in it, where that is not all; the rest is taken from older environments here."""
+    arrival: Arrival | None = None
+    """How far it is, where it is still being sent: it is unpacked as it comes."""
+
+
+class Lacking(NodeError):
+    """What was sent is not enough: an older environment that had the rest has gone or changed."""
+
+    def __init__(self, name: str, path: str) -> None:
+        """Say which part is missing, and in which file."""
+        super().__init__(
+            Problem(
+                what="a part of the environment is missing",
+                where=path,
+                why=f"{name} was to be taken from an older environment, which has changed",
+                fix="start again",
+            )
+        )
+
+
 def env_path(root: str, bundle_id: str) -> str:
     """Where the environment of a bundle lies under a node root."""
     return os.path.join(root, "envs", bundle_id)
@@ -66,15 +91,19 @@ def hold(root: str, bundle_id: str) -> int:
     The descriptor is inherited by whatever this process becomes or starts.
 
     Raises:
-        NodeError: the lock cannot be made or taken.
+        NodeError: the environment is not there, or the lock cannot be made or taken.
     """
     path = lock_path(root, bundle_id)
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        handle = locks.take(path, fcntl.LOCK_SH)
         os.set_inheritable(handle, True)
-        fcntl.flock(handle, fcntl.LOCK_SH)
     except OSError as exc:
-        raise NodeError(_write_problem(exc, path)) from exc
+        raise NodeError(write_problem(exc, path)) from exc
+    if not os.path.isdir(env_path(root, bundle_id)):
+        os.close(handle)
+        why = "it has been removed, as `stager clean` does with what is not in use"
+        where = env_path(root, bundle_id)
+        raise NodeError(Problem("the environment is gone", where, why, "start again"))
     return handle
 
 
@@ -88,7 +117,15 @@ def using(root: str, bundle_id: str) -> Iterator[None]:
         os.close(handle)
 
 
-def unpack(path: str, *, root: str, expected: str, python: str, processes: int) -> Environment:
+def unpack(
+    path: str,
+    *,
+    root: str,
+    expected: str,
+    python: str,
+    processes: int,
+    sent: Sent | None = None,
+) -> Environment:
     """Make sure that the environment of a bundle is there, and complete.
 
     Args:
@@ -97,6 +134,7 @@ def unpack(path: str, *, root: str, expected: str, python: str, processes: int) 
         expected: the bundle's id.
         python: the interpreter that the environment is for.
         processes: how many processes unpack.
+        sent: how the file comes here, where it is or was sent.
 
     Raises:
         NodeError: the bundle is damaged, there is no room, or the place cannot be written.
@@ -104,29 +142,19 @@ def unpack(path: str, *, root: str, expected: str, python: str, processes: int) 
     started = time.monotonic()
     final = env_path(root, expected)
     linked = written = 0
+    how = sent or Sent()
     try:
         reused = is_ready(final, python)
         if not reused:
-            with _locked(root, expected):
+            with locks.using_root(root), _locked(root, expected):
                 reused = is_ready(final, python)
                 if not reused:
                     _sweep(root, expected)
-                    with BundleFile(path, expected) as bundle:
+                    with BundleFile(path, expected, how.excerpt, how.arrival) as bundle:
                         linked, written = _make(bundle, root, python, processes)
     except OSError as exc:
-        raise NodeError(_write_problem(exc, root)) from exc
+        raise NodeError(write_problem(exc, root)) from exc
     return Environment(final, reused, linked, written, time.monotonic() - started)
-
-
-def is_ready(path: str, python: str) -> bool:
-    """Whether a published environment is there; its interpreter link is renewed if it moved."""
-    for name in ("pyvenv.cfg", "bin", os.path.join(STATE, "manifest.json")):
-        if not os.path.exists(os.path.join(path, name)):
-            return False  # never made, or cleared away in part, as cleaners of /tmp do
-    link = os.path.join(path, "bin", "python")
-    if os.path.realpath(link) != os.path.realpath(python):
-        _interpreter(path, python)
-    return True
 
 
 @contextlib.contextmanager
@@ -136,167 +164,120 @@ def _locked(root: str, bundle_id: str, *, wait: bool = True) -> Iterator[None]:
     Raises:
         BlockingIOError: somebody else holds it, and ``wait`` is false.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    handle = os.open(lock_path(root, bundle_id), flags, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+    with locks.taken(lock_path(root, bundle_id), operation):
         yield
-    finally:
-        os.close(handle)
 
 
 def _make(bundle: BundleFile, root: str, python: str, processes: int) -> tuple[int, int]:
     """Build the environment in a private directory and publish it; files linked and written."""
     manifest = bundle.manifest
+    layers = manifest.layers
     incoming = os.path.join(root, "incoming")
-    older = delta.older_layers(os.path.join(root, "envs"), manifest)
-    _require_room(incoming, [layer for layer in manifest.layers if layer.head not in older])
+    older = delta.older_layers(os.path.join(root, "envs"), [layer.head for layer in layers])
+    _require_room(incoming, [layer for layer in layers if layer.head not in older])
     private = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
     staging, tools = os.path.join(private, "env"), os.path.join(private, "tools")
     try:
         os.mkdir(staging, 0o700)
         os.mkdir(tools, 0o700)
-        bundle.part(manifest.node)  # not needed here; but a damaged bundle is to be found out
-        decompress = decompressor(bundle, tools)
-        indexes = [bundle.index(layer, decompress) for layer in manifest.layers]
-        with bundle.refusing(LayerError):
-            merged = merge(manifest.layers, indexes, manifest.requires.python)
+        if bundle.holds(manifest.node.name):
+            bundle.part(manifest.node)  # not needed here; but damage is to be found out
+        wheel = _wheel(bundle, os.path.join(root, "envs"))
+        part = manifest.decompressor
+        decompress = load_decompressor(part.name if part else "", wheel, tools)
+        heads = _heads(bundle, older, layers)
+        with _no_collection():
+            # What an older environment was made from has been checked then.
+            indexes = [
+                bundle.index(layer, head, decompress, checked=layer.head in older)
+                for layer, head in zip(layers, heads)
+            ]
+            with bundle.refusing(LayerError):
+                merged = merge(layers, indexes, manifest.requires.python)
         for path in merged.directories:
             os.mkdir(os.path.join(staging, path), 0o755)
-        fresh, linked = [], 0
-        for layer, index, entries in zip(manifest.layers, indexes, merged.entries):
-            source = older.get(layer.head)
-            if source is not None and delta.link_layer(source, staging, entries):
-                linked += len(entries)
-            else:
-                fresh.append((layer, index, entries))
-        _write_layers(bundle, staging, fresh, decompress, processes)
+        linked = _link(layers, merged, older, staging, processes)
+        fresh = [
+            (layer, index, entries)
+            for layer, index, entries in zip(layers, indexes, merged.entries)
+            if layer.head not in linked
+        ]
+        for layer, _, _ in fresh:
+            if not bundle.holds(layer.member):
+                raise Lacking(layer.name, bundle.path)
+        write_layers(bundle, staging, fresh, decompress, processes)
         for path, target in merged.links.items():
             os.symlink(target, os.path.join(staging, path))
-        _finish(staging, bundle, python)
+        bundle.check_frame()  # could not be done before where the file was still being sent
+        finish(staging, manifest, python, heads, wheel)
         shutil.rmtree(tools)
         os.rename(staging, env_path(root, manifest.id))
     finally:
         shutil.rmtree(private, ignore_errors=True)
-    return linked, sum(len(entries) for _, _, entries in fresh)
+    written = sum(len(entries) for _, _, entries in fresh)
+    return sum(map(len, merged.entries)) - written, written
 
 
-def _write_layers(
-    bundle: BundleFile,
-    staging: str,
-    fresh: Sequence[tuple[Layer, Index, Sequence[Entry]]],
-    decompress: Decompress,
-    processes: int,
-) -> None:
-    """Write the files of the given layers, one frame a task, the largest frames first."""
-    tasks = []
-    for layer, index, entries in fresh:
-        offset, start = bundle.frames_start(layer), 0
-        starts = [entry.offset for entry in entries]
-        for frame in index.frames:
-            end = start + frame.unpacked_size
-            # The last entry that begins at or before `start` may reach into this frame.
-            first = max(bisect_right(starts, start) - 1, 0)
-            last = bisect_right(starts, end - 1)
-            tasks.append((offset, frame, start, entries[first:last]))
-            offset, start = offset + frame.size, end
-    tasks.sort(key=lambda task: -task[1].unpacked_size)
-
-    def work(number: int) -> None:
-        offset, frame, start, entries = tasks[number]
-        data = bundle.frame(offset, frame.size, frame.sha256)
-        with bundle.refusing(LayerError):
-            content = decompress(data, frame.unpacked_size)
-        try:
-            _write_files(staging, memoryview(content), start, entries)
-        except OSError as exc:
-            raise NodeError(_write_problem(exc, staging)) from exc
-
-    share(len(tasks), work, processes)
+def _link(
+    layers: Sequence[Layer], merged: Merged, older: Mapping[str, str], staging: str, processes: int
+) -> set[str]:
+    """Take from older environments what they have; returns the heads of the layers taken."""
+    known = [
+        (layer.head, entries)
+        for layer, entries in zip(layers, merged.entries)
+        if layer.head in older
+    ]
+    wanted = [(older[head], entries) for head, entries in known]
+    done = delta.link_layers(wanted, staging, processes)
+    return {head for (head, _), whole in zip(known, done) if whole}
 
 
-def _write_files(staging: str, content: memoryview, start: int, entries: Sequence[Entry]) -> None:
-    """Write what one frame holds of each file; a file may go on in the next frame."""
-    end = start + len(content)
-    for entry in entries:
-        begin, stop = max(entry.offset, start), min(entry.offset + entry.size, end)
-        if begin > stop or (begin == stop and entry.offset < start):
-            continue
-        # O_NOFOLLOW and no link in the tree yet: nothing can redirect what is written.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(os.path.join(staging, entry.path), flags, entry.mode)
-        try:
-            place = begin - entry.offset
-            part = content[begin - start : stop - start]
-            while part:
-                written = os.pwrite(handle, part, place)
-                part, place = part[written:], place + written
-        finally:
-            os.close(handle)
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Build large structures that have no cycles, without the collector looking at them often."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
-def _finish(staging: str, bundle: BundleFile, python: str) -> None:
-    """Make a virtual environment of the tree (PEP 405), and note what it was made from."""
-    manifest = bundle.manifest
-    site = site_packages(manifest.requires.python)
-    os.symlink(site, os.path.join(staging, "pkgs"))
-    os.symlink("lib", os.path.join(staging, "lib64"))  # the name on Fedora and its kin
-    _interpreter(staging, python)
-    for name in ("python3", f"python{manifest.requires.python}"):
-        os.symlink("python", os.path.join(staging, "bin", name))
-    _write(os.path.join(staging, site, "_stager_patches.pth"), patches.PTH_LINE.encode() + b"\n")
-    _write(os.path.join(staging, site, "_stager_patches.py"), source_of("patches"))
-    for layer in manifest.layers:
-        start = bundle.frames_start(layer) - layer.head_size
-        head = bundle.read(start, layer.head_size)
-        _write(os.path.join(staging, STATE, "layers", layer.id), head)
-    # The last file of all: its time is the environment's, see bundle.delta.
-    _write(os.path.join(staging, STATE, "manifest.json"), manifest.to_bytes())
-
-
-def _interpreter(path: str, python: str) -> None:
-    """Point the environment at an interpreter of this node, replacing what was there by renames."""
-    config = (
-        f"home = {os.path.dirname(python)}\n"
-        "include-system-site-packages = false\n"
-        f"executable = {python}\n"
-    )
-    mark = f".{os.getpid()}-{time.monotonic_ns()}"
-    # The link comes last: where it is right, all is.
-    _write(os.path.join(path, "pyvenv.cfg" + mark), config.encode())
-    os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
-    link = os.path.join(path, "bin", "python")
-    os.symlink(python, link + mark)
-    os.rename(link + mark, link)
-
-
-def source_of(name: str) -> bytes:
-    """The source of a module of this package, from the directory or the zip it was loaded from.
+def _heads(bundle: BundleFile, older: Mapping[str, str], layers: Sequence[Layer]) -> list[bytes]:
+    """The head of every layer, from the file or from an older environment.
 
     Raises:
-        NodeError: there is none.
+        Lacking: one is in neither.
     """
-    data = pkgutil.get_data(__package__, f"{name}.py")
+    heads = []
+    for layer in layers:
+        if bundle.holds(layer.head_member):
+            head: bytes | None = bundle.head(layer)
+        else:
+            head = delta.head_of(older[layer.head], layer) if layer.head in older else None
+        if head is None:
+            raise Lacking(layer.name, bundle.path)
+        heads.append(head)
+    return heads
+
+
+def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
+    """The zstandard wheel; None where this Python has zstd of its own.
+
+    Raises:
+        Lacking: it is neither in the file nor in an older environment.
+    """
+    part = bundle.manifest.decompressor
+    if part is None:
+        return None
+    if bundle.holds(part.name):
+        return bundle.part(part)
+    data = delta.older_decompressor(envs, part)
     if data is None:
-        raise NodeError(Problem("the node program is incomplete", name, "no source", "build again"))
+        raise Lacking(part.name, bundle.path)
     return data
-
-
-def _write(path: str, data: bytes) -> None:
-    # "x": never through a link, and never into a file that older environments share.
-    with open(path, "xb") as handle:
-        handle.write(data)
-
-
-def _write_problem(exc: OSError, where: str) -> Problem:
-    full = exc.errno in _NO_ROOM
-    return Problem(
-        what="the environment does not fit" if full else "the environment cannot be written",
-        where=str(exc.filename or where),
-        why=exc.strerror or str(exc),
-        fix="see the space, the inodes and the permissions there, or name another place with "
-        "[cluster] node-root or $STAGER_NODE_ROOT",
-    )
 
 
 def room_for(layers: Sequence[Layer]) -> tuple[int, int]:

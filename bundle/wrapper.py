@@ -10,7 +10,7 @@ It reads ``STAGER_ENV`` (the environment; its packages come first on ``sys.path`
 ``STAGER_PROJECT`` (the staged project), ``STAGER_TRAINER`` (the directory that holds the
 ``trainer`` package; last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``,
 ``RANK`` and ``LOCAL_RANK``; each may be absent. ``STAGER_PATCHES`` is set to ``1`` unless it is
-set already.
+set already. ``STAGER_OUTPUT`` is a directory with one named pipe a local rank: output goes there.
 
 The exit status is the program's own: 1 after an uncaught exception, 130 after an interrupt; 2 when
 there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<RANK>.json`` holds
@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int:
     if not args:
         _complain("usage: run_wrapper.py [-m MODULE | SCRIPT] ARGS...")
         return USAGE
+    take_own_pipe()
     forget_record()
     write_whole_lines()
     if kind == "script":
@@ -118,6 +119,25 @@ def _distinct(entries: Iterable[Optional[str]]) -> list[str]:
         if entry:
             kept.setdefault(os.path.realpath(entry), entry)
     return list(kept.values())
+
+
+def take_own_pipe() -> None:
+    """Send what this rank and its children write into its own pipe, so that its log is its own.
+
+    The first line there says which rank it is; after a restart it may be another one.
+    """
+    folder = os.environ.get("STAGER_OUTPUT")
+    if not folder:
+        return
+    try:
+        pipe = os.open(Path(folder, str(_number("LOCAL_RANK"))), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # nobody reads it: what is inherited is as good
+        return
+    os.set_blocking(pipe, True)
+    os.write(pipe, f"\x1erank {_number('RANK')}\n".encode())
+    for stream in (1, 2):
+        os.dup2(pipe, stream)
+    os.close(pipe)
 
 
 def write_whole_lines() -> None:

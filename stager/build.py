@@ -125,10 +125,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     def fetched(line: str) -> None:
         listener.step(line, 0, 0)
 
-    def waiting() -> None:
-        listener.note(f"waiting for another build in {store.root}")
-
-    with store.lock(waiting):
+    with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         with phase("lock"):
             spec = read_spec(config)
             lock = _current_lock(config, spec, store, options)
@@ -140,7 +137,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         with phase("layers"):
             trees = project_sources(config, store.root, listener.note)
             made = make_layers(
-                [*map(Source.of_wheel, wheels), *trees],
+                [*(Source.of_wheel(wheel, spec.prune) for wheel in wheels), *trees],
                 store=store,
                 target=spec.target,
                 jobs=options.jobs or len(os.sched_getaffinity(0)),
@@ -198,6 +195,7 @@ def build_report(built: Built) -> dict[str, Any]:
         "unpacked_bytes": manifest.unpacked_size,
         "layers_built": built.made.built,
         "layers_reused": built.made.reused,
+        "pruned": bundles.pruned(built.packed.path).to_json(),
         "proved": built.proof is not None and built.proof.done,
         "lock": str(built.lock.path),
         "seconds": built.seconds,
@@ -304,9 +302,9 @@ def _decompressor(
 
 def _inputs(spec: Spec, trees: Sequence[Source]) -> Digest:
     """Digest of everything that decides a bundle, known without building it."""
-    ids = [layer_id(tree, spec.target) for tree in trees]
-    node = Digest.of(make_node_program())
-    return Digest.of(canonical_json({"spec": spec.digest, "trees": ids, "node": node}))
+    ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
+    inputs = {"spec": spec.digest, "trees": ids, "node": Digest.of(make_node_program())}
+    return Digest.of(canonical_json(inputs))
 
 
 def _asked(spec: Spec, lock: Lock) -> tuple[str, ...]:

@@ -1,225 +1,175 @@
-"""What failed first, why, and what to do: from what the nodes and ranks left behind."""
+"""What failed first, why, and what to do: from the files that a job has left."""
 
 from __future__ import annotations
 
-import re
-import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from bundle.problem import Problem
-from bundle.ranks import CAUSE, weight
+from bundle.ranks import CAUSE
 
-LINES = 20
-_TOLD_TO_END = 128 + signal.SIGTERM
+from .diagnosing import accounting, ending, told
+from .diagnosing.catalogue import END
+from .diagnosing.failure import Diagnosis, FirstFailure
+from .diagnosing.judge import Judged, absent, hang, judge
+from .diagnosing.proofs import proofs
+from .diagnosing.scan import Hit, Scanned, scan, sieve
+from .diagnosing.torchruns import Torchruns, torchruns
+from .joblogs import events
+from .joblogs.clock import Clock
+from .joblogs.files import JobFiles, LogFile
+from .joblogs.lines import last_lines
+from .joblogs.result import sound
 
-
-@dataclass(frozen=True, kw_only=True)
-class FirstFailure:
-    """The failure that the others follow from."""
-
-    node: str
-    """The node it happened on."""
-    rank: int | None
-    """The rank, where it was one."""
-    exit_code: int | None
-    """The rank's exit status, negative for a signal; None where no rank had started."""
-    kind: str
-    """Its class, one of the words that ``--json`` documents."""
-    cause: str
-    """What happened, in one line."""
-    hint: str
-    """What to do about it."""
-    lines: tuple[str, ...]
-    """The last lines that belong to it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields under the names that scripts rely on."""
-        return {
-            "node": self.node,
-            "rank": self.rank,
-            "exit_code": self.exit_code,
-            "class": self.kind,
-            "cause": self.cause,
-            "hint": self.hint,
-            "lines": list(self.lines),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sign:
-    """A text that tells a class of failure."""
-
-    kind: str
-    pattern: re.Pattern[str]
-    hint: str
-
-
-_SIGNS = (
-    _Sign(
-        kind="missing-module",
-        pattern=re.compile(r"ModuleNotFoundError: No module named|cannot run -m "),
-        hint="add the package to environment.requirements and build again; a module of your own "
-        "must be in the project folder and not excluded",
-    ),
-    _Sign(
-        kind="missing-module",
-        pattern=re.compile(r"FileNotFoundError: no script "),
-        hint="check the script's name; it is looked for in the staged project, then in the "
-        "directory that stager was called from",
-    ),
-    _Sign(
-        kind="missing-asset",
-        pattern=re.compile(r"FileNotFoundError: \[Errno 2\]"),
-        hint="relative paths start where stager was called; files named in assets.paths are "
-        "under $STAGER_ASSETS on every node",
-    ),
-    _Sign(
-        kind="missing-asset",
-        pattern=re.compile(
-            r"OfflineModeIsEnabled|LocalEntryNotFoundError|Couldn't find cache for"
-            r"|Couldn't (connect|reach) .*[Hh]ub"
-        ),
-        hint="nothing is fetched at run time: put the files under assets.paths and give their path",
-    ),
-    _Sign(
-        kind="out-of-memory",
-        pattern=re.compile(r"OutOfMemoryError|CUDA out of memory|MemoryError|oom.kill", re.I),
-        hint="use a smaller batch, fewer ranks a node, or nodes with more memory",
-    ),
-    _Sign(
-        kind="disk-full",
-        pattern=re.compile(r"No space left on device|Disk quota exceeded"),
-        hint="free some space there, or write somewhere else",
-    ),
-    _Sign(
-        kind="port",
-        pattern=re.compile(r"EADDRINUSE|[Aa]ddress already in use"),
-        hint="another process took the port in between: start the job again",
-    ),
-    _Sign(
-        kind="interface",
-        pattern=re.compile(r"Unable to find address for|connectFullMesh failed"),
-        hint="name the right network interface with --interface",
-    ),
-    _Sign(
-        kind="rendezvous",
-        pattern=re.compile(r"RendezvousTimeoutError|waiting for clients"),
-        hint="some node's ranks never came: look at the other nodes' logs",
-    ),
+_LAST = 6
+"""Lines that are shown of a rank that hangs."""
+_SILENT = (
+    "it has printed nothing: let it say how far it is, or have it dump its stack with "
+    "faulthandler.dump_traceback_later(60); look for code that only some ranks run"
 )
 
-_NODE_SIGNS = (
-    ("node-failure", re.compile(r"gave no answer")),
-    ("damaged-copy", re.compile(r"damaged|another bundle")),
-    ("disk-full", re.compile(r" are free|No space left")),
-    ("interface", re.compile(r"no such interface")),
-    ("name-resolution", re.compile(r"name cannot be resolved")),
-    ("port", re.compile(r"ports .* can be listened on")),
-)
-"""How the far side words its problems, by class; anything else is the environment's."""
 
+def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagnosis:
+    """Find the first failure of a job.
 
-def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
-    """The earliest failure that is a cause and not a consequence.
-
-    A rank that failed by itself comes first; then a node that could not do its part; then a
-    launcher that failed before it had ranks. Only where there is none of these is a rank blamed
-    that lost its connection to the others, or that somebody ended.
+    What the job's driver has told counts most: the records of the ranks, the problems of the nodes,
+    how Slurm ended it. Logs explain it, and stand in for it where there was no such driver.
 
     Args:
-        result: the driver's ``result`` event.
+        files: the job's files, or a directory of somebody else's logs.
+        result: the driver's last event; None takes it from the file of events.
     """
-    ranked = sorted(result.get("failures", []), key=lambda one: (weight(one), float(one["time"])))
-    if ranked and weight(ranked[0]) == CAUSE:
-        return _of_rank(ranked[0])
-    for node, problems in result.get("problems", {}).items():
-        for raw in problems:
-            return _of_node(node, Problem.from_json(raw))
-    codes = {node: int(code) for node, code in result.get("exit_codes", {}).items() if code}
-    with_ranks = {record["node"] for record in ranked}
-    silent = {node: code for node, code in codes.items() if node not in with_ranks}
-    # A launcher that was told to end is a consequence, too.
-    for node in sorted(silent, key=lambda node: silent[node] == _TOLD_TO_END):
-        if silent[node] != _TOLD_TO_END or not ranked:
-            return _of_launcher(node, silent[node], result.get("tails", {}).get(node, []))
-    return _of_rank(ranked[0]) if ranked else None
-
-
-def _of_rank(record: Mapping[str, Any]) -> FirstFailure:
-    code = int(record["exit_code"])
-    lines = tuple(str(line) for line in record["lines"][-LINES:])
-    sign = _sign("\n".join(lines))
-    exception, message = str(record["exception"]), str(record["message"]).split("\n")[0]
-    if exception == "SystemExit":
-        cause = f"the program ended itself: sys.exit({message})"
-        kind, hint = "python-error", "the lines before that in its log say why"
-    elif exception:
-        cause = f"{exception}: {message}" if message else exception
-        kind, hint = "python-error", "the traceback names the line in your program"
-    else:
-        cause, kind, hint = _of_code(code)
-    if sign is not None and kind != "killed":  # the lines of a killed one may be anybody's
-        kind, hint = sign.kind, sign.hint
-    return FirstFailure(
-        node=str(record["node"]),
-        rank=int(record["rank"]),
-        exit_code=code,
-        kind=kind,
-        cause=cause,
-        hint=hint,
-        lines=lines,
+    said = events.told(files.events) if files.job_id else events.Told()
+    result = sound(said.result if result is None else result)
+    launched = torchruns(files.logs)
+    seen = launched.named(_scan(files, launched))
+    nodes = _nodes_of_ranks(files, said, result) | launched.nodes(files.logs)
+    judged = judge(seen.hits, seen.lengths, nodes)
+    first = told.verdict(result, files.job_id)
+    ok: bool | None = bool(result["ok"]) if "ok" in result else None
+    if first is not None:
+        first, judged = _explained(first, judged, seen, result, nodes)
+    elif ok is None:
+        slurm = accounting.state(files.job_id) if files.job_id else ""
+        first = _ended(slurm, files.job_id, judged) or _placed(judged, seen, launched)
+        ok = True if slurm == "COMPLETED" and first is None else None if first is None else False
+    known = Diagnosis(
+        job_id=files.job_id, folder=files.folder, ok=ok, first=first, read=len(files.logs)
+    )
+    if first is None:
+        return known
+    alike = _alike(first, result)
+    return replace(
+        known,
+        first=_with_last_words(first, files),
+        proofs=tuple(proofs(first, judged, seen, files)),
+        alike=alike,
+        consequences=_consequences(first, judged, result, alike),
+        missing=judged.missing if first.kind == "hang" else (),
     )
 
 
-def _of_code(code: int) -> tuple[str, str, str]:
-    """Cause, class and hint of a process that left no word."""
-    number = -code if code < 0 else code - 128 if code > 128 else 0
-    if number == 0:
-        return f"it ended with exit status {code}", "unknown", "its log holds all it wrote"
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    hints = {
-        "SIGKILL": "usually the machine ran out of memory: use a smaller batch or fewer ranks",
-        "SIGSEGV": "a crash in compiled code: set PYTHONFAULTHANDLER=1 and run again to see where",
-        "SIGILL": "a wheel uses instructions that this processor has not: exclude the node",
-    }
-    return f"it was killed by {name}", "killed", hints.get(name, "see who sent the signal")
+def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
+    clock = Clock(files)
+    logs = [launched.unnamed(log) for log in files.logs]
+    if files.job_id and files.preflight.exists() and not files.events.exists():
+        logs.append(LogFile(path=files.preflight))
+    texts = sieve()
+    return Scanned.of(scan(log, clock, texts) for log in logs)
 
 
-def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
-    """The launcher itself failed, before or beside its ranks."""
-    sign = _sign("\n".join(tail))
-    shown = tuple(tail[-LINES:])
-    last = next((line.strip() for line in reversed(tail) if line.strip()), "")
-    return FirstFailure(
-        node=node,
-        rank=None,
-        exit_code=code,
-        kind=sign.kind if sign else "unknown",
-        cause=last or f"the launcher ended with exit status {code}",
-        hint=sign.hint if sign else "the node's log holds all that was written",
-        lines=shown,
-    )
+def _nodes_of_ranks(
+    files: JobFiles, said: events.Told, result: Mapping[str, Any]
+) -> dict[int, str]:
+    """The node of each rank, from the names of logs, and from how ranks are dealt to nodes."""
+    nodes = {log.rank: log.node for log in files.logs if log.rank is not None}
+    world = int(result.get("world_size") or 0)
+    if world and said.nodes and world % len(said.nodes) == 0:
+        each = world // len(said.nodes)
+        nodes = {rank: said.nodes[rank // each] for rank in range(world)} | nodes
+    return nodes
 
 
-def _of_node(node: str, problem: Problem) -> FirstFailure:
-    """No rank was started: the node could not do its part."""
-    why = f"{problem.what}: {problem.why}" if problem.why else problem.what
-    kinds = (kind for kind, pattern in _NODE_SIGNS if pattern.search(why))
-    return FirstFailure(
-        node=node,
-        rank=None,
-        exit_code=None,
-        kind=next(kinds, "environment"),
-        cause=f"{problem.where}: {why}" if problem.where else why,
-        hint=problem.fix,
-        lines=(),
-    )
+def _ended(slurm: str, job_id: str, judged: Judged) -> FirstFailure | None:
+    """What Slurm says that it did to a job; a cause that the logs show comes before it."""
+    own = judged.first is not None and judged.first.kind not in ("unknown", "killed", "hang")
+    how = accounting.ended_by(slurm)
+    return ending.failure(how, job_id, "") if how and not own else None
 
 
-def _sign(text: str) -> _Sign | None:
-    return next((sign for sign in _SIGNS if sign.pattern.search(text)), None)
+def _placed(judged: Judged, seen: Scanned, launched: Torchruns) -> FirstFailure | None:
+    """The failure that the logs show, with its node and rank as far as other lines tell them.
+
+    Slurm tells its end of a job through one of the nodes, which is not to blame for it.
+    """
+    first, hit = judged.first, next(iter(judged.shown), None)
+    if first is None or not isinstance(hit, Hit) or hit.entry is None:
+        return first
+    if hit.entry.tells == END:
+        lost = [
+            other.groups["node"]
+            for other in (hit, *seen.hits)
+            if other.entry and other.entry.kind == "node-failure" and other.groups.get("node")
+        ]
+        node = lost[0] if lost and first.kind == "node-failure" else ""
+        return replace(first, node=node, rank=None)
+    task = hit.groups.get("tasks", "")
+    if first.rank is None and task.isdigit() and not launched.first:
+        return replace(first, rank=int(task))
+    return first
+
+
+def _explained(
+    first: FirstFailure,
+    judged: Judged,
+    seen: Scanned,
+    result: Mapping[str, Any],
+    nodes: Mapping[int, str],
+) -> tuple[FirstFailure, Judged]:
+    """The driver's verdict, with what only the logs tell: who was missing, what killed a rank."""
+    records = result.get("failures", [])
+    waited = [record for record in records if told.stuck(record)]
+    if waited and first.kind == "hang" and first.rank in {one["rank"] for one in waited}:
+        waiting = seen.stuck()
+        here = {int(one["rank"]) for one in waited}
+        missing = absent(waiting, nodes) if waiting else ()
+        missing = missing or tuple(sorted(set(nodes) - here))
+        if waiting:
+            judged = replace(judged, shown=tuple(waiting[:3]), missing=missing)
+            return hang(waiting[0], missing, nodes), judged
+    if first.kind == "killed" and first.exit_code in (-9, 137):
+        killer = seen.memory(first.node)
+        if killer is not None and killer.entry is not None:
+            meaning, hint = killer.entry.said(killer.groups)
+            first = replace(first, kind=killer.entry.kind, meaning=meaning, hint=hint)
+            first = replace(first, entry=killer.entry.name)
+            return first, replace(judged, shown=(killer,))
+    return first, judged
+
+
+def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
+    """Of a rank that others waited for, what it said last; they are shown as proofs."""
+    if first.kind != "hang" or first.exit_code is not None:
+        return first
+    said = [last_lines(log.path, _LAST) for log in files.logs if log.rank == first.rank]
+    lines = tuple(line for part in said for line in part)
+    hint = first.hint if lines or first.rank is None else _SILENT
+    return replace(first, lines=lines, hint=hint)
+
+
+def _alike(first: FirstFailure, result: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ranks that failed in just the same way, by themselves."""
+    records = {int(record["rank"]): record for record in result.get("failures", [])}
+    own = records.get(first.rank) if first.rank is not None else None
+    if own is None or not own["exception"] or told.part(own) != CAUSE:
+        return ()
+    same = ("exception", "message")
+    found = (rank for rank, one in records.items() if all(one[key] == own[key] for key in same))
+    return tuple(sorted(rank for rank in found if rank != first.rank))
+
+
+def _consequences(
+    first: FirstFailure, judged: Judged, result: Mapping[str, Any], alike: tuple[int, ...]
+) -> tuple[int, ...]:
+    failed = {int(record["rank"]) for record in result.get("failures", [])} | set(judged.failed)
+    return tuple(sorted(failed - {first.rank} - set(judged.missing) - set(alike)))

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.job import Job, Launch
@@ -15,18 +15,20 @@ from bundle.unpack import room_for
 
 from .config import Config
 from .errors import ConfigError, StagerError
+from .joblogs.files import DEFAULT_LOG_DIR
 from .store import keep_out_of_projects
 
 INTERPRETERS = ("python", "python3", "torchrun")
-DEFAULT_LOG_DIR = "~/slurm_logs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """What the command line says about a job; None leaves a value to the settings."""
 
-    nodes: int | None = None
-    """How many nodes."""
+    nodes: tuple[int, int] | None = None
+    """Fewest and most nodes."""
+    min_nodes: int | None = None
+    """How many nodes must be able to do it."""
     nproc_per_node: int | None = None
     """Ranks on each node."""
     launcher: str | None = None
@@ -35,25 +37,73 @@ class JobOptions:
     """``auto``, ``gloo`` or ``nccl``."""
     interface: str | None = None
     """``auto`` or a network interface's name."""
+    stage: str | None = None
+    """``auto``, ``always`` or ``never``."""
+    partition: str | None = None
+    """Slurm partition."""
+    account: str | None = None
+    """Slurm account."""
+    time: str | None = None
+    """Time limit, as Slurm writes it."""
+    exclude: str | None = None
+    """Nodes to avoid, besides those of the settings."""
+    container_image: str | None = None
+    """Image that the ranks run in."""
+    container_mounts: tuple[str, ...] = ()
+    """What the container sees of the node, besides what the settings say."""
+    pass_env: tuple[str, ...] = ()
+    """Names of secret variables for the ranks, besides those of the settings."""
     log_dir: Path | None = None
     """Where logs go."""
     command: tuple[str, ...] = ()
     """What each rank runs."""
     allocation: str = "auto"
-    """Where the nodes come from."""
+    """Where the nodes come from; ``slurm`` makes a job that an allocation is found for later."""
+    dry_run: bool = False
+    """Whether to stop after the plan."""
+    deep: bool = False
+    """Whether ``verify`` reads every file and tries the network."""
 
 
-def refuse_allocation(name: str) -> None:
-    """Accept ``auto`` and ``local``.
+def settle(config: Config, options: JobOptions) -> Config:
+    """The settings as the command line changes them.
 
     Raises:
-        ConfigError: any other allocation.
+        ConfigError: more nodes must do than there are.
     """
-    if name not in ("auto", "local"):
+    cluster, launch = config.cluster, config.launch
+    avoided = [nodes for nodes in (cluster.exclude, options.exclude) if nodes]
+    nodes = options.nodes or cluster.nodes
+    min_nodes = options.min_nodes or cluster.min_nodes
+    if min_nodes is not None and min_nodes > nodes[1]:
         raise ConfigError(
-            f"--allocation {name}: this version knows auto and local",
-            hint="local makes nodes out of processes on this machine",
+            f"min-nodes: {min_nodes} nodes must do, and the job has {nodes[1]}",
+            hint="ask for more nodes with --nodes, or for less with --min-nodes",
         )
+    return replace(
+        config,
+        project=replace(config.project, command=options.command or config.project.command),
+        cluster=replace(
+            cluster,
+            nodes=nodes,
+            min_nodes=min_nodes,
+            partition=options.partition or cluster.partition,
+            account=options.account or cluster.account,
+            time=options.time or cluster.time,
+            exclude=",".join(avoided) or None,
+            stage=options.stage or cluster.stage,
+            container_image=options.container_image or cluster.container_image,
+            container_mounts=_joined(cluster.container_mounts, options.container_mounts),
+        ),
+        launch=replace(
+            launch,
+            nproc_per_node=options.nproc_per_node or launch.nproc_per_node,
+            launcher=options.launcher or launch.launcher,
+            backend=options.backend or launch.backend,
+            interface=options.interface or launch.interface,
+            pass_env=_joined(launch.pass_env, options.pass_env),
+        ),
+    )
 
 
 def make_job(
@@ -66,61 +116,81 @@ def make_job(
         options: what the command line overrides.
         bundle: the bundle's file.
         manifest: what is in it.
-        action: ``verify`` or ``run``.
+        action: ``verify``, ``run`` or ``clean``.
 
     Raises:
-        ConfigError: there is nothing to run, or a value that the local allocation cannot do.
+        ConfigError: there is nothing to run, or a value that this allocation cannot do.
         StagerError: the log directory cannot be written.
     """
-    launch = _launch(config, options, manifest, action)
-    nodes = options.nodes or config.cluster.nodes
+    settled = settle(config, options)
+    slurm = options.allocation == "slurm"
+    least, most = settled.cluster.nodes
+    launch = _launch(settled, manifest, action, slurm=slurm)
     log_dir = (options.log_dir or Path(DEFAULT_LOG_DIR)).expanduser().absolute()
+    if slurm:
+        _make_log_dir(log_dir)
     return Job(
-        id=_new_id(log_dir),
+        id="" if slurm else _new_id(log_dir),
         name=config.name,
-        allocation="local",
-        nodes=tuple(f"local{number}" for number in range(1, nodes + 1)),
+        allocation="slurm" if slurm else "local",
+        nodes=() if slurm else tuple(f"local{number}" for number in range(1, most + 1)),
         bundle=str(bundle),
         bundle_id=manifest.id,
         requires=manifest.requires,
         room=room_for(manifest.layers),
         packages=manifest.packages,
         imports=manifest.imports,
-        node_root=config.cluster.node_root,
+        node_root=settled.cluster.node_root,
         run_dir=str(Path.cwd()),
         log_dir=str(log_dir),
         action=action,
         import_modules=action == "verify",
         python_hints=(getattr(sys, "_base_executable", sys.executable),),
         launch=launch,
+        # Without a word about nodes on the command line, all of an allocation that stands is used.
+        wanted=options.nodes or (None if least == most else (least, most)),
+        min_nodes=settled.cluster.min_nodes,
+        stage=settled.cluster.stage,
+        cpus_per_task=settled.cluster.cpus_per_task,
+        outputs=settled.project.outputs,
+        dry_run=options.dry_run,
+        deep=options.deep,
     )
 
 
-def _launch(config: Config, options: JobOptions, manifest: Manifest, action: str) -> Launch:
-    settings = config.launch
-    interface = options.interface or settings.interface
-    launcher = options.launcher or settings.launcher
-    command = options.command or config.project.command
-    if settings.max_restarts and (options.nodes or config.cluster.nodes) > 1:
-        # Its static rendezvous does not bring the ranks of several nodes together a second time.
+def _launch(config: Config, manifest: Manifest, action: str, *, slurm: bool) -> Launch:
+    """How the ranks are started, from settings that the command line is part of already."""
+    settings, (least, most) = config.launch, config.cluster.nodes
+    elastic = None if least == most else (least, most)
+    if settings.launcher == "srun" and (elastic or settings.max_restarts):
+        what = "launch.max-restarts" if settings.max_restarts else f"--nodes {least}:{most}"
         raise ConfigError(
-            "launch.max-restarts: torchrun starts ranks again within one node only",
-            hint="set it to 0; a script can go on from its own checkpoint in another run",
+            f"{what}: ranks that srun starts are not started again",
+            hint='use launcher = "torchrun", or a fixed number of nodes and max-restarts = 0',
         )
     if action == "run":
-        _refuse(command, launcher, manifest)
+        _refuse(config.project.command, settings.launcher, manifest, slurm=slurm)
+    interface = settings.interface
     return Launch(
-        command=command,
-        nproc_per_node=options.nproc_per_node or settings.nproc_per_node,
-        launcher=launcher,
-        backend=options.backend or settings.backend,
+        command=config.project.command if action == "run" else (),
+        nproc_per_node=settings.nproc_per_node,
+        launcher=settings.launcher,
+        backend=settings.backend,
         interface=interface if isinstance(interface, str) else dict(interface),
         omp_num_threads=settings.omp_num_threads,
         max_restarts=settings.max_restarts,
+        elastic=elastic,
+        pass_env=settings.pass_env,
+        container_image=config.cluster.container_image,
+        container_mounts=config.cluster.container_mounts,
     )
 
 
-def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest) -> None:
+def _joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest, *, slurm: bool) -> None:
     """Find out now what would otherwise fail on every node."""
     if not command:
         raise ConfigError(
@@ -137,12 +207,12 @@ def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest) -> None
             f"{command[0]} is no script; what follows the two dashes replaces project.command",
             hint="name the script too: stager run -- train.py " + shlex.join(command),
         )
-    if launcher == "srun":
+    if launcher == "srun" and not slurm:
         raise ConfigError(
             "launch.launcher: srun starts ranks through Slurm, which a local allocation has not",
             hint='use launcher = "torchrun"',
         )
-    if "torch" not in {layer.name for layer in manifest.layers}:
+    if launcher == "torchrun" and "torch" not in {layer.name for layer in manifest.layers}:
         raise ConfigError(
             "torchrun is part of torch, and torch is not in the bundle",
             hint="add torch to environment.requirements and build again; "
@@ -150,22 +220,37 @@ def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest) -> None
         )
 
 
-def _new_id(log_dir: Path) -> str:
-    """A number for a job that no Slurm has numbered; claimed by creating its event log."""
+def _make_log_dir(log_dir: Path) -> None:
+    """Make the log directory, which must not become part of a project's next bundle.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         keep_out_of_projects(log_dir)
-        while True:
-            number = time.time_ns() // 1_000_000 % 10**10
-            claim = log_dir / f"events.{number}.jsonl"
-            try:
-                os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-            except FileExistsError:
-                time.sleep(0.002)
-                continue
-            return str(number)
     except OSError as exc:
-        raise StagerError(
-            f"the log directory {log_dir} cannot be written: {exc.strerror or exc}",
-            hint="name another one with --log-dir",
-        ) from exc
+        raise _unwritable(log_dir, exc) from exc
+
+
+def _new_id(log_dir: Path) -> str:
+    """A number for a job that no Slurm has numbered; claimed by creating its event log."""
+    _make_log_dir(log_dir)
+    while True:
+        number = time.time_ns() // 1_000_000 % 10**10
+        claim = log_dir / f"events.{number}.jsonl"
+        try:
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            time.sleep(0.002)
+            continue
+        except OSError as exc:
+            raise _unwritable(log_dir, exc) from exc
+        return str(number)
+
+
+def _unwritable(log_dir: Path, exc: OSError) -> StagerError:
+    return StagerError(
+        f"the log directory {log_dir} cannot be written: {exc.strerror or exc}",
+        hint="name another one with --log-dir",
+    )

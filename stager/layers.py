@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import logging
 import multiprocessing
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 """Called with what was just made, how many layers are done, and how many there are to make."""
 
+_THREADS = 4
+"""Frames of one layer that are compressed at a time: the largest wheel must not be the last one at
+work for long, nor fill the memory."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -159,7 +163,8 @@ def _build_all(
                 key, source = queue.pop()
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_build_one, args=(source, target, store.layer(key), scratch, there)
+                    target=_build_one,
+                    args=(source, target, store.layer(key), scratch, min(jobs, _THREADS), there),
                 )
                 with _setting_up():
                     process.start()
@@ -236,7 +241,7 @@ def _joined(faults: list[StagerError]) -> StagerError:
 
 
 def _build_one(
-    source: Source, target: Target, final: Path, scratch: Path, report: Connection
+    source: Source, target: Target, final: Path, scratch: Path, threads: int, report: Connection
 ) -> None:
     """Build one layer in a child process; the answer is None or the error that stopped it."""
     # The server's death ends this process too, so a killed build leaves nothing running.
@@ -246,10 +251,11 @@ def _build_one(
         os._exit(1)  # it went, and the server with it, before the line above
     partial = scratch / final.name
     fault: StagerError | None = None
+    gc.disable()  # this process ends with its layer; compiling is 7 % faster
     try:
-        with LayerWriter(scratch) as writer:
+        with LayerWriter(scratch, threads) as writer:
             if source.wheel is not None:
-                add_wheel(writer, source.wheel, target)
+                add_wheel(writer, source.wheel, target, source.prune)
             elif source.tree is not None:
                 _add_tree(writer, source, target)
             writer.write(partial)

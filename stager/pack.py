@@ -85,7 +85,10 @@ def pack(contents: Contents, store: Store) -> Packed:
     size = sum(BLOCK + length + padding(length) for _, length in manifest.members()) + 2 * BLOCK
     if _is_sealed(store, path, size):
         return Packed(path=path, manifest=manifest, size=size, reused=True)
-    indexes = [stored_index(store, layer) for layer in manifest.layers]
+    heads = [_stored_head(store, layer) for layer in manifest.layers]
+    indexes = [
+        _index(store, layer, head) for layer, head in zip(manifest.layers, heads, strict=True)
+    ]
     _refuse_conflicts(manifest.layers, indexes)
     store.require_space(size, "the bundle")
     with store.publishing(path) as partial, partial.open("wb") as out:
@@ -93,8 +96,10 @@ def pack(contents: Contents, store: Store) -> Packed:
         _member(out, NODE_NAME, node)
         if manifest.decompressor is not None and contents.decompressor is not None:
             _member(out, manifest.decompressor.name, contents.decompressor.path.read_bytes())
+        for layer, head in zip(manifest.layers, heads, strict=True):
+            _member(out, layer.head_member, head)
         for layer, index in zip(manifest.layers, indexes, strict=True):
-            _copy_layer(out, store, layer, index)
+            _copy_frames(out, store, layer, index)
         out.write(bytes(2 * BLOCK))
     with store.publishing(_seal(store, path)) as partial:
         partial.write_text(_stamp(path), encoding="utf-8")
@@ -213,13 +218,24 @@ def stored_index(store: Store, layer: Layer) -> Index:
     Raises:
         BundleError: it is damaged; it has been removed.
     """
+    return _index(store, layer, _stored_head(store, layer))
+
+
+def _stored_head(store: Store, layer: Layer) -> bytes:
     try:
         with store.layer(layer.id).open("rb") as handle:
             head = handle.read(layer.head_size)
-        if Digest.of(head) != layer.head:
-            raise LayerError("its index has changed on disk")
+    except OSError as exc:
+        raise _damaged(store, layer, str(exc)) from exc
+    if Digest.of(head) != layer.head:
+        raise _damaged(store, layer, "its index has changed on disk")
+    return head
+
+
+def _index(store: Store, layer: Layer, head: bytes) -> Index:
+    try:
         return decode_head(head, decompress_index)
-    except (LayerError, OSError) as exc:
+    except LayerError as exc:
         raise _damaged(store, layer, str(exc)) from exc
 
 
@@ -252,18 +268,19 @@ def _member(out: BinaryIO, name: str, data: bytes) -> None:
     out.write(member_header(name, len(data)) + data + bytes(padding(len(data))))
 
 
-def _copy_layer(out: BinaryIO, store: Store, layer: Layer, index: Index) -> None:
-    out.write(member_header(layer.member, layer.size))
-    for piece in _checked_pieces(store, layer, index):
+def _copy_frames(out: BinaryIO, store: Store, layer: Layer, index: Index) -> None:
+    size = layer.size - layer.head_size
+    out.write(member_header(layer.member, size))
+    for piece in _checked_frames(store, layer, index):
         out.write(piece)
-    out.write(bytes(padding(layer.size)))
+    out.write(bytes(padding(size)))
 
 
-def _checked_pieces(store: Store, layer: Layer, index: Index) -> Iterator[bytes]:
-    """A layer's bytes, each frame checked on the way: a damaged store must not make a bundle."""
+def _checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[bytes]:
+    """A layer's frames, each checked on the way: a damaged store must not make a bundle."""
     try:
         with store.layer(layer.id).open("rb") as handle:
-            yield handle.read(layer.head_size)
+            handle.seek(layer.head_size)
             for frame in index.frames:
                 data = handle.read(frame.size)
                 if hashlib.sha256(data).hexdigest() != frame.sha256:

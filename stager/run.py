@@ -10,12 +10,16 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
+import selectors
 import shlex
 import signal
 import subprocess
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from .errors import StagerError
 
@@ -23,7 +27,13 @@ log = logging.getLogger(__name__)
 
 TAIL_LINES = 15
 
+_NAME = r"[\w-]*(?:token|api[_-]?key|secret|passw(?:or)?d|credential)"
+_SECRET = re.compile(rf"({_NAME}(?:[_-][\w-]*|s)?=)[^\s,]+", re.I)
+_SECRET_OPTION = re.compile(rf"--?{_NAME}", re.I)
+"""How a secret shows among arguments: ``NAME=value``, or an option and the value after it."""
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +55,17 @@ class CommandError(StagerError):
 
     def __init__(self, completed: Completed, *, reason: str) -> None:
         tail = (completed.stderr.strip() or completed.stdout.strip()).splitlines()[-TAIL_LINES:]
-        super().__init__(f"{reason}: {shlex.join(completed.argv)}", context=tail)
+        super().__init__(f"{reason}: {shlex.join(masked(completed.argv))}", context=tail)
         self.completed = completed
+
+
+def masked(argv: Sequence[str]) -> list[str]:
+    """Arguments as they may be shown: what is given to a name that means a secret is left out."""
+    shown = [_SECRET.sub(r"\1***", word) for word in argv]
+    for at, word in enumerate(argv[:-1]):
+        if _SECRET_OPTION.fullmatch(word):
+            shown[at + 1] = "***"
+    return shown
 
 
 Runner = Callable[..., Completed]
@@ -74,14 +93,46 @@ def run(
         CommandError: the command failed (with ``check``), or took longer than ``timeout``.
         StagerError: the program does not exist or cannot be started.
     """
-    log.debug("run: %s", shlex.join(argv))
     full_env = {**os.environ, **env} if env is not None else None
+    return _finish(argv, _Setting(environment=full_env, cwd=cwd), timeout=timeout, check=check)
+
+
+def feed(
+    argv: Sequence[str], text: str, *, environment: Mapping[str, str], timeout: float
+) -> Completed:
+    """Run one command that reads a text from its standard input.
+
+    Args:
+        argv: the program and its arguments.
+        text: what it reads.
+        environment: all its variables.
+        timeout: seconds after which the command is killed.
+
+    Raises:
+        CommandError: the command failed, or took longer than ``timeout``.
+        StagerError: the program does not exist or cannot be started.
+    """
+    setting = _Setting(environment=environment, text=text)
+    return _finish(argv, setting, timeout=timeout, check=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setting:
+    """What a command finds when it starts."""
+
+    environment: Mapping[str, str] | None = None
+    cwd: Path | None = None
+    text: str | None = None
+
+
+def _finish(argv: Sequence[str], setting: _Setting, *, timeout: float, check: bool) -> Completed:
+    log.debug("run: %s", shlex.join(masked(argv)))
     try:
         process = subprocess.Popen(
             list(argv),
-            env=full_env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
+            env=setting.environment,
+            cwd=setting.cwd,
+            stdin=subprocess.DEVNULL if setting.text is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -93,7 +144,7 @@ def run(
         raise _cannot_start(argv, exc) from exc
     late = False
     try:
-        stdout, stderr = process.communicate(timeout=timeout)
+        stdout, stderr = process.communicate(setting.text, timeout=timeout)
     except subprocess.TimeoutExpired:
         late = True
     finally:
@@ -113,47 +164,113 @@ def run(
     return completed
 
 
-def stream(argv: Sequence[str], on_line: Callable[[str], None]) -> int:
-    """Run a command that reports line by line, and return its exit status.
+@dataclass(frozen=True, kw_only=True)
+class Streamed:
+    """How a followed command ended."""
 
-    It shares this process's terminal: Ctrl-C reaches it directly, and it decides how to end; its
-    last lines are still passed on. Its standard error is this process's own.
+    returncode: int
+    """Its exit status; negative for the signal that ended it."""
+    interrupted: bool
+    """Whether it was told to end, by Ctrl-C or a signal to this process."""
+
+
+def stream(
+    argv: Sequence[str],
+    on_line: Callable[[str], None],
+    *,
+    on_talk: Callable[[str], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    end_it: Callable[[int], None] | None = None,
+) -> Streamed:
+    """Run a command that reports line by line, and say how it ended.
+
+    It decides how to end when it is told to; its last lines are still passed on. Ctrl-C reaches it
+    directly, unless ``end_it`` is given. It gets SIGTERM when this process ends.
 
     Args:
         argv: the program and its arguments.
         on_line: called with each line of its standard output.
+        on_talk: called with each line of its standard error; None leaves that as it is.
+        environment: all its variables; None for this process's own.
+        end_it: called with its process id, once, when this process is interrupted; it is out of
+            the terminal's reach then. None sends it SIGINT.
 
     Raises:
         StagerError: it cannot be started.
     """
-    log.debug("stream: %s", shlex.join(argv))
+    log.debug("stream: %s", shlex.join(masked(argv)))
     try:
         process = subprocess.Popen(
             list(argv),
+            env=dict(environment) if environment is not None else None,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            stderr=subprocess.PIPE if on_talk else None,
+            start_new_session=end_it is not None,
+            preexec_fn=_end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
         )
     except OSError as exc:
         raise _cannot_start(argv, exc) from exc
-    lines = iter(process.stdout or ())
-    told = False
-    while True:
-        try:
-            for line in lines:
-                on_line(line.rstrip("\n"))
-            return process.wait()
-        except KeyboardInterrupt:
-            if not told:
-                told = True
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGINT)
-        except BaseException:  # nobody reads its lines any more: that ends it
-            if process.stdout is not None:
-                process.stdout.close()
-            process.wait()
-            raise
+    interrupted = False
+    with _Lines() as lines:
+        lines.add(process.stdout, on_line)
+        lines.add(process.stderr, on_talk)
+        while True:
+            try:
+                lines.pass_on()
+                return Streamed(returncode=process.wait(), interrupted=interrupted)
+            except KeyboardInterrupt:
+                if not interrupted:
+                    interrupted = True
+                    with contextlib.suppress(ProcessLookupError):
+                        end_it(process.pid) if end_it else process.send_signal(signal.SIGINT)
+            except BaseException:  # nobody reads its lines any more: that ends it
+                lines.close()
+                process.wait()
+                raise
+
+
+class _Lines:
+    """Several pipes read at the same time, line by line, in one thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._pipes: list[IO[bytes]] = []
+        self._ready: deque[tuple[Callable[[str], None], bytes]] = deque()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def add(self, pipe: IO[bytes] | None, on_line: Callable[[str], None] | None) -> None:
+        """Read a pipe as well; nothing where there is none."""
+        if pipe is not None and on_line is not None:
+            self._pipes.append(pipe)
+            self._selector.register(pipe, selectors.EVENT_READ, (on_line, [b""]))
+
+    def pass_on(self) -> None:
+        """Pass each line on, until all pipes have ended; may be called again after an interrupt."""
+        while True:
+            while self._ready:
+                on_line, line = self._ready.popleft()
+                on_line(line.decode(errors="replace"))
+            if not self._selector.get_map():
+                return
+            for key, _ in self._selector.select():
+                on_line, rest = key.data
+                chunk = os.read(key.fd, _CHUNK)
+                *lines, rest[0] = (rest[0] + (chunk or b"\n" * bool(rest[0]))).split(b"\n")
+                self._ready.extend((on_line, line) for line in lines)
+                if not chunk:
+                    self._selector.unregister(key.fileobj)
+
+    def close(self) -> None:
+        """Close the pipes; who writes to them then gets a SIGPIPE."""
+        self._selector.close()
+        for pipe in self._pipes:
+            pipe.close()
 
 
 def become(argv: Sequence[str]) -> None:
@@ -162,7 +279,7 @@ def become(argv: Sequence[str]) -> None:
     Raises:
         StagerError: it cannot be started.
     """
-    log.debug("become: %s", shlex.join(argv))
+    log.debug("become: %s", shlex.join(masked(argv)))
     try:
         os.execv(argv[0], list(argv))  # noqa: S606 - no shell is wanted
     except OSError as exc:

@@ -87,6 +87,8 @@ class Spec:
     """A lock the user brought; then there are no requirements."""
     digest: Digest
     """Covers everything above except paths on this machine, and what local folders hold."""
+    prune: tuple[str, ...]
+    """What is left out of the wheels' layers; no matter of the lock's."""
 
 
 def read_spec(config: Config, *, run: Runner = run) -> Spec:
@@ -128,6 +130,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         local_projects=tuple(builder.projects),
         indexes=reader.indexes,
         pylock=pylock,
+        prune=wanted.prune,
         digest=_digest(
             {
                 "format": 1,

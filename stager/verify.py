@@ -3,100 +3,165 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bundle.job import Job
-from bundle.problem import Problem
 
+from . import slurmtalk
 from .build import offline_root
-from .bundling.bundles import node_program
+from .bundling.bundles import node_program, opened
+from .bundling.compiled import compiled_program
 from .config import Config
-from .diagnose import FirstFailure, first_failure
-from .errors import JobError
+from .errors import JobError, StagerError
+from .outcome import Outcome
 from .run import become, stream
 from .store import Store
 
 OnEvent = Callable[[Mapping[str, Any]], None]
+OnTalk = Callable[[str], None]
+
+_NOTHING: dict[str, Any] = {"ok": False, "problems": {}, "bytes_broadcast": 0, "seconds": {}}
+"""The result of a job that never began."""
+_DRIVER = "stager-driver "
+_TELL_PID = f'echo "{_DRIVER}$$" >&2; exec "$@"'
+"""What salloc starts: it says which process the driver is going to be."""
 
 
-@dataclass(kw_only=True)
-class Outcome:
-    """What became of a job."""
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How the driver is started."""
 
-    job: Job
-    """The job."""
-    result: dict[str, Any] = field(default_factory=dict)
-    """The driver's last event; empty when it ended without one."""
-    probes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Each node's answer to the probe."""
-    bundle: Path
-    """The bundle that was used."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether every node did its part."""
-        return bool(self.result.get("ok"))
+    argv: tuple[str, ...] = ()
+    """What comes before it: ``salloc`` and its options, or nothing."""
+    environment: Mapping[str, str] | None = None
+    """All variables; None for those of this process."""
 
     @property
-    def interrupted(self) -> bool:
-        """Whether it was ended by Ctrl-C or a signal."""
-        return bool(self.result.get("interrupted"))
-
-    @property
-    def problems(self) -> dict[str, list[Problem]]:
-        """What is wrong, by node."""
-        listed = self.result.get("problems", {})
-        return {node: [Problem.from_json(raw) for raw in raws] for node, raws in listed.items()}
-
-    @property
-    def first_failure(self) -> FirstFailure | None:
-        """What went wrong first."""
-        return None if self.ok or self.interrupted else first_failure(self.result)
+    def asks_slurm(self) -> bool:
+        """Whether an allocation is asked for first."""
+        return bool(self.argv)
 
 
-def carry_out(job: Job, config: Config, bundle: Path, on_event: OnEvent) -> Outcome:
+def carry_out(
+    outcome: Outcome, config: Config, way: Way, on_event: OnEvent, on_talk: OnTalk
+) -> None:
     """Start the driver and follow it to its end.
 
     Args:
-        job: what to do.
+        outcome: of which job and bundle; it learns what becomes of them.
         config: the project's settings; its store keeps the node program.
-        bundle: the bundle that the job uses.
+        way: how the driver is started.
         on_event: called with each event as it comes.
+        on_talk: called with each line that Slurm's commands and the driver say besides.
 
     Raises:
         JobError: the driver ended without a result.
+        StagerError: Slurm gives no nodes.
         BundleError: the bundle is damaged.
     """
-    program = node_program(bundle, Store(offline_root(config)))
-    file = Path(job.log_dir) / f"job.{job.id}.json"
-    file.write_text(json.dumps(job.to_json(), indent=1) + "\n", encoding="utf-8")
-    outcome = Outcome(job=job, bundle=bundle)
-    stray: list[str] = []
+    store = Store(offline_root(config))
+    program = compiled_program(node_program(outcome.bundle, store), store)
+    driven = _Driven(outcome, on_event, on_talk)
+    # Held open while the job waits for nodes, too: so nobody clears the bundle away.
+    with opened(outcome.bundle), _job_file(outcome.job) as file:
+        driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
+        ended = stream(
+            [*way.argv, "sh", "-c", _TELL_PID, "stager", *driver] if way.asks_slurm else driver,
+            driven.take,
+            on_talk=driven.talk,
+            environment=way.environment,
+            end_it=driven.end if way.asks_slurm else None,
+        )
+    if ended.interrupted and outcome.ended_by == "cancelled":  # that was ourselves
+        outcome.result |= {"interrupted": True, "ended_by": ""}
+    if outcome.ended_by and slurmtalk.time_is_up(driven.said):
+        outcome.result["ended_by"] = "time-limit"  # to the driver it may have looked like scancel
+    if outcome.result:
+        return
+    if ended.interrupted:
+        outcome.result = {**_NOTHING, "interrupted": True}
+        return
+    job = outcome.job
+    if way.asks_slurm:
+        raise slurmtalk.failure(driven.said, ended.returncode, job.log_dir)
+    raise JobError(
+        f"job {job.id} ended without a result (exit status {ended.returncode})",
+        hint=f"see what is above, and the logs in {job.log_dir}",
+        context=driven.said[-15:],
+    )
 
-    def take(line: str) -> None:
+
+class _Driven:
+    """A driver that runs, as seen from here.
+
+    Attributes:
+        said: what it and Slurm's commands said that is no event.
+    """
+
+    def __init__(self, outcome: Outcome, on_event: OnEvent, on_talk: OnTalk) -> None:
+        self.said: list[str] = []
+        self._outcome, self._on_event, self._on_talk = outcome, on_event, on_talk
+        self._pid: int | None = None
+
+    def take(self, line: str) -> None:
+        """A line of its standard output."""
         try:
             event = json.loads(line)
         except ValueError:
-            stray.append(line)
+            self.said.append(line)
             return
-        if event.get("event") == "result":
-            outcome.result = event
-        elif event.get("event") == "probe":
-            outcome.probes[event["node"]] = event
-        on_event(event)
+        self._outcome.take(event)
+        self._on_event(event)
 
-    code = stream([sys.executable, "-I", "-S", str(program), "drive", str(file)], take)
-    if not outcome.result:
-        raise JobError(
-            f"job {job.id} ended without a result (exit status {code})",
-            hint=f"see what is above, and the logs in {job.log_dir}",
-            context=stray[-15:],
-        )
-    return outcome
+    def talk(self, line: str) -> None:
+        """A line of standard error."""
+        if line.startswith(_DRIVER):
+            self._pid = int(line.removeprefix(_DRIVER))
+            return
+        self.said.append(line)
+        self._on_talk(line)
+
+    def end(self, salloc: int) -> None:
+        """Tell the driver to end, or salloc while there is none.
+
+        A signal makes salloc give the nodes back at once; the driver needs them for its ending.
+        """
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGINT)
+        else:
+            os.kill(salloc, signal.SIGTERM)
+
+
+@contextmanager
+def _job_file(job: Job) -> Iterator[Path]:
+    """The job as a file of a private name beside the logs, as long as the driver runs.
+
+    The driver keeps a copy under the job's id, which may not be known yet.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
+    file = Path(job.log_dir) / f".job.{os.getpid()}.{time.time_ns()}.json"
+    try:
+        file.write_text(json.dumps(job.to_json(), indent=1) + "\n", encoding="utf-8")
+    except OSError as exc:
+        file.unlink(missing_ok=True)
+        raise StagerError(
+            f"the log directory {job.log_dir} cannot be written: {exc.strerror or exc}",
+            hint="name another one with --log-dir",
+        ) from exc
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def execute(config: Config, bundle: Path, command: Sequence[str]) -> None:
@@ -109,50 +174,3 @@ def execute(config: Config, bundle: Path, command: Sequence[str]) -> None:
     hint = getattr(sys, "_base_executable", sys.executable)
     argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint]
     become([*argv, str(bundle), config.cluster.node_root, "--", *command])
-
-
-def verify_report(outcome: Outcome) -> dict[str, Any]:
-    """The JSON object of ``stager verify``."""
-    return {
-        "ok": outcome.ok,
-        "bundle": str(outcome.bundle),
-        "job_id": outcome.job.id,
-        "nodes": [_node_report(outcome, node) for node in outcome.job.nodes],
-        "log_dir": outcome.job.log_dir,
-        "seconds": outcome.result["seconds"],
-    }
-
-
-def run_report(outcome: Outcome) -> dict[str, Any]:
-    """The JSON object of ``stager run``."""
-    failure = outcome.first_failure
-    return {
-        "ok": outcome.ok,
-        "job_id": outcome.job.id,
-        "bundle": str(outcome.bundle),
-        "nodes": list(outcome.job.nodes),
-        "world_size": outcome.result.get("world_size"),
-        "launcher": outcome.job.launch.launcher,
-        "backend": outcome.result.get("backend"),
-        "exit_codes": outcome.result.get("exit_codes", {}),
-        "log_dir": outcome.job.log_dir,
-        "bytes_broadcast": outcome.result["bytes_broadcast"],
-        "seconds": outcome.result["seconds"],
-        "first_failure": None if failure is None else failure.to_json(),
-    }
-
-
-def _node_report(outcome: Outcome, node: str) -> dict[str, Any]:
-    probe = outcome.probes.get(node, {})
-    problems = outcome.problems.get(node, [])
-    return {
-        "node": node,
-        "ok": bool(probe.get("ok")) and not problems,
-        "python": probe.get("python", ""),
-        "packages": probe.get("packages", {}),
-        "origin_ok": bool(probe.get("origin_ok")),
-        "interface": probe.get("interface", ""),
-        "address": probe.get("address", ""),
-        "seconds": probe.get("seconds"),
-        "problems": [str(problem) for problem in problems],
-    }

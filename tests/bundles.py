@@ -161,7 +161,7 @@ def forge(
         (layer,) = whole.layers
         parts = [opened.part(part) for part in (whole.node, whole.decompressor) if part]
         start = opened.frames_start(layer)
-        head = opened.read(start - layer.head_size, layer.head_size)
+        head = opened.head(layer)
         raw: Raw = json.loads(zstandard.ZstdDecompressor().decompress(head[_HEAD.size :]))
         pieces = []
         for size, _, _ in raw["frames"]:
@@ -190,7 +190,7 @@ def forge(
         for part, data in zip([whole.decompressor], parts[1:], strict=False)
         if part
     ]
-    members.append((changed.member, b"".join([head, *pieces])))
+    members += [(changed.head_member, head), (changed.member, b"".join(pieces))]
     with target.open("wb") as out:
         for name, data in members:
             out.write(member_header(name or "manifest.json", len(data)))

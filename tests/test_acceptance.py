@@ -80,7 +80,7 @@ def test_the_bundles_torch_is_the_one_imported(torch_project: TorchProject, tmp_
 
     (tmp_path / "origins.py").write_text(ORIGINS)
     options = ["--bundle", str(torch_project.bundle), "--log-dir", str(tmp_path / "logs")]
-    options += ["--nodes", "2", "--nproc-per-node", "1", "--verbose"]
+    options += ["--allocation", "local", "--nodes", "2", "--nproc-per-node", "1", "--verbose"]
     done = run([STAGER, "run", *options, "--", "origins.py"])
     assert done.returncode == 0, done.stderr
     assert "decoy" not in done.stdout + done.stderr

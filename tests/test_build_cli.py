@@ -53,7 +53,7 @@ def test_the_json_object_is_all_there_is_on_standard_output(project: Project) ->
     again = built(project, "--offline")
     assert (again["layers_built"], again["layers_reused"]) == (0, 4)
     assert (again["id"], again["bundle"]) == (report["id"], report["bundle"])
-    assert len(listing(Path(str(report["bundle"])))) == 7
+    assert len(listing(Path(str(report["bundle"])))) == 3 + 2 * 4
 
 
 def test_the_path_alone_is_data_and_the_rest_is_talk(project: Project) -> None:

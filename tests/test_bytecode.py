@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from building import HOST
 
-from stager.layering.bytecode import bytecode_path, compile_module
+from stager.layering.bytecode import bytecode_path, compile_module, worth_compiling
 from stager.model import Target
 
 SOURCE = b"""
@@ -77,3 +77,22 @@ def test_its_place_is_where_the_interpreter_looks() -> None:
     assert bytecode_path("a/b.py", HOST) == importlib.util.cache_from_source("a/b.py")
     other = Target(python="3.13", platform=HOST.platform)
     assert bytecode_path("lib/x.y.py", other) == "lib/__pycache__/x.y.cpython-313.pyc"
+
+
+@pytest.mark.parametrize(
+    ("path", "worth"),
+    [
+        ("pandas/core/frame.py", True),
+        ("pandas/tests/frame/test_api.py", False),
+        ("tests/test_it.py", False),
+        ("p/test/thing_test.py", False),
+        ("p/tests/__init__.py", True),  # packages do import what lies beside the tests
+        ("p/tests/conftest.py", True),
+        ("p/tests/helpers.py", True),
+        ("numpy/testing/test_utils.py", True),
+        ("p/test_util.py", True),
+        ("p/attests/test_x.py", True),
+    ],
+)
+def test_test_modules_of_test_suites_get_no_bytecode(path: str, worth: bool) -> None:
+    assert worth_compiling(path) is worth

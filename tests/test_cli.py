@@ -15,7 +15,11 @@ from building import Project
 from stager import __version__
 
 STAGER = str(Path(sys.executable).with_name("stager"))
-COMMANDS = ("init", "lock", "build", "inspect", "verify", "run", "exec")
+COMMANDS = (
+    *("init", "lock", "build", "inspect", "verify", "run", "script", "exec", "clean"),
+    "plan",
+)
+LOCAL = ("--allocation", "local", "--nodes", "1")
 HEAVY = ("rich", "zstandard", "packaging", "installer", "piptools", "stager.build", "bundle.unpack")
 
 
@@ -73,6 +77,46 @@ def test_help_names_every_command_and_fits_80_columns(tmp_path: Path) -> None:
     assert stager("-h", cwd=tmp_path, COLUMNS="80").stdout == shown
 
 
+SHARED = {
+    "--bundle",
+    "--nodes",
+    "--partition",
+    "--time",
+    "--exclude",
+    "--account",
+    "--nproc-per-node",
+    "--launcher",
+    "--backend",
+    "--interface",
+    "--stage",
+    "--min-nodes",
+    "--log-dir",
+    "--pass-env",
+    "--container-image",
+    "--container-mounts",
+    "--quiet",
+    "--verbose",
+    "--json",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [
+        ("verify", {"--allocation", "--deep", "--batch", "--wait", "--dry-run"}),
+        ("run", {"--allocation", "--batch", "--wait", "--dry-run"}),
+        ("script", {"--requeue", "--no-embed"}),
+    ],
+)
+def test_the_commands_of_jobs_share_their_options(
+    tmp_path: Path, command: str, own: set[str]
+) -> None:
+    shown = stager(command, "--help", cwd=tmp_path, COLUMNS="80").stdout
+    named = {word.strip(",") for line in shown.splitlines() for word in line.split()[:2]}
+    options = {word for word in named if word.startswith("--")} - {"--help"}
+    assert options == SHARED | own
+
+
 def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
     done = stager(cwd=tmp_path)
     assert done.returncode in (0, 2)
@@ -92,6 +136,20 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["build", "--resolver", "poetry"], "'poetry' is none of auto, uv, pip-tools"),
         (["build", "--jobs", "0"], "--jobs"),
         (["exec"], "COMMAND"),
+        (["run", "--nodes", "3:2"], "'3:2' cannot be used"),
+        (["run", "--allocation", "cloud"], "'cloud' is none of auto, slurm, local"),
+        (["run", "--stage", "maybe"], "'maybe' is none of auto, always, never"),
+        (["run", "--time", "soon"], "--time"),
+        (["run", "--pass-env", "HF_TOKEN=hunter2"], "--pass-env"),
+        (["plan", "--nodes", "0"], "'0' cannot be used, allowed: 1 to 100000"),
+        (["plan", "--nodes", "1,many"], "'many' cannot be used"),
+        (["plan", "--nodes", "8,"], "'' cannot be used"),
+        (["plan", "--nodes", "100001"], "'100001' cannot be used"),
+        (["plan", "--nproc-per-node", "0"], "--nproc-per-node"),
+        (["run", "--exclude", "n1 n2"], "--exclude"),
+        (["run", "--container-mounts", "/scratch"], "--container-mounts"),
+        (["verify", "--wait"], "--batch"),
+        (["verify", "--interface", "an-interface-with-a-long-name"], "--interface"),
     ],
 )
 def test_usage_errors_are_2(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -103,7 +161,7 @@ def test_usage_errors_are_2(tmp_path: Path, arguments: list[str], said: str) -> 
     assert list(tmp_path.glob("*.toml")) == []
 
 
-@pytest.mark.parametrize("command", ["lock", "build", "verify", "run", "exec"])
+@pytest.mark.parametrize("command", ["lock", "build", "verify", "run", "exec", "plan"])
 def test_a_folder_without_a_project(tmp_path: Path, command: str) -> None:
     arguments = [command, "--", "true"] if command in ("run", "exec") else [command]
     done = stager(*arguments, cwd=tmp_path)
@@ -119,12 +177,19 @@ def test_a_project_that_was_never_built(project: Project) -> None:
     assert "`stager build`" in done.stderr
 
 
-def test_an_allocation_that_is_not_known_yet(project: Project) -> None:
-    done = project.stager("run", "--json", "--allocation", "slurm", "--", "train.py")
+def test_slurm_without_its_commands(project: Project) -> None:
+    (project.root / "bin").mkdir()
+    env = {**os.environ, "PATH": str(project.root / "bin")}
+    argv = [STAGER, "run", "--json", "--allocation", "slurm", "--", "train.py"]
+    done = subprocess.run(
+        argv, cwd=project.root, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["ok"] is False
     assert "--allocation slurm" in report["error"]["message"]
+    assert "salloc, sbatch, srun" in report["error"]["message"]
+    assert "--allocation local" in report["error"]["hint"]
     assert done.stderr.startswith("error: --allocation slurm")
 
 
@@ -139,8 +204,8 @@ def test_completion(tmp_path: Path) -> None:
 
 def test_verbose_shows_the_commands_that_are_run(project: Project) -> None:
     project.build()
-    plain = project.stager("verify", "--nodes", "1", "--log-dir", "logs")
-    verbose = project.stager("verify", "--nodes", "1", "--log-dir", "logs", "-v")
+    plain = project.stager("verify", *LOCAL, "--log-dir", "logs")
+    verbose = project.stager("verify", *LOCAL, "--log-dir", "logs", "-v")
     assert plain.returncode == verbose.returncode == 0
     assert "stream: " not in plain.stderr
     assert "node" in verbose.stderr
@@ -149,10 +214,75 @@ def test_verbose_shows_the_commands_that_are_run(project: Project) -> None:
 
 def test_quiet_leaves_the_result(project: Project) -> None:
     project.build()
-    done = project.stager("verify", "--nodes", "1", "--log-dir", "logs", "-q")
+    done = project.stager("verify", *LOCAL, "--log-dir", "logs", "-q")
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout.startswith("NODE local1 OK -> PY 3.")
+
+
+# --- script and clean ----------------------------------------------------------------------------
+
+
+SRUN = '[launch]\nlauncher = "srun"\n'
+
+
+def test_script_is_a_whole_batch_script(project: Project) -> None:
+    """On standard output, byte for byte; what became of the command is talk."""
+    project.settings("alpha", more=SRUN).build()
+    command = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py", "--epochs", "3"]
+    options = ["--nodes", "2", "--partition", "gpu", "--exclude", "n1", "--log-dir", "logs"]
+    env = {"SALLOC_OPTS": "--exclude=n2 --mem=8G", "HF_TOKEN": "hunter2"}
+    options += ["--pass-env", "HF_TOKEN"]
+    done = project.stager("script", *options, "--", *command, env=env)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --exclude=n1,n2",
+        "#SBATCH --cpus-per-task=2",
+        "#SBATCH --mem=8G",
+    ):
+        assert line in lines
+    assert "--standalone" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    told = json.loads(done.stdout[done.stdout.index('{\n  "v": ') :].partition("\n}\n")[0] + "\n}")
+    assert told["launch"]["command"] == ["train.py", "--epochs", "3"]
+    assert (told["launch"]["nproc_per_node"], told["launch"]["pass_env"]) == (2, ["HF_TOKEN"])
+    assert (told["id"], told["nodes"], told["allocation"]) == ("", [], "slurm")
+
+    again = project.stager("script", "--json", *options, "--", *command, env=env)
+    assert json.loads(again.stdout) == {"schema": 1, "script": done.stdout}
+    checked = subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False)
+    assert checked.returncode == 0
+    requeue = project.stager("script", "--requeue", *options, "--", *command, env=env)
+    assert "#SBATCH --requeue" in requeue.stdout.splitlines()
+
+
+def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None:
+    built = project.build()
+    assert project.stager("verify", *LOCAL, "--log-dir", "logs").returncode == 0
+    stale = project.store.root / "seals" / "old.pkgs.tar.txt"
+    stale.write_text("x" * 100)
+    plan = project.stager("clean", *LOCAL, "--log-dir", "logs", "--json", "--dry-run")
+    report = json.loads(plan.stdout)
+    assert (report["ok"], report["dry_run"], stale.exists()) == (True, True, True), plan.stderr
+    assert [item["path"] for item in report["items"]] == [str(stale)]
+
+    done = project.stager("clean", *LOCAL, "--log-dir", "logs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"offline root: 0.0 MB  {stale}")
+    assert not stale.exists()
+    assert built.packed.path.exists()
+
+    whole = project.stager("clean", *LOCAL, "--log-dir", "logs", "--json", "--nodes-only", "--all")
+    (item,) = json.loads(whole.stdout)["items"]
+    assert (item["place"], item["kind"]) == ("local1", "environment")
+    assert not Path(item["path"]).exists()
+    assert built.packed.path.exists()
+    both = project.stager("clean", "--nodes-only", "--store-only")
+    assert both.returncode == 2
 
 
 # --- exec ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ platform = "manylinux_2_28_x86_64"
 torch-backend = "cpu"
 offline-root = "~/offline_repo_py311"
 imports = ["torch", "torch.nn"]
+prune = ["tests", "headers", "tests"]
 
 [project]
 name = "demo"
@@ -31,7 +32,12 @@ models = ["google/bert_uncased_L-2_H-128_A-2"]
 datasets = ["ag_news"]
 
 [cluster]
-nodes = 3
+nodes = "2:3"
+min-nodes = 2
+gpus-per-node = 8
+stage = "always"
+container-image = "/images/train.sqsh"
+container-mounts = ["/scratch:/scratch", "/data:/data:ro"]
 partition = "torch"
 cpus-per-task = 4
 time = "00:30:00"
@@ -47,6 +53,7 @@ backend = "gloo"
 interface = { "node0[1-3]" = "ens1f1", "node05" = "ens1f0np0" }
 omp-num-threads = 2
 max-restarts = 1
+pass-env = ["HF_TOKEN"]
 """
 
 
@@ -79,6 +86,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             torch_backend="cpu",
             offline_root=isolated / "offline_repo_py311",
             imports=("torch", "torch.nn"),
+            prune=("headers", "tests"),
         ),
         project=config.ProjectConfig(
             path=tmp_path / "src",
@@ -92,7 +100,12 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             datasets=("ag_news",),
         ),
         cluster=config.ClusterConfig(
-            nodes=3,
+            nodes=(2, 3),
+            min_nodes=2,
+            gpus_per_node="8",
+            stage="always",
+            container_image="/images/train.sqsh",
+            container_mounts=("/scratch:/scratch", "/data:/data:ro"),
             partition="torch",
             cpus_per_task=4,
             time="00:30:00",
@@ -108,6 +121,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             interface=(("node0[1-3]", "ens1f1"), ("node05", "ens1f0np0")),
             omp_num_threads=2,
             max_restarts=1,
+            pass_env=("HF_TOKEN",),
         ),
     )
 
@@ -121,7 +135,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert found.project.path == root
     assert found.environment.python is None
     assert found.environment.offline_root is None
-    assert found.cluster.nodes == 1
+    assert found.cluster.nodes == (1, 1)
     assert found.cluster.node_root == "auto"
     assert found.launch.nproc_per_node is None
     assert found.launch.interface == "auto"
@@ -135,6 +149,10 @@ def test_defaults(tmp_path: Path) -> None:
         ("launch", "interface", "eth0", "eth0"),
         ("cluster", "exclude", ["n1", "n2"], "n1,n2"),
         ("cluster", "time", 90, "90"),
+        ("cluster", "nodes", 3, (3, 3)),
+        ("cluster", "nodes", "3", (3, 3)),
+        ("cluster", "nodes", "2:4", (2, 4)),
+        ("cluster", "gpus-per-node", "a100:4", "a100:4"),
         ("environment", "torch-backend", "none", None),
         ("environment", "torch-backend", "cu126", "cu126"),
         ("project", "path", False, None),
@@ -158,7 +176,9 @@ def test_a_time_without_quotes_is_a_time(tmp_path: Path) -> None:
 
 
 COUNT = "allowed: a whole number, 1 or more"
+NODES = f'{COUNT}, or "MIN:MAX" in quotes'
 STRINGS = 'allowed: a list of strings, for example ["requirements.txt"]'
+PRUNED = 'allowed: a list of "headers" and "tests"'
 PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
 
 
@@ -169,12 +189,18 @@ PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
         ("cluster", "cpus_per_task", 4, "unknown key; did you mean cluster.cpus-per-task?"),
         ("launch", "nodes", 4, "unknown key; did you mean cluster.nodes?"),
         ("assets", "qqqqqq", 1, "unknown key; known are paths, models, datasets"),
-        ("cluster", "nodes", "three", f"found the string 'three', {COUNT}"),
-        ("cluster", "nodes", 0, f"found the number 0, {COUNT}"),
-        ("cluster", "nodes", True, f"found true, {COUNT}"),
+        ("cluster", "nodes", "three", f"found the string 'three', {NODES}"),
+        ("cluster", "nodes", 0, f"found the number 0, {NODES}"),
+        ("cluster", "nodes", True, f"found true, {NODES}"),
+        ("cluster", "nodes", "4:2", f"found the string '4:2', {NODES}"),
+        ("cluster", "cpus-per-task", 0, f"found the number 0, {COUNT}"),
+        ("cluster", "min-nodes", 2, "found 2, which is more than cluster.nodes"),
         ("environment", "python", 3.1, f"found the number 3.1, {PYTHON}"),
         ("environment", "requirements", "numpy", f"found the string 'numpy', {STRINGS}"),
         ("environment", "requirements", ["a", 1], f"found the list ['a', 1], {STRINGS}"),
+        ("environment", "prune", "tests", f"found the string 'tests', {PRUNED}"),
+        ("environment", "prune", ["Test"], "unknown word 'Test'; did you mean \"tests\"?"),
+        ("environment", "prune", ["x"], 'unknown word \'x\'; known are "headers" and "tests"'),
         ("launch", "launcher", "mpi", 'found the string \'mpi\', allowed: "torchrun" or "srun"'),
     ],
 )
@@ -204,6 +230,11 @@ def test_a_wrong_table(tmp_path: Path) -> None:
         ("cluster", "time", "half an hour"),
         ("cluster", "time", -1),
         ("cluster", "partition", "two words"),
+        ("cluster", "stage", "sometimes"),
+        ("cluster", "gpus-per-node", "a100:0"),
+        ("cluster", "gpus-per-node", True),
+        ("cluster", "container-mounts", ["/scratch"]),
+        ("launch", "pass-env", ["HF_TOKEN=secret"]),
         ("cluster", "node-root", "relative/path"),
         ("launch", "interface", {}),
         ("launch", "interface", "an-interface-with-a-long-name"),

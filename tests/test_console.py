@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -17,8 +18,9 @@ from bundle.job import Job, Launch
 from bundle.manifest import Requires
 from bundle.problem import Problem
 from stager.console import Console
+from stager.console.table import node_table
 from stager.errors import StagerError
-from stager.verify import Outcome
+from stager.outcome import Outcome, run_report, verify_report
 
 ESCAPE = "\x1b"
 REPO = Path(__file__).resolve().parents[1]
@@ -122,6 +124,199 @@ def test_node_lines_are_the_result_of_verify_and_talk_of_run(
     assert (out, err) == (("NODE n1 OK\n", "") if action == "verify" else ("", "NODE n1 OK\n"))
 
 
+def slurm_job(**changed: Any) -> Job:
+    return replace(job(), allocation="slurm", id="", nodes=(), **changed)
+
+
+def test_a_slurm_job_is_named_when_it_has_its_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.job(slurm_job(), Path("/store/b.tar"))
+    console.talk("salloc: Pending job allocation 12")
+    console.talk("salloc: job 12 queued and waiting for resources")
+    console.talk("salloc: Granted job allocation 12")
+    nodes = [f"n{number:02}" for number in range(1, 11)]
+    console.event({"event": "job", "job_id": "12", "nodes": nodes, "log_dir": "/logs"})
+    assert capsys.readouterr().err.splitlines() == [
+        "bundle b.tar",
+        "  job 12 waits for its nodes (Ctrl-C gives it up)",
+        "  job 12: the nodes are ours",
+        "job 12: 10 nodes (n01,n02,n03,n04,n05,n06,n07,n08,...), logs: /logs",
+    ]
+
+
+def plan(sent: int) -> dict[str, Any]:
+    return {
+        "event": "plan", "why": "2 nodes lack 1 layer", "bytes": sent,
+        "groups": [
+            {"nodes": ["n1"], "how": "present", "bytes": 0, "layers": []},
+            {"nodes": ["n2", "n3"], "how": "broadcast", "bytes": sent, "layers": ["torch"]},
+        ],
+        "forecast": {"measured": False, "seconds": {
+            "preflight": 0.42, "send": 2.4, "unpack": 3.66, "stage": 4.1, "probe": 0.7,
+            "launch": 2.1, "total": 7.32,
+        }},
+    }  # fmt: skip
+
+
+EXPECTED = (
+    "  expected: preflight 0.4 s, send 2.4 s, unpack 3.7 s, stage 4.1 s, probe 0.7 s, "
+    "launch 2.1 s, total 7.3 s"
+)
+
+
+def test_what_is_going_to_be_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().event(plan(3_000_000))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "  2 nodes lack 1 layer",
+        "Placing the bundle",
+        "  n1 present 0.0 MB, 0 layers",
+        "  n2,n3 broadcast 3.0 MB, 1 layers",
+    ]
+
+
+def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(verbose=True)
+    asked = slurm_job(dry_run=True)
+    console.job(asked, Path("/b"))
+    console.event(plan(3_000_000))
+    ended = Outcome(job=asked, bundle=Path("/b"), result={"ok": True, "seconds": {}})
+    assert console.ran(ended) == console.verified(ended) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "n1 present 0.0 MB, 0 layers",
+        "n2,n3 broadcast 3.0 MB, 1 layers: torch",
+    ]
+    assert "nothing was sent, changed or started" in err
+    assert EXPECTED in err.splitlines()
+    assert "  (rates assumed)" in err.splitlines()
+    console.planned({"argv": ["salloc"], "bytes_at_most": 5, "forecast": {
+        **plan(0)["forecast"], "measured": True, "nodes": 3,
+    }})  # fmt: skip
+    err = capsys.readouterr().err
+    assert EXPECTED.replace("expected", "expected on 3 nodes that have nothing") in err
+    assert "  (rates measured on earlier jobs)" in err
+
+
+def test_nodes_that_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(quiet=True)
+    console.event({"event": "left-out", "nodes": {"n2": ["n2: the disk is full", "so is /tmp"]}})
+    assert capsys.readouterr().err == ("warning: n2 is left out: the disk is full; so is /tmp\n")
+
+
+def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
+    event = {
+        "event": "collected", "node": "n1", "from": "/tmp/w", "to": "/home/me/p", "files": 3,
+        "bytes": 2_500_000, "renamed": {"out": "out.1"}, "problems": [problem()],
+    }  # fmt: skip
+    Console().event(event)
+    assert capsys.readouterr().err.splitlines() == [
+        "  n1: 3 files, 2.5 MB: /tmp/w -> /home/me/p",
+        "  out was there already; this one is out.1",
+        "warning: n1: it does not fit; needs 2 GB, 1 GB are free; free some",
+    ]
+
+
+def test_a_note_of_the_far_side(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().event({"event": "note", "text": "by the way"})
+    assert capsys.readouterr().err == "  by the way\n"
+
+
+def slurm_outcome(**result: Any) -> Outcome:
+    asked = replace(job(), allocation="slurm", nodes=("n1", "n2", "n3"))
+    whole = {"ok": False, "seconds": {}, "bytes_broadcast": 0, **result}
+    return Outcome(job=asked, bundle=Path("/b.tar"), result=whole)
+
+
+def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"n2": [problem()], "n3": [problem("/x")]}
+    assert Console().verified(slurm_outcome(problems=found)) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2:] == [
+        "2 of 3 nodes cannot run it: n2,n3",
+        "hint: without them: --exclude=n2,n3",
+    ]
+    everyone = slurm_outcome(problems={name: [problem()] for name in ("n1", "n2", "n3")})
+    Console().verified(everyone)
+    assert "--exclude" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "kind", "said", "hint"),
+    [
+        ("time-limit", "time-limit", "the time limit was reached", "--time"),
+        ("cancelled", "killed", "was cancelled from outside", "sacct --jobs=77"),
+        ("node-failure", "node-failure", "a node of the job was lost", "--exclude"),
+        ("preempted", "preemption", "another job took the nodes", "--requeue"),
+        ("moonlight", "unknown", "Slurm ended the job: moonlight", "scontrol show job 77"),
+    ],
+)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_jobs_that_slurm_ends(
+    ended_by: str,
+    kind: str,
+    said: str,
+    hint: str,
+    interrupted: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """However the driver saw it: only a user's own Ctrl-C is an interrupt."""
+    end = Problem("the job was ended", "job 77", "", "").to_json()
+    ended = slurm_outcome(ended_by=ended_by, interrupted=interrupted, problems={"n1": [end]})
+    assert Console(quiet=True).ran(ended) == Console(quiet=True).verified(ended) == 3
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert hint in shown
+    assert "the job was ended" not in shown  # told once, and better
+    report = run_report(ended)
+    assert report["first_failure"]["class"] == kind
+    assert report["ended_by"] == ended_by
+
+
+def test_a_report_of_the_whole_job() -> None:
+    ended = slurm_outcome(ok=True, world_size=4, left_out=["n3"], task_codes={"0": 0})
+    ended.take({**plan(7), "v": 1, "job_id": "77", "phase": "place"})
+    ended.take({"event": "collected", "node": "n1", "files": 1, "v": 1})
+    report = run_report(ended)
+    kept = ("why", "bytes", "groups", "forecast")
+    assert report["plan"] == {key: plan(7)[key] for key in kept}
+    assert report["collected"] == [{"node": "n1", "files": 1}]
+    assert (report["left_out"], report["task_codes"]) == (["n3"], {"0": 0})
+    assert verify_report(ended)["left_out"] == ["n3"]
+
+
+def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
+    ended = slurm_outcome()
+    ended.take({"event": "job", "job_id": "78", "nodes": ["n5"], "log_dir": "/other"})
+    assert (ended.result, ended.job.id, ended.job.nodes) == ({}, "78", ("n5",))
+    assert ended.job.log_dir == "/other"
+
+
+def test_the_table_of_a_verification() -> None:
+    from rich.console import Console as RichConsole
+
+    ended = slurm_outcome(problems={"n2": [problem("[bold]/tmp")]})
+    packages = {"torch": "2.13.0", "transformers": "5.1"}
+    for node, ok in (("n1", True), ("n2", False)):
+        ended.take(
+            {
+                "event": "probe", "node": node, "ok": ok, "python": "3.11", "packages": packages,
+                "interface": "eth0", "address": "10.0.0.1", "seconds": 1.25, "origin_ok": ok,
+            }
+        )  # fmt: skip
+    screen = io.StringIO()
+    RichConsole(file=screen, width=160).print(node_table(verify_report(ended)["nodes"]))
+    lines = [line.split() for line in screen.getvalue().splitlines()]
+    assert lines[0] == [
+        "node", "state", "python", "torch", "tfm", "interface", "address", "seconds", "problem"
+    ]  # fmt: skip
+    facts = ["3.11", "2.13.0", "5.1", "eth0", "10.0.0.1", "1.2"]
+    assert lines[1] == ["n1", "OK", *facts]
+    assert lines[2][:9] == ["n2", "FAILED", *facts, "[bold]/tmp:"]
+    assert lines[3][:2] == ["n3", "FAILED"]
+
+
 def test_events_that_a_newer_far_side_may_send_are_passed_over(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -144,11 +339,20 @@ def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_a_nodes_name_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"local1": [problem("local1")], "local2": [problem("local2")]}
+    Console().verified(outcome(problems=found))
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free; free some"
+    )
+
+
 def test_a_job_that_a_node_could_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert Console().ran(outcome(problems={"local2": [problem()]})) == 3
     assert capsys.readouterr().err.splitlines() == [
         "error: local2: it does not fit; needs 2 GB, 1 GB are free; free some",
         "logs: /logs",
+        "more: stager diagnose 77 --log-dir /logs",
     ]
 
 
@@ -166,6 +370,7 @@ def test_a_job_whose_rank_failed(capsys: pytest.CaptureFixture[str]) -> None:
         "class: python-error",
         "hint: the traceback names the line in your program",
         "logs: /logs",
+        "more: stager diagnose 77 --log-dir /logs",
     ]
 
 
@@ -205,6 +410,7 @@ def test_what_standard_output_has_no_letters_for_is_escaped() -> None:
 SHOWN = """\
 import time
 from stager.console import Console
+from stager.console.table import node_table
 from stager.errors import StagerError
 console = Console()
 console.begin("layers")

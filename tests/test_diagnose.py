@@ -1,204 +1,278 @@
-"""The first failure, out of what nodes and ranks left behind."""
+"""A diagnosis from files: what the driver told, what only the logs tell, what Slurm remembers."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bundle.problem import Problem
-from stager.diagnose import LINES, FirstFailure, first_failure
+from stager.diagnose import diagnose
+from stager.diagnosing import accounting
+from stager.diagnosing.failure import Diagnosis
+from stager.diagnosing.words import ranks_in_words
+from stager.joblogs.files import find, of_job
+from stager.run import Completed
 
-GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"
-CLASSES = {
-    "python-error", "out-of-memory", "killed", "port", "rendezvous", "interface",
-    "name-resolution", "missing-asset", "missing-module", "damaged-copy", "disk-full",
-    "time-limit", "preemption", "node-failure", "hang", "environment", "unknown",
-}  # fmt: skip
+PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711"
+WAITED = "RuntimeError: [/x/gloo/unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation"
 
 
-def rank(number: int, *, time: float = 10.0, **changed: Any) -> dict[str, Any]:
-    """The record of a rank that failed, two ranks a node."""
-    fields = {
-        "node": f"n{number // 2 + 1}", "rank": number, "local_rank": number % 2, "exit_code": 1,
-        "exception": "ValueError", "message": "wrong", "lines": ["ValueError: wrong"], "time": time,
+def trace(closing: str, frame: str = "/home/you/train.py") -> str:
+    frames = f'  File "{frame}", line 1, in main\n    go()\n'
+    return f"Traceback (most recent call last):\n{frames}{closing}\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., Diagnosis]:
+    """Diagnoses job 17 of two nodes with two ranks each, out of its logs and its result."""
+
+    def make(logs: dict[int, str], result: dict[str, Any] | None) -> Diagnosis:
+        for rank in range(4):
+            name = f"demo.17.n{rank // 2 + 1}.{rank}.out"
+            (tmp_path / name).write_text(logs.get(rank, "step 1\n"))
+        events: list[dict[str, Any]] = [{"v": 1, "event": "job", "nodes": ["n1", "n2"]}]
+        if result is not None:
+            told = {"ok": False, "problems": {}, "world_size": 4, **result}
+            events.append({"v": 1, "event": "result", **told})
+        text = "".join(json.dumps(event) + "\n" for event in events)
+        (tmp_path / "events.17.jsonl").write_text(text + '{"v": 1, "event": "half')
+        return diagnose(of_job(tmp_path, "17"))
+
+    return make
+
+
+def record(rank: int, closing: str, *, code: int = 1, time: float = 5.0) -> dict[str, Any]:
+    exception, _, message = closing.partition(": ")
+    return {
+        "node": f"n{rank // 2 + 1}", "rank": rank, "local_rank": rank % 2, "exit_code": code,
+        "exception": exception, "message": message, "time": time,
+        "lines": trace(closing).splitlines() if closing else [],
     }  # fmt: skip
-    return {**fields, **changed}
 
 
-def killed(number: int, code: int, **changed: Any) -> dict[str, Any]:
-    return rank(number, exit_code=code, exception="", message="", lines=[], **changed)
+def test_the_record_decides_and_its_line_proves_it(job: Callable[..., Diagnosis]) -> None:
+    closing = "OSError: [Errno 28] No space left on device: '/tmp/x'"
+    logs = {0: trace(PEER), 3: "step 1\nstep 2\n" + trace(closing)}
+    found = job(logs, {"failures": [record(0, PEER, time=1.0), record(3, closing, time=2.0)]})
+    assert found.first is not None
+    assert (found.first.node, found.first.rank, found.first.kind) == ("n2", 3, "disk-full")
+    assert (found.first.cause, found.first.entry) == (closing, "disk-full")
+    assert found.first.meaning == "a disk is full on that node"
+    (proof,) = found.proofs
+    assert (proof.path.name, proof.number, proof.text) == ("demo.17.n2.3.out", 6, closing)
+    assert (found.ok, found.consequences, found.missing) == (False, (0,), ())
 
 
-def lost(number: int, **changed: Any) -> dict[str, Any]:
-    return rank(number, exception="RuntimeError", message=GLOO, **changed)
+def test_a_job_that_ended_well_or_still_runs(job: Callable[..., Diagnosis]) -> None:
+    well = job({0: "an Error was handled: OSError: No space left on device\n"}, {"ok": True})
+    assert (well.ok, well.first, well.proofs) == (True, None, ())
+    assert job({}, None).ok is None
 
 
-def result(*failures: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """A driver's result event of two nodes that both failed."""
-    codes = {"n1": 1, "n2": 1}
-    return {"problems": {"n1": [], "n2": []}, "exit_codes": codes, "failures": list(failures),
-            "tails": {"n1": ["=" * 60], "n2": ["=" * 60]}, **changed}  # fmt: skip
+def test_the_rank_that_did_not_come_is_blamed_for_a_hang(job: Callable[..., Diagnosis]) -> None:
+    others = {rank: trace(WAITED, "/x/torch/distributed/c10d_logger.py") for rank in (0, 1, 3)}
+    failures = [record(rank, WAITED) for rank in (0, 1, 3)]
+    found = job({**others, 2: "step 41\nabout to load\n"}, {"failures": failures})
+    assert found.first is not None
+    assert (found.first.kind, found.first.node, found.first.rank) == ("hang", "n2", 2)
+    assert found.missing == (2,)
+    assert found.consequences == (0, 1, 3)
+    assert {proof.path.name for proof in found.proofs} <= {
+        f"demo.17.n{rank // 2 + 1}.{rank}.out" for rank in (0, 1, 3)
+    }
+    assert found.proofs
 
 
-def problem(what: str, why: str = "", where: str = "n1") -> dict[str, str]:
-    return Problem(what=what, where=where, why=why, fix="mend it").to_json()
+def test_memory_explains_a_rank_that_was_killed(job: Callable[..., Diagnosis]) -> None:
+    said = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks\n"
+    killed = {"failures": [record(2, "", code=-9)]}
+    assert job({}, killed).first.kind == "killed"  # type: ignore[union-attr]
+    assert job({0: said}, killed).first.kind == "killed"  # type: ignore[union-attr] # another node
+    found = job({2: said}, killed)
+    assert found.first is not None
+    assert (found.first.kind, found.first.rank) == ("out-of-memory", 2)
+    assert found.proofs[0].path.name == "demo.17.n2.2.out"
 
 
-def found(raw: dict[str, Any]) -> FirstFailure:
-    failure = first_failure(raw)
-    assert failure is not None
-    assert failure.kind in CLASSES
-    assert failure.hint
-    return failure
-
-
-def test_nothing_failed() -> None:
-    assert first_failure({"ok": True, "problems": {}}) is None
-    assert first_failure(result(exit_codes={"n1": 0, "n2": 0}, tails={})) is None
-
-
-def test_the_earliest_of_several_causes() -> None:
-    failure = found(result(rank(0, time=12.5), rank(3, time=12.1), rank(2, time=99.0)))
-    assert (failure.node, failure.rank, failure.exit_code) == ("n2", 3, 1)
-    assert (failure.kind, failure.cause) == ("python-error", "ValueError: wrong")
-    assert failure.lines == ("ValueError: wrong",)
-
-
-@pytest.mark.parametrize(
-    "consequences",
-    [
-        [killed(0, -15, time=1.0), killed(2, 143, time=1.0)],
-        [lost(0, time=1.0), lost(1, time=1.1), lost(2, time=1.2)],
-        [lost(2, time=1.0), killed(0, -15, time=0.5)],
-    ],
-)
-@pytest.mark.parametrize("cause", [rank(3, time=50.0), killed(3, -9, time=50.0)])
-def test_a_consequence_is_not_blamed_though_it_came_first(
-    consequences: list[dict[str, Any]], cause: dict[str, Any]
+def test_a_driver_that_was_killed_leaves_the_logs_to_be_judged(
+    job: Callable[..., Diagnosis], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    failure = found(result(*consequences, cause))
-    assert (failure.node, failure.rank) == ("n2", 3)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
+    found = job({1: trace("KeyError: 'label'"), 0: trace(PEER)}, None)
+    assert found.first is not None
+    assert (found.first.rank, found.first.kind) == (1, "python-error")
+    assert found.ok is False
 
 
-def test_a_node_that_vanished_comes_before_ranks_that_missed_it() -> None:
-    gone = problem("launch gave no answer", "exit status -9", "n2")
-    failure = found(result(lost(0), problems={"n1": [], "n2": [gone]}, exit_codes={"n1": 1}))
-    assert (failure.node, failure.rank, failure.exit_code) == ("n2", None, None)
-    assert failure.kind == "node-failure"
-    assert failure.cause == "n2: launch gave no answer: exit status -9"
-    assert failure.hint == "mend it"
-
-
-def test_a_launcher_that_never_had_ranks() -> None:
-    tail = [
-        "Traceback (most recent call last):",
-        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
-        "network address. port: 61000, useIpv6: false, code: -98, name: EADDRINUSE, message: "
-        "address already in use",
-        "",
-    ]
-    raw = result(exit_codes={"n1": 1, "n2": 143}, tails={"n1": tail, "n2": ["SignalException"]})
-    failure = found(raw)
-    assert (failure.node, failure.rank, failure.exit_code) == ("n1", None, 1)
-    assert failure.kind == "port"
-    assert failure.cause == tail[1]
-    assert failure.lines == tuple(tail)
-
-
-def test_the_launcher_that_was_told_to_end_follows_the_other() -> None:
-    raw = result(exit_codes={"n1": 143, "n2": 1}, tails={"n1": ["told"], "n2": ["own fault"]})
-    assert (found(raw).node, found(raw).cause) == ("n2", "own fault")
-    # Even where it had ranks, which were ended with it.
-    assert found({**raw, "failures": [killed(0, -15), lost(1)]}).node == "n2"
-
-
-def test_without_any_words_the_exit_status_is_left() -> None:
-    failure = found(result(exit_codes={"n1": 1, "n2": 0}, tails={}))
-    assert (failure.node, failure.cause) == ("n1", "the launcher ended with exit status 1")
-    assert (failure.kind, failure.lines) == ("unknown", ())
-
-
-def test_only_consequences_are_known() -> None:
-    """A rank that left with status 0 makes the others lose it; there is nobody else to show."""
-    assert found(result(killed(0, -15, time=1.0), lost(3, time=2.0))).rank == 3
-    failure = found(result(killed(2, -15), killed(1, -15, time=3.0)))
-    assert (failure.rank, failure.kind) == (1, "killed")
+def test_slurm_is_asked_about_a_job_that_left_no_result(
+    job: Callable[..., Diagnosis], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stand-in for sacct: the accounting data base of a site cannot be had here."""
+    fake = tmp_path / "bin" / "sacct"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\ncase "$*" in *"-j 17 "*) echo "TIMEOUT";; esac\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    found = job({}, None)
+    assert found.first is not None
+    assert (found.first.kind, found.ok) == ("time-limit", False)
+    own = job({3: trace("KeyError: 'label'")}, None)  # what failed before counts
+    assert own.first is not None
+    assert own.first.kind == "python-error"
 
 
 @pytest.mark.parametrize(
-    ("exception", "message", "kind"),
+    ("said", "state"),
     [
-        ("ModuleNotFoundError", "No module named 'x'", "missing-module"),
-        ("ImportError", "cannot run -m x: No module named x", "missing-module"),
-        ("FileNotFoundError", "no script a.py: there is neither ...", "missing-module"),
-        ("FileNotFoundError", "[Errno 2] No such file or directory: 'a.csv'", "missing-asset"),
-        ("LocalEntryNotFoundError", "outgoing traffic has been disabled", "missing-asset"),
-        ("OSError", "[Errno 28] No space left on device", "disk-full"),
-        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate", "out-of-memory"),
-        ("MemoryError", "", "out-of-memory"),
-        ("RuntimeError", "Unable to find address for: ib0", "interface"),
-        ("RuntimeError", "Gloo connectFullMesh failed with timed out", "interface"),
-        ("OSError", "[Errno 98] Address already in use", "port"),
-        ("SystemExit", "5", "python-error"),
-        ("KeyError", "'label'", "python-error"),
+        ("COMPLETED\n", "COMPLETED"),
+        ("CANCELLED by 1000\n", "CANCELLED"),
+        ("JobId=17 JobName=x UserId=a(1) JobState=NODE_FAIL Reason=None\n", "NODE_FAIL"),
+        ("slurm_load_jobs error: Invalid job id specified\n", ""),
+        ("", ""),
     ],
 )
-def test_exceptions_are_classed(exception: str, message: str, kind: str) -> None:
-    shown = f"{exception}: {message}" if message else exception
-    failure = found(result(rank(0, exception=exception, message=message, lines=[shown])))
-    assert failure.kind == kind
-    if exception == "SystemExit":
-        assert failure.cause == "the program ended itself: sys.exit(5)"
-    else:
-        assert failure.cause == shown
+def test_states_are_read(said: str, state: str) -> None:
+    assert accounting.parse(said) == state
+
+
+def test_no_slurm_is_asked_about_a_number_that_is_none() -> None:
+    def never(*_: object, **__: object) -> Completed:
+        raise AssertionError("asked")
+
+    assert accounting.state("", never) == ""
+    assert accounting.state("../x", never) == ""
+
+
+def test_a_directory_of_somebody_elses_logs(tmp_path: Path) -> None:
+    at = "2026-11-22 05:21:{:02} "
+    (tmp_path / "t.9.node01.0.out").write_text(at.format(33) + "step\n" + trace(PEER))
+    (tmp_path / "t.9.node02.1.out").write_text(at.format(31) + "step\n" + trace("KeyError: 'x'"))
+    (tmp_path / "t.9.node03.2.out").write_text(at.format(35) + "step\n" + trace("KeyError: 'y'"))
+    found = diagnose(find(str(tmp_path), tmp_path))
+    assert found.first is not None
+    assert (found.first.node, found.first.rank, found.first.cause) == ("node02", 1, "KeyError: 'x'")
+    assert found.consequences == (0, 2)
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "cause"),
+    ("lines", "kind", "node", "rank"),
     [
-        (-9, "killed", "it was killed by SIGKILL"),
-        (-11, "killed", "it was killed by SIGSEGV"),
-        (137, "killed", "it was killed by SIGKILL"),
-        (-63, "killed", "it was killed by signal 63"),
-        (7, "unknown", "it ended with exit status 7"),
+        ("DUE TO TIME LIMIT ***", "time-limit", "", None),
+        ("DUE TO PREEMPTION ***", "preemption", "", None),
+        ("DUE TO NODE FAILURE ***\nsrun: error: Node failure on n3", "node-failure", "n3", None),
     ],
 )
-def test_a_rank_without_a_word_is_classed_by_its_status(code: int, kind: str, cause: str) -> None:
-    failure = found(result(killed(1, code)))
-    assert (failure.kind, failure.cause, failure.exit_code) == (kind, cause, code)
+def test_slurms_end_of_a_job_is_no_nodes_fault(
+    tmp_path: Path, lines: str, kind: str, node: str, rank: int | None
+) -> None:
+    """It is told by the step of the first task, in the log of that task."""
+    said = f"slurmstepd-n1: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-22T06:35:07 {lines}\n"
+    (tmp_path / "t.9.n1.0.out").write_text("step 1\n" + said)
+    found = diagnose(find(str(tmp_path), tmp_path)).first
+    assert found is not None
+    assert (found.kind, found.node, found.rank) == (kind, node, rank)
 
 
-def test_lines_of_others_do_not_class_a_rank_that_was_killed() -> None:
-    raw = killed(1, -9)
-    raw["lines"] = ["ModuleNotFoundError: No module named 'optional'; going on without"]
-    assert found(result(raw)).kind == "killed"
+def test_a_task_that_slurm_found_out_of_memory_is_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "slurm-9.out").write_text("srun: error: n2: task 1: Out Of Memory\n")
+    found = diagnose(find(str(tmp_path), tmp_path)).first
+    assert found is not None
+    assert (found.kind, found.node, found.rank) == ("out-of-memory", "n2", 1)
+
+
+def test_only_consequences_are_unknown(tmp_path: Path) -> None:
+    (tmp_path / "t.9.node01.0.out").write_text(trace(PEER))
+    found = diagnose(find(str(tmp_path), tmp_path))
+    assert found.first is not None
+    assert found.first.kind == "unknown"
+    assert "Connection closed by peer" in found.first.cause
+
+
+def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracebacks and lines that lie across the end of a block are found, with their numbers."""
+    monkeypatch.setattr("stager.diagnosing.scan.BLOCK", 1000)
+    for before in range(5, 30):
+        text = "".join(f"step {number} loss 0.5 and so on\n" for number in range(before))
+        path = tmp_path / "t.9.node01.0.out"
+        path.write_text(text + trace("ValueError: bad", "/home/you/" + "x" * 300) + "after\n" * 60)
+        found = diagnose(find(str(tmp_path), tmp_path))
+        assert found.first is not None
+        assert found.first.cause == "ValueError: bad", before
+        assert found.proofs[0].number == before + 4
+        assert len(found.first.lines) == 4
+
+
+def test_the_command_works_without_torch_or_terminal(tmp_path: Path) -> None:
+    import sys
+
+    (tmp_path / "t.9.node01.0.out").write_text(trace("KeyError: 'x'"))
+    stager = Path(sys.executable).with_name("stager")
+    done = subprocess.run(
+        [stager, "diagnose", tmp_path, "--json"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PATH": ""},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["schema"] == 1
+    assert report["first_failure"]["class"] == "python-error"
+    assert report["evidence"][0]["line"] == 4
+
+
+def test_ranks_are_told_as_ranges() -> None:
+    assert ranks_in_words([7, 0, 1, 2, 9, 8, 4]) == "ranks 0-2,4,7-9"
+    assert ranks_in_words([3]) == "rank 3"
+    assert ranks_in_words([]) == ""
 
 
 @pytest.mark.parametrize(
-    ("what", "why", "kind"),
+    "changed",
     [
-        ("the bundle is damaged or not a bundle", "it is truncated", "damaged-copy"),
-        ("this is another bundle than the job was made for", "", "damaged-copy"),
-        ("the environment does not fit", "needs 1.4 GB, 0.2 GB are free", "disk-full"),
-        ("no directory on this node can hold the environment", "/x: noexec", "environment"),
-        ("this node has no such interface, or it has no address", "", "interface"),
-        ("the name cannot be resolved", "", "name-resolution"),
-        ("none of 500 ports from 61000 on can be listened on", "", "port"),
-        ("there is no CPython 3.77, which the bundle was built for", "", "environment"),
+        {"failures": 5},
+        {
+            "failures": [
+                {"rank": 1},
+                None,
+                [1],
+                {**record(0, "KeyError: 'x'"), "time": float("nan")},
+            ]
+        },
+        {"failures": [{**record(0, "KeyError: 'x'"), "lines": 0, "rank": float("inf")}]},
+        {"world_size": "x"},
+        {"world_size": float("inf")},
+        {"problems": {"n1": [{"why": 5}, 7]}},
+        {"problems": 3, "exit_codes": ["a"], "tails": {"n1": 4}},
+        {"ok": "yes"},
     ],
 )
-def test_problems_of_nodes_are_classed(what: str, why: str, kind: str) -> None:
-    failure = found({"problems": {"n1": [problem(what, why)]}})
-    assert (failure.node, failure.rank, failure.exit_code) == ("n1", None, None)
-    assert failure.kind == kind
-    assert what in failure.cause
+def test_a_result_of_another_make_is_read_as_far_as_it_goes(
+    job: Callable[..., Diagnosis], changed: dict[str, Any]
+) -> None:
+    found = job({3: trace("KeyError: 'label'")}, changed)
+    assert json.dumps(found.to_json())
 
 
-def test_only_the_last_lines_are_kept_and_the_json_has_the_documented_keys() -> None:
-    failure = found(result(rank(0, lines=[str(number) for number in range(40)])))
-    assert failure.lines == tuple(str(number) for number in range(40 - LINES, 40))
-    assert failure.to_json() == {
-        "node": "n1", "rank": 0, "exit_code": 1, "class": "python-error",
-        "cause": "ValueError: wrong", "hint": failure.hint, "lines": list(failure.lines),
-    }  # fmt: skip
+def test_ranks_that_fail_in_the_same_way_are_no_consequences(job: Callable[..., Diagnosis]) -> None:
+    closing = "ModuleNotFoundError: No module named 'x'"
+    failures = [record(rank, closing, time=5.0 + rank) for rank in (0, 1, 3)]
+    found = job({}, {"failures": [*failures, record(2, PEER)]})
+    assert found.first is not None
+    assert (found.first.rank, found.alike, found.consequences) == (0, (1, 3), (2,))
+
+
+@pytest.mark.parametrize(
+    ("said", "lines"), [("", ()), ("step 41\nloading\n", ("step 41", "loading"))]
+)
+def test_the_last_words_of_a_rank_that_hangs(
+    job: Callable[..., Diagnosis], said: str, lines: tuple[str, ...]
+) -> None:
+    others = {rank: trace(WAITED, "/x/torch/distributed/c10d_logger.py") for rank in (0, 1, 3)}
+    found = job({**others, 2: said}, {"failures": [record(rank, WAITED) for rank in (0, 1, 3)]})
+    assert found.first is not None
+    assert (found.first.rank, found.first.lines) == (2, lines)
+    assert ("printed nothing" in found.first.hint) == (not lines)
+    assert found.proofs

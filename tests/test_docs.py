@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -93,15 +94,24 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     )
     joined = re.sub(r'"\s*\n\s*f?"', "", source)
     text = (REPO / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    shown = [
-        message
-        for row in re.findall(r"^\| (`.+?) \|", text, re.M)
-        for message in row.split("`")[1::2]
-    ]
+    tables = re.findall(r"^\| message \|.*\n\|.*\n((?:\|.*\n)+)", text, re.M)
+    rows = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
+    shown = [message for row in rows for message in row.split("`")[1::2]]
     assert len(shown) >= 15
     for message in shown:
         for part in re.split(r"\.\.\.|3\.x", message):
             assert part.strip() in joined, f"no message says {part.strip()!r}"
+
+
+def test_the_page_of_failures_is_that_of_the_catalogue() -> None:
+    spec = importlib.util.spec_from_file_location("page", REPO / "scripts" / "troubleshooting.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert module.page(text) == text, "run scripts/troubleshooting.py"
+    assert text.count("\n### ") >= 12
 
 
 @pytest.mark.slow
@@ -133,7 +143,8 @@ def test_the_session_runs_as_shown(torch_project: TorchProject, tmp_path: Path) 
             assert "arguments: ['--epochs', '3']" in done.stdout
         if command[1] == "exec":
             assert done.stdout.startswith("2.13.0")
-    assert ran == ["init", "build", "verify", "run", "build", "build", "exec"]
+    shown = ["init", "build", "verify", "run", "build", "build", "exec"]
+    assert ran == [*shown, "diagnose", "logs", "report", "support"]
 
 
 @pytest.mark.parametrize("command", commands(README, "text"), ids=shlex.join)
@@ -141,7 +152,8 @@ def test_the_sample_session_uses_real_options(command: list[str]) -> None:
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
     done = _run([*command[:2], "--help"], REPO, env)
     assert done.returncode == 0
-    for option in (word for word in command if word.startswith("--")):
+    own = command[: command.index("--")] if "--" in command else command
+    for option in (word for word in own if word.startswith("--")):
         assert option in done.stdout
 
 

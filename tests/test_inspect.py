@@ -55,7 +55,7 @@ def test_a_compiled_wheel_shows_what_the_node_must_have(project: Project, native
 def test_damage_in_an_index_is_a_bundle_error(project: Project) -> None:
     packed = project.build().packed
     data = bytearray(packed.path.read_bytes())
-    data[data.index(b"layers/" + packed.manifest.layers[0].id.encode()) + 512 + 40] ^= 1
+    data[data.index(b"heads/" + packed.manifest.layers[0].id.encode()) + 512 + 40] ^= 1
     packed.path.write_bytes(data)
     assert inspect(packed.path, files=False)
     with pytest.raises(BundleError, match="alpha"):

@@ -13,7 +13,7 @@ from bundle.job import parse as parse_job
 from bundle.manifest import Digest, Layer, Manifest, Part, Requires
 from stager.config import Config, parse
 from stager.errors import ConfigError, StagerError
-from stager.job import JobOptions, make_job, refuse_allocation
+from stager.job import JobOptions, make_job, settle
 
 ZERO = Digest("0" * 64)
 
@@ -59,7 +59,12 @@ def test_options_win_over_settings(tmp_path: Path) -> None:
     assert plain.launch.interface == "eth9"
 
     options = JobOptions(
-        nodes=2, nproc_per_node=4, backend="gloo", interface="lo", log_dir=logs, command=("b.py",)
+        nodes=(2, 2),
+        nproc_per_node=4,
+        backend="gloo",
+        interface="lo",
+        log_dir=logs,
+        command=("b.py",),
     )
     changed = make(tmp_path, options, **tables)
     assert changed.nodes == ("local1", "local2")
@@ -124,7 +129,8 @@ def test_a_bundle_without_torch(tmp_path: Path) -> None:
     ("tables", "message"),
     [
         ({"launch": {"launcher": "srun"}}, "launch.launcher"),
-        ({"launch": {"max-restarts": 2}, "cluster": {"nodes": 2}}, "launch.max-restarts"),
+        ({"launch": {"launcher": "srun", "max-restarts": 2}}, "launch.max-restarts"),
+        ({"launch": {"launcher": "srun"}, "cluster": {"nodes": "1:2"}}, "--nodes 1:2"),
     ],
 )
 def test_what_a_local_job_cannot_do(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
@@ -132,17 +138,51 @@ def test_what_a_local_job_cannot_do(tmp_path: Path, tables: dict[str, Any], mess
         make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path), **tables)
 
 
-def test_restarts_within_one_node(tmp_path: Path) -> None:
+def test_restarts(tmp_path: Path) -> None:
     tables = {"launch": {"max-restarts": 2}, "cluster": {"nodes": 2}}
-    options = JobOptions(command=("a.py",), log_dir=tmp_path, nodes=1)
-    assert make(tmp_path, options, **tables).launch.max_restarts == 2
+    options = JobOptions(command=("a.py",), log_dir=tmp_path)
+    job = make(tmp_path, options, **tables)
+    assert (job.launch.max_restarts, job.launch.elastic) == (2, None)
 
 
-def test_allocations() -> None:
-    refuse_allocation("auto")
-    refuse_allocation("local")
-    with pytest.raises(ConfigError, match="--allocation slurm"):
-        refuse_allocation("slurm")
+def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
+    """Its number and its nodes are the allocation's, which may not stand before it waits."""
+    options = JobOptions(allocation="slurm", command=("a.py",), log_dir=tmp_path / "logs")
+    job = make(tmp_path, options, cluster={"nodes": 3, "min-nodes": 2, "cpus-per-task": 4})
+    assert (job.allocation, job.id, job.nodes) == ("slurm", "", ())
+    assert (job.wanted, job.min_nodes, job.cpus_per_task) == (None, 2, 4)
+    assert parse_job(job.to_json()) == job
+    assert list((tmp_path / "logs").glob("*.jsonl")) == []
+    srun = make(tmp_path, options, launch={"launcher": "srun"})
+    assert srun.launch.launcher == "srun"
+
+
+def test_more_of_what_the_command_line_says(tmp_path: Path) -> None:
+    tables = {
+        "cluster": {"exclude": "n1", "stage": "never", "container-mounts": ["/a:/a"]},
+        "launch": {"pass-env": ["HF_TOKEN"]},
+        "project": {"name": "demo", "outputs": ["out"], "command": ["a.py"]},
+    }
+    options = JobOptions(
+        nodes=(2, 4), min_nodes=2, stage="always", exclude="n2", pass_env=("WANDB_API_KEY",),
+        container_image="/i.sqsh", container_mounts=("/b:/b",), partition="gpu", time="5",
+        account="lab", dry_run=True, deep=True, allocation="slurm", log_dir=tmp_path / "logs",
+    )  # fmt: skip
+    job = make(tmp_path, options, **tables)
+    assert (job.wanted, job.launch.elastic, job.min_nodes) == ((2, 4), (2, 4), 2)
+    assert (job.stage, job.outputs, job.dry_run, job.deep) == ("always", ("out",), True, True)
+    assert job.launch.pass_env == ("HF_TOKEN", "WANDB_API_KEY")
+    assert job.launch.container_image == "/i.sqsh"
+    assert job.launch.container_mounts == ("/a:/a", "/b:/b")
+    settled = settle(config(tmp_path, **tables), options).cluster
+    assert (settled.exclude, settled.partition, settled.time) == ("n1,n2", "gpu", "5")
+
+
+def test_more_nodes_must_do_than_there_are(tmp_path: Path) -> None:
+    options = JobOptions(nodes=(2, 2), min_nodes=3, command=("a.py",), log_dir=tmp_path / "logs")
+    with pytest.raises(ConfigError, match="3 nodes must do, and the job has 2"):
+        make(tmp_path, options)
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:

@@ -71,7 +71,12 @@ def test_what_tools_leave_behind_is_never_shipped(tmp_path):
         tmp_path, "__pycache__/a.cpython-311.pyc", "p/__pycache__/x", ".mypy_cache/x", ".DS_Store"
     )
     write(
-        tmp_path, ".pytest_cache/x", ".ruff_cache/x", "js/node_modules/m/x", "my.egg-info/PKG-INFO"
+        tmp_path,
+        ".pytest_cache/x",
+        ".ruff_cache/x",
+        "js/node_modules/m/x",
+        "my.egg-info/PKG-INFO",
+        "stager-support-7.tar.gz",
     )
     write(tmp_path, "p/.DS_Store", "gitlike/x", "a.pyc.txt")
     tree = project_files(tmp_path, ["!*"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stager.errors import StagerError
-from stager.run import TAIL_LINES, CommandError, run
+from stager.run import TAIL_LINES, CommandError, feed, masked, run, stream
 
 
 def python(code: str) -> list[str]:
@@ -115,3 +117,98 @@ def test_the_command_is_logged_before_it_runs(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.DEBUG), pytest.raises(StagerError):
         run(["no-such-program-here", "two words"], timeout=5)
     assert "no-such-program-here 'two words'" in caplog.text
+
+
+# --- commands that read, and commands that are followed -------------------------------------------
+
+
+def test_a_command_is_fed_and_gets_these_variables_only() -> None:
+    code = "import os, sys; print(sys.stdin.read().upper(), sorted(os.environ))"
+    done = feed(python(code), "a script\n", environment={"A": "1", "LC_CTYPE": "C"}, timeout=30)
+    assert done.stdout == "A SCRIPT\n ['A', 'LC_CTYPE']\n"
+
+
+def test_a_command_that_does_not_read_what_it_is_fed() -> None:
+    with pytest.raises(CommandError, match="exit status 3"):
+        feed(python("raise SystemExit(3)"), "x" * 10**6, environment={}, timeout=30)
+
+
+SPEAKS = """\
+import sys
+for number in range(3):
+    print("line", number, flush=True)
+    print("talk", number, file=sys.stderr, flush=True)
+sys.stdout.write("no end")
+raise SystemExit(5)
+"""
+
+
+def test_lines_and_talk_are_passed_on() -> None:
+    lines: list[str] = []
+    talk: list[str] = []
+    ended = stream(python(SPEAKS), lines.append, on_talk=talk.append)
+    assert (ended.returncode, ended.interrupted) == (5, False)
+    assert lines == ["line 0", "line 1", "line 2", "no end"]
+    assert talk == ["talk 0", "talk 1", "talk 2"]
+
+
+WAITS = """\
+import os, signal, sys
+signal.signal(signal.{0}, lambda *_: (os.write(1, b"told\\n"), sys.exit(4)))
+print(os.getpid(), os.getpgrp(), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_interrupt_is_passed_on_once_and_the_last_lines_come(own: bool) -> None:
+    lines: list[str] = []
+    told: list[int] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 1:
+            raise KeyboardInterrupt
+
+    def end_it(pid: int) -> None:
+        told.append(pid)
+        os.kill(pid, signal.SIGUSR1)
+
+    code = WAITS.format("SIGUSR1" if own else "SIGINT")
+    ended = stream(python(code), on_line, end_it=end_it if own else None)
+    assert (ended.returncode, ended.interrupted) == (4, True)
+    assert lines[1:] == ["told"]
+    pid, group = map(int, lines[0].split())
+    # Out of the terminal's reach only where something else is going to end it.
+    assert (told, group) == ([pid], pid) if own else ([], os.getpgrp())
+
+
+def test_an_error_of_the_listener_ends_the_command() -> None:
+    def on_line(line: str) -> None:
+        raise ValueError(line)
+
+    code = "import time\nwhile True: print('line', flush=True); time.sleep(0.01)"
+    with pytest.raises(ValueError, match="line"):
+        stream(python(code), on_line)
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("--export=ALL,HF_TOKEN=hf_abc,MINE=1", "--export=ALL,HF_TOKEN=***,MINE=1"),
+        ("WANDB_API_KEY=abc", "WANDB_API_KEY=***"),
+        ("--db-password=abc", "--db-password=***"),
+        ("--tokenizer=bert", "--tokenizer=bert"),
+        ("train.py", "train.py"),
+    ],
+)
+def test_secrets_are_not_shown(word: str, shown: str) -> None:
+    assert masked(["cmd", word]) == ["cmd", shown]
+
+
+def test_a_secret_after_its_option_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    assert masked(["cmd", "--token", "abc", "--token"]) == ["cmd", "--token", "***", "--token"]
+    assert masked(["cmd", "--tokenizer", "bert"]) == ["cmd", "--tokenizer", "bert"]
+    with caplog.at_level(logging.DEBUG), pytest.raises(CommandError) as caught:
+        run([*python("raise SystemExit(1)"), "--token", "hunter2", "API_KEY=hunter2"], timeout=30)
+    assert "hunter2" not in caplog.text + caught.value.message

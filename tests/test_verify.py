@@ -13,13 +13,18 @@ from torch_project import Ran, TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-VERIFY_KEYS = {"schema", "ok", "bundle", "job_id", "nodes", "log_dir", "seconds"}
+LOCAL = ("--allocation", "local")
+VERIFY_KEYS = {
+    "schema", "ok", "bundle", "job_id", "nodes", "log_dir", "seconds", "left_out", "ended_by",
+    "bytes_broadcast", "plan", "deep",
+}  # fmt: skip
 NODE_KEYS = {
     "node", "ok", "python", "packages", "origin_ok", "interface", "address", "seconds", "problems"
 }  # fmt: skip
 RUN_KEYS = {
     "schema", "ok", "job_id", "bundle", "nodes", "world_size", "launcher", "backend", "exit_codes",
-    "log_dir", "bytes_broadcast", "seconds", "first_failure",
+    "log_dir", "bytes_broadcast", "seconds", "first_failure", "task_codes", "left_out",
+    "ended_by", "collected", "plan", "trained", "consequences",
 }  # fmt: skip
 NODE_LINE = re.compile(
     r"NODE (local\d) OK -> PY 3\.\d+ torch 2\.13\.0\S* tfm \S+ datasets \S+ numpy \S+"
@@ -38,7 +43,7 @@ ARGUMENTS = (
 
 
 def test_people_get_the_lines_they_grep_for(torch_project: TorchProject, tmp_path: Path) -> None:
-    argv = ["verify", "--nodes", "2", "--log-dir", "logs", "--bundle", torch_project.bundle]
+    argv = ["verify", *LOCAL, "--nodes", "2", "--log-dir", "logs", "--bundle", torch_project.bundle]
     done = torch_project.stager(*argv, cwd=tmp_path)
     assert done.returncode == 0
     nodes = [NODE_LINE.fullmatch(line) for line in done.stdout.splitlines()]
@@ -73,8 +78,11 @@ def test_scripts_get_every_nodes_facts_and_staging_is_done_once(
         assert NODE_LINE.fullmatch(line)
 
     job = report["job_id"]
-    preflight = (ran.logs / f"preflight.{job}.txt").read_text()
-    assert preflight == "local1 proj=ok pkgs=ok\nlocal2 proj=ok pkgs=ok\n"
+    preflight = (ran.logs / f"preflight.{job}.txt").read_text().splitlines()
+    assert [line[:23] for line in preflight] == [
+        "local1 proj=ok pkgs=ok ",
+        "local2 proj=ok pkgs=ok ",
+    ]
     names = {path.name for path in ran.logs.glob(f"*{job}*")}
     assert {f"{tmp_path.name}.{job}.local{n}.{n - 1}.out" for n in (1, 2)} <= names
     kept = (ran.logs / f"events.{job}.jsonl").read_text().splitlines()
@@ -93,7 +101,9 @@ def test_a_users_own_script_runs_unchanged_and_an_edit_counts(
     built = torch_project.stager("build", "--json", cwd=project)
     assert json.loads(built.stdout)["layers_built"] <= 1, built.stderr  # the project's own
 
-    done = torch_project.stager("run", "--json", "--log-dir", tmp_path / "logs", cwd=project)
+    done = torch_project.stager(
+        "run", *LOCAL, "--json", "--log-dir", tmp_path / "logs", cwd=project
+    )
     report = json.loads(done.stdout)
     ran = Ran(code=done.returncode, report=report, stderr=done.stderr, logs=tmp_path / "logs")
     assert ran.code == 0
@@ -111,7 +121,7 @@ def test_a_users_own_script_runs_unchanged_and_an_edit_counts(
     edited = (project / "train.py").read_text().replace("sum of ranks", "the new code's sum")
     (project / "train.py").write_text(edited)
     done = torch_project.stager(
-        "run", "--json", "--nodes", "1", "--log-dir", tmp_path / "logs", cwd=project
+        "run", *LOCAL, "--json", "--nodes", "1", "--log-dir", tmp_path / "logs", cwd=project
     )
     report = json.loads(done.stdout)
     ran = Ran(code=done.returncode, report=report, stderr=done.stderr, logs=tmp_path / "logs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch_project import Ran, TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-FAILURE_KEYS = {"node", "rank", "exit_code", "class", "cause", "hint", "lines"}
+FAILURE_KEYS = {"node", "rank", "exit_code", "class", "cause", "hint", "lines", "meaning", "time"}
 ONE = ("--nodes", "1", "--nproc-per-node", "1")
 ONE_NODE = ("--nodes", "1")
 MEET = """\
@@ -49,7 +50,7 @@ def failed(torch_project: TorchProject, ran: Ran) -> dict[str, Any]:
     )
     (error,) = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
     assert error == f"error: {who} failed (exit status {failure['exit_code']}): {failure['cause']}"
-    for ours in ("bundle/drive.py", "bundle/agent.py", "stager/cli.py", "stager/verify.py"):
+    for ours in ("bundle/drive.py", "bundle/agent.py", "stager/cli/", "stager/verify.py"):
         assert ours not in ran.stderr
     assert until(lambda: not torch_project.left_over(), 5), torch_project.left_over()
     return failure
@@ -69,6 +70,26 @@ def test_one_rank_raises_while_the_others_wait(torch_project: TorchProject, tmp_
     assert 0 not in ran.report["exit_codes"].values()
     assert "  | ValueError: rank three is unhappy" in ran.stderr.splitlines()
     assert "ValueError: rank three is unhappy" in ran.log("local2")
+    asked_later(torch_project, ran, failure, consequences=[0, 1, 2])
+
+
+def asked_later(
+    torch_project: TorchProject, ran: Ran, failure: dict[str, Any], consequences: list[int]
+) -> None:
+    """The same first failure, out of the files alone, with the line that shows it."""
+    options = ("--log-dir", str(ran.logs))
+    told = torch_project.stager("diagnose", ran.report["job_id"], *options, "--json", cwd=ran.logs)
+    report = json.loads(told.stdout)
+    assert (told.returncode, report["first_failure"]) == (0, failure)
+    assert report["consequences"] == ran.report["consequences"] == consequences
+    (proof,) = report["evidence"]
+    line = Path(proof["file"]).read_text().splitlines()[proof["line"] - 1]
+    assert line.endswith(proof["text"])  # torch may have marked it: [rank3]:
+    shown = torch_project.stager("logs", *options, "--errors", cwd=ran.logs).stdout.splitlines()
+    assert shown[0].endswith("local2 3 | Traceback (most recent call last):")
+    assert sum(line.endswith("(the same traceback as above, here as well)") for line in shown) == 1
+    assert not [line for line in shown if "ChildFailedError" in line]
+    assert len(shown) < 30  # all ranks have written some eighty lines
 
 
 def test_one_rank_is_killed_while_the_others_wait(

@@ -24,7 +24,8 @@ def verify(
     bundle: Path, folder: Path, *, mount: str = "", env: Mapping[str, str] | None = None
 ) -> tuple[int, dict[str, object], str]:
     """Exit code, JSON and talk of ``stager verify`` on two nodes, after mounting something."""
-    argv = [STAGER, "verify", "--json", "--nodes", "2", "--log-dir", "logs"]
+    argv = [STAGER, "verify", "--json", "--allocation", "local", "--nodes", "2"]
+    argv += ["--log-dir", "logs"]
     if mount:
         argv = [*entering("-m", mount), *argv]
     done = subprocess.run(
@@ -139,7 +140,7 @@ def test_a_bundle_for_another_python(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_bundle_without_torch_cannot_be_launched(project: Project) -> None:
     project.build()
-    done = project.stager("run", "--nodes", "1", "--", "train.py")
+    done = project.stager("run", "--allocation", "local", "--nodes", "1", "--", "train.py")
     assert done.returncode == 1
     assert "torch is not in the bundle" in done.stderr
     assert "environment.requirements" in done.stderr

@@ -21,14 +21,23 @@ if os.environ["RANK"] in sys.argv:  # such a rank has to save something first
 pathlib.Path("begun" + os.environ["RANK"]).touch()
 time.sleep(600)
 """
-GONE_AFTER = 30
+GONE_AFTER = 20
 """Seconds within which all processes of a job must have ended, whatever happened."""
 
 
 def begin(torch_project: TorchProject, folder: Path, *slow: str) -> subprocess.Popen[str]:
     """Start a job of two nodes, with one rank each, and wait until the ranks are at work."""
     (folder / "wait.py").write_text(WAIT)
-    options = ["--nodes", "2", "--nproc-per-node", "1", "--bundle", torch_project.bundle]
+    options = [
+        "--allocation",
+        "local",
+        "--nodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--bundle",
+        torch_project.bundle,
+    ]
     argv = ["run", "--json", "--log-dir", folder / "logs", *options, "--", "wait.py", *slow]
     started = torch_project.start(*argv, cwd=folder)
     begun = [folder / "begun0", folder / "begun1"]
@@ -83,7 +92,16 @@ def test_an_ending_that_cannot_be_answered(
 def test_the_reader_of_the_output_goes_away(torch_project: TorchProject, tmp_path: Path) -> None:
     """As in ``stager run ... | head -1``."""
     (tmp_path / "talk.py").write_text("while True: print('line', flush=True)\n")
-    options = ["--nodes", "1", "--nproc-per-node", "1", "--bundle", torch_project.bundle]
+    options = [
+        "--allocation",
+        "local",
+        "--nodes",
+        "1",
+        "--nproc-per-node",
+        "1",
+        "--bundle",
+        torch_project.bundle,
+    ]
     argv = ["run", "--log-dir", tmp_path / "logs", *options, "--", "talk.py"]
     started = torch_project.start(*argv, cwd=tmp_path)
     assert started.stdout is not None

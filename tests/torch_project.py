@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -46,6 +48,11 @@ dist.destroy_process_group()
 PASSED_ON = ("PATH", "LANG", "LC_", "TMPDIR", "TZ", "SSL_", "REQUESTS_CA", "UV_", "CI")
 """What of the caller's variables the project's commands see, by their beginnings."""
 PASSED_ON += ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+PLACES = Path("/var/tmp")
+"""Where it is built: the nodes of a cluster on this machine have a ``/tmp`` of their own."""
+_PREFIX = "stager-torch-"
+COMMON = os.environ.get("STAGER_TEST_LAYERS")
+"""A directory that test processes have in common; read now, as tests do not see such variables."""
 ROOM = 8 << 30
 """Bytes of memory that must be free for the node roots to be kept in it."""
 
@@ -64,9 +71,11 @@ class Ran:
     """Its log directory."""
 
     def log(self, node: str) -> str:
-        """The one log of a node."""
-        (path,) = self.logs.glob(f"*.{self.report['job_id']}.{node}.*.out")
-        return path.read_text()
+        """The logs of a node's ranks, one after the other."""
+        found = self.logs.glob(f"*.{self.report['job_id']}.{node}.*.out")
+        paths = sorted(found, key=lambda path: int(path.name.split(".")[-2]))
+        assert paths, f"{node} has no log"
+        return "".join(path.read_text() for path in paths)
 
     def output(self) -> list[str]:
         """The lines of all nodes' logs."""
@@ -85,6 +94,8 @@ class TorchProject:
     """All variables of its commands."""
     bundle: Path
     """What the first build made."""
+    bundle_id: str
+    """Its id."""
 
     def stager(
         self,
@@ -109,6 +120,8 @@ class TorchProject:
         Scripts lie in that directory and not in the project: the bundle stays what it is.
         """
         options = ["--json", "--log-dir", cwd / "logs", "--bundle", bundle or self.bundle]
+        if not {"--allocation"} & set(arguments):
+            options += ["--allocation", "local"]
         if not {"--nodes"} & set(arguments):
             options += ["--nodes", "2"]
         if action == "run" and not {"--nproc-per-node"} & set(arguments):
@@ -147,11 +160,9 @@ class TorchProject:
 
 
 @pytest.fixture(scope="session")
-def torch_project(
-    tmp_path_factory: pytest.TempPathFactory, pip_settings: Mapping[str, str]
-) -> Iterator[TorchProject]:
+def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
     """A project with PyTorch, built by the real command; gone when the tests are done."""
-    base = tmp_path_factory.mktemp("torch")
+    base = _place()
     nodes = Path(tempfile.mkdtemp(prefix="stager-test-", dir=_quick_disk(base)))
     for name in ("home", "project"):
         (base / name).mkdir()
@@ -169,13 +180,50 @@ def torch_project(
     (base / "project" / "stager.toml").write_text(SETTINGS)
     (base / "project" / "train.py").write_text(TRAIN)
     try:
-        done = _stager(("build", "--json"), base / "project", env, 900)
-        assert done.returncode == 0, done.stderr
-        bundle = Path(json.loads(done.stdout)["bundle"])
-        yield TorchProject(root=base / "project", nodes=nodes, env=env, bundle=bundle)
+        with _layers_of_all(base / "offline" / "layers"):
+            done = _stager(("build", "--json"), base / "project", env, 900)
+            assert done.returncode == 0, done.stderr
+        made = json.loads(done.stdout)
+        yield TorchProject(
+            root=base / "project",
+            nodes=nodes,
+            env=env,
+            bundle=Path(made["bundle"]),
+            bundle_id=made["id"],
+        )
     finally:
         shutil.rmtree(nodes, ignore_errors=True)
         shutil.rmtree(base, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _layers_of_all(layers: Path) -> Iterator[None]:
+    """Let test processes that run side by side compress the same wheels only once.
+
+    Each gets copies, as tests may harm theirs;
+    the build itself trusts none that is not as long as it says it is.
+    """
+    if not COMMON:
+        yield
+        return
+    kept = Path(COMMON, "layers")
+    with Path(COMMON, "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first = not kept.is_dir()
+        if not first:
+            shutil.copytree(kept, layers)
+        yield
+        if first:
+            shutil.copytree(layers, kept)
+
+
+def _place() -> Path:
+    """A new directory for everything else; those of test runs that were killed are removed."""
+    for other in PLACES.glob(f"{_PREFIX}*"):
+        owner = other.name[len(_PREFIX) :].split("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(other, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=PLACES))
 
 
 def _quick_disk(otherwise: Path) -> Path:

@@ -1,6 +1,9 @@
 """The command line: ``python -m trainer NAME``, in one process or as each rank of a job.
 
-Exit codes: 0 trained; 1 an expected failure, with a message and a hint; 2 a usage error.
+NAME is a workload, or ``all-reduce``, which trains nothing and measures the network.
+
+Exit codes: 0 done; 1 an expected failure, with a message and a hint; 2 a usage error; 143 told to
+stop, with a checkpoint to go on from.
 """
 
 from __future__ import annotations
@@ -9,9 +12,10 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-from . import config, dist
+from . import all_reduce, config, dist, stopping
 
 # Compute nodes have no network, and a library that tries one waits for its timeouts first. Set
 # to another value beforehand, each of these is left as it is.
@@ -24,32 +28,62 @@ OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-NEEDED = ("torch", "transformers", "accelerate", "numpy")
+Work = Callable[[dist.World], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train what the command line asks for and return the exit code."""
-    options = config.parse(sys.argv[1:] if argv is None else argv)
+    """Do what the command line asks for and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    work = _measuring(arguments[1:]) if arguments[:1] == [all_reduce.NAME] else _training(arguments)
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
     world = dist.World()
     try:
         world = dist.world_of(os.environ)
-        _require(NEEDED)
-        world = dist.start(world)
-        dist.together(world, lambda: config.check(options))
-        workload = importlib.import_module(
-            f".{config.WORKLOADS[options.workload].module}", "trainer"
-        )
-        workload.run(options, world)
+        work(world)
+    except stopping.Stopped as stop:
+        if world.is_first:
+            dist.say(f"{stop}: --resume goes on from there")
+        dist.stop(world)
+        return stopping.STOPPED
     except config.TrainerError as error:
         if world.is_first or not error.everywhere:
             where = "" if error.everywhere or world.size == 1 else f"[RANK {world.rank}] "
             sys.stderr.write(f"{where}error: {error}\n")
             sys.stderr.flush()
+        if error.everywhere:
+            dist.stop(world)  # else the first to go may take the others down by a lost connection
         return 1
     dist.stop(world)
     return 0
+
+
+def _training(arguments: Sequence[str]) -> Work:
+    """What trains the workload that the command line names."""
+    options = config.parse(arguments)
+
+    def work(world: dist.World) -> None:
+        chosen = config.WORKLOADS[options.workload]
+        _require(chosen.needed)
+        world = dist.start(world, all_gpus=options.sync == "dp")
+        dist.together(world, lambda: config.check(options))
+        workload = importlib.import_module(f".{chosen.module}", "trainer")
+        workload.run(options, world)
+
+    return work
+
+
+def _measuring(arguments: Sequence[str]) -> Work:
+    """What measures the network between the ranks."""
+    options = all_reduce.parse(arguments)
+    # Else PyTorch shows a stack of its own for each lost connection, above our message.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+    def work(world: dist.World) -> None:
+        _require(all_reduce.NEEDED)
+        all_reduce.run(options, world)
+
+    return work
 
 
 def _require(modules: Sequence[str]) -> None:
@@ -62,5 +96,19 @@ def _require(modules: Sequence[str]) -> None:
         )
 
 
+def _leave(status: int) -> NoReturn:
+    """End one rank of several, without taking the interpreter apart first.
+
+    A thread of Gloo's may still hold tensors of an operation that is over. Were it to give them
+    back while Python ends, it would abort a process whose work is done (pytorch/pytorch#179291).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if os.environ.get("WORLD_SIZE"):
+        _leave(code)
+    sys.exit(code)

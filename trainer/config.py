@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_TOKENIZER = "google/bert_uncased_L-2_H-128_A-2"
+SYNCS = ("ddp", "all-reduce", "parameter-server", "dp")
+PRECISIONS = ("auto", "float32", "bfloat16")
+_WIDTH_STEP = 8
 
 
 class TrainerError(Exception):
@@ -62,6 +65,16 @@ class Options:
     """A WordPiece vocabulary file, one token a line."""
     tokenizer: str | None = None
     """A tokenizer by name (in the Hugging Face cache) or by folder."""
+    sync: str = "ddp"
+    """How the ranks' models are kept the same, one of ``SYNCS``."""
+    precision: str = "auto"
+    """What is computed in, one of ``PRECISIONS``."""
+    save_every: int | None = None
+    """Steps between checkpoints within an epoch; None writes them at its end only."""
+    keep: int = 3
+    """How many checkpoints stay, besides the best one."""
+    width: int = 64
+    """Channels of a network's first stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +86,15 @@ class Workload:
     summary: str
     """One line for ``--help``."""
     data_help: str
-    """What ``--data`` may name."""
+    """What ``--data`` may name; empty where there is none to name."""
     add_options: Callable[[argparse.ArgumentParser], None]
     """Adds the options that only this workload has."""
     defaults: tuple[int, int, str]
     """Epochs, rows of a batch, and the output folder, when not given."""
+    lr_help: str = "one that suits the workload"
+    """What the learning rate is when it is not given."""
+    needed: tuple[str, ...] = ("torch", "numpy")
+    """The packages that it imports."""
 
 
 def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +112,58 @@ def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _loop_options(parser: argparse.ArgumentParser) -> None:
+    """What the workloads have that are trained by our own loop."""
+    add = parser.add_argument
+    add(
+        "--sync",
+        choices=SYNCS,
+        default="ddp",
+        help="how the ranks keep their models the same (default: ddp)",
+    )
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        default="auto",
+        help="auto: bfloat16 where the hardware has it (default: auto)",
+    )
+    add("--save-every", type=_count, metavar="N", help="a checkpoint every N steps, too")
+    add("--keep", type=_count, default=3, metavar="N", help="checkpoints that stay (default: 3)")
+
+
+def _cifar10_options(parser: argparse.ArgumentParser) -> None:
+    _loop_options(parser)
+    parser.add_argument(
+        "--width",
+        type=_width,
+        default=64,
+        metavar="N",
+        help="channels of the first stage, a multiple of 8; 16 is quick on a CPU (default: 64)",
+    )
+
+
 WORKLOADS = {
+    "mlp": Workload(
+        module="mlp",
+        summary="10 numbers, 50 hidden units, 2 classes: no data needed, done in seconds",
+        data_help="",
+        add_options=_loop_options,
+        defaults=(3, 32, "mlp_out"),
+    ),
+    "mnist": Workload(
+        module="mnist",
+        summary="a small convolutional network that reads handwritten digits",
+        data_help="folder with the IDX files of MNIST, compressed or not",
+        add_options=_loop_options,
+        defaults=(3, 32, "mnist_out"),
+    ),
+    "cifar10": Workload(
+        module="cifar10",
+        summary="a ResNet-18 that tells ten kinds of things apart",
+        data_help="npz file with x_train, y_train, x_test and y_test, or its folder",
+        add_options=_cifar10_options,
+        defaults=(15, 32, "cifar10_out"),
+    ),
     "tiny-bert": Workload(
         module="tiny_bert",
         summary="a two-layer BERT that sorts texts into four classes",
@@ -103,6 +171,8 @@ WORKLOADS = {
         "test.csv (default: ag_news from the Hugging Face cache)",
         add_options=_tiny_bert_options,
         defaults=(3, 16, "tiny_out"),
+        lr_help="grows with the rows of a step",
+        needed=("torch", "transformers", "accelerate", "numpy"),
     ),
 }
 
@@ -114,7 +184,10 @@ def parse(argv: Sequence[str]) -> Options:
         SystemExit: with code 2 after a usage error, with 0 after ``--help``, as argparse does.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m trainer", description="Train one of the workloads, alone or under torchrun."
+        prog="python -m trainer",
+        description="Train one of the workloads, alone or under torchrun.",
+        epilog="`python -m trainer all-reduce` trains nothing: it measures the network between the "
+        "ranks.",
     )
     names = parser.add_subparsers(dest="workload", metavar="NAME", required=True)
     for name, workload in WORKLOADS.items():
@@ -122,7 +195,7 @@ def parse(argv: Sequence[str]) -> Options:
         _shared_options(one, workload)
         workload.add_options(one)
     if argv and not argv[0].startswith("-") and argv[0] not in WORKLOADS:
-        near = difflib.get_close_matches(argv[0], WORKLOADS, n=1)
+        near = difflib.get_close_matches(argv[0], [*WORKLOADS, "all-reduce"], n=1)
         guess = f"; did you mean {near[0]!r}?" if near else ""
         parser.error(f"no workload {argv[0]!r} (there is: {', '.join(WORKLOADS)}){guess}")
     return Options(**vars(parser.parse_args(argv)))
@@ -151,7 +224,10 @@ def check(options: Options) -> None:
 def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None:
     epochs, batch_size, out = workload.defaults
     add = parser.add_argument
-    add("--data", type=_path, metavar="PATH", help=workload.data_help)
+    if workload.data_help:
+        add("--data", type=_path, metavar="PATH", help=workload.data_help)
+    else:
+        parser.set_defaults(data=None)
     add("--epochs", type=_count, default=epochs, metavar="N", help=f"default: {epochs}")
     add("--subset", type=_count, metavar="N", help="train on N rows only, chosen by the seed")
     add(
@@ -159,7 +235,7 @@ def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None
         type=_count,
         metavar="N",
         help="rows kept back for the final accuracy: the last N of a file (default: one in seven, "
-        "at most 1000), the first N of a test split (default: all)",
+        "at most 1000; mlp: 512), the first N of a test split (default: all)",
     )
     add(
         "--batch-size",
@@ -168,7 +244,7 @@ def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None
         metavar="N",
         help=f"rows a step, on each rank (default: {batch_size})",
     )
-    add("--lr", type=_rate, metavar="RATE", help="default: grows with the rows of a step")
+    add("--lr", type=_rate, metavar="RATE", help=f"default: {workload.lr_help}")
     add("--seed", type=_seed, default=42, metavar="N", help="default: 42")
     add("--out", type=_path, default=Path(out), metavar="DIR", help=f"default: {out}")
     add("--resume", action="store_true", help="continue from the newest checkpoint in --out")
@@ -182,6 +258,13 @@ def _path(text: str) -> Path:
 
 def _count(text: str) -> int:
     return _whole_number(text, least=1)
+
+
+def _width(text: str) -> int:
+    number = _whole_number(text, least=_WIDTH_STEP)
+    if number % _WIDTH_STEP:
+        raise argparse.ArgumentTypeError(f"{text} is no multiple of {_WIDTH_STEP}")
+    return number
 
 
 def _seed(text: str) -> int:

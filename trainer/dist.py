@@ -16,6 +16,9 @@ from .config import TrainerError
 
 T = TypeVar("T")
 
+_MEET_SECONDS = 60.0
+"""How long ranks may take to come together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -78,20 +81,35 @@ def world_of(environ: Mapping[str, str]) -> World:
     )
 
 
-def start(world: World, environ: MutableMapping[str, str] = os.environ) -> World:
+def start(
+    world: World, environ: MutableMapping[str, str] = os.environ, *, all_gpus: bool = False
+) -> World:
     """Join the process group, say so in one line, and return the world with its device.
 
     A process of its own is kept to one GPU: Hugging Face's Trainer would otherwise split each
     batch over all of them in threads, and the batch size asked for would not be the one used.
 
+    Args:
+        world: the place of this process.
+        environ: the variables of the launcher.
+        all_gpus: let a process of its own have all GPUs nevertheless.
+
     Raises:
-        TrainerError: when NCCL is asked for on a node without a GPU for each process.
+        TrainerError: on every rank, when NCCL is asked for and some nodes have no GPU for each
+            process; they are named.
     """
-    if not world.launched:
+    if not world.launched and not all_gpus:
         environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     import torch
 
-    backend = _backend(world, environ, torch.cuda.device_count())
+    gpus = torch.cuda.device_count()
+    backend = backend_of(world, environ, gpus)
+    if backend == "nccl" and world.launched and environ.get("PYTORCH_DIST_BACKEND") == "nccl":
+        _agree_on_gpus(world, environ, gpus)
+    if backend == "nccl" and not gpus:
+        raise TrainerError(
+            "PYTORCH_DIST_BACKEND is nccl, and there is no GPU here", hint="use gloo, or a GPU"
+        )
     if backend == "nccl":
         torch.cuda.set_device(world.local_rank)
     if world.launched:
@@ -101,11 +119,12 @@ def start(world: World, environ: MutableMapping[str, str] = os.environ) -> World
 
 
 def stop(world: World) -> None:
-    """Leave the process group."""
+    """Leave the process group, if it was joined."""
     if world.launched:
         import torch.distributed as group
 
-        group.destroy_process_group()
+        if group.is_initialized():
+            group.destroy_process_group()
 
 
 def say(line: str) -> None:
@@ -148,6 +167,11 @@ def by_first(world: World, work: Callable[[], T]) -> T:
     return cast("T", result)
 
 
+def on_all(world: World, here: bool) -> bool:
+    """Whether something holds on every rank."""
+    return sums(world, [float(here)])[0] == world.size
+
+
 def sums(world: World, values: Sequence[float]) -> list[float]:
     """The sum of each value over all ranks."""
     if world.size == 1:
@@ -180,18 +204,26 @@ def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
     raise TrainerError(message, hint=hint, everywhere=True)
 
 
-def _backend(world: World, environ: Mapping[str, str], gpus: int) -> str:
+def backend_of(world: World, environ: Mapping[str, str], gpus: int) -> str:
     """``nccl`` where each process of this node has a GPU of its own, else ``gloo``.
 
     ``PYTORCH_DIST_BACKEND`` decides for nodes that differ: all ranks must choose the same.
     """
     asked = environ.get("PYTORCH_DIST_BACKEND", "")
-    if asked == "nccl" and gpus < world.local_size:
-        raise TrainerError(
-            f"PYTORCH_DIST_BACKEND=nccl, but this node has {gpus} GPUs for "
-            f"{world.local_size} processes",
-            hint="start as many processes on a node as it has GPUs, or use gloo",
-        )
     if asked in ("gloo", "nccl"):
         return asked
     return "nccl" if gpus >= world.local_size else "gloo"
+
+
+def _agree_on_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
+    """Have every rank say what its node has, before any of them waits for the others in NCCL."""
+    from .meeting import agree, meet
+
+    meeting = meet(world, _MEET_SECONDS, environ)
+    fault = ""
+    if gpus < world.local_size:
+        many = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+        fault = f"{meeting.nodes[world.rank]} has {many} for {world.local_size} processes, and "
+        fault += "PYTORCH_DIST_BACKEND is nccl"
+    hint = "start as many processes on a node as it has GPUs, leave these nodes out, or use gloo"
+    agree(meeting, "gpus", fault, range(world.size), hint=hint)

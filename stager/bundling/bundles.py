@@ -14,6 +14,7 @@ from bundle.manifest import Digest, Manifest
 from bundle.problem import NodeError
 
 from ..errors import BundleError
+from ..layering.pruning import Pruned, noted
 from ..store import Store, sha256_of
 
 
@@ -53,6 +54,16 @@ def manifest_of(path: Path) -> Manifest:
     """
     with opened(path) as bundle:
         return bundle.manifest
+
+
+def pruned(path: Path) -> Pruned:
+    """What was left out of the wheels in a bundle.
+
+    Raises:
+        BundleError: see :func:`opened`.
+    """
+    with opened(path) as bundle:
+        return noted(bundle)
 
 
 def node_program(path: Path, store: Store) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 from bundle.manifest import Manifest
 
 from ..layering.layerfile import decompress_index
+from ..layering.pruning import noted
 from .bundles import opened
 
 
@@ -22,7 +23,7 @@ def inspect(path: Path, *, files: bool) -> dict[str, Any]:
         BundleError: it cannot be read, or is damaged.
     """
     with opened(path) as bundle:
-        report = _summary(path, bundle.manifest)
+        report = _summary(path, bundle.manifest) | {"pruned": noted(bundle).to_json()}
         if files:
             report["listing"] = [
                 {
@@ -32,7 +33,7 @@ def inspect(path: Path, *, files: bool) -> dict[str, Any]:
                     "sha256": entry.sha256,
                 }
                 for layer in bundle.manifest.layers
-                for entry in bundle.index(layer, decompress_index).files
+                for entry in bundle.index(layer, bundle.head(layer), decompress_index).files
             ]
     return report
 

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import marshal
 import posixpath
+import re
 import struct
 import sys
 import warnings
@@ -14,6 +15,22 @@ from ..model import Target
 
 _UNCHECKED_HASH = 0b01
 """The pyc flag word of PEP 552 for "has a source hash, never check it"."""
+
+
+COMPILED = "all but test modules"
+"""Which modules of a wheel are compiled, see :func:`worth_compiling`: part of every layer's id."""
+
+_TEST_MODULE = re.compile(r"(?:^|/)tests?/(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py$")
+
+
+def worth_compiling(path: str) -> bool:
+    """Whether a module of a wheel gets bytecode: all do but the test modules of its test suites.
+
+    In the reference environment those are a fifth of all modules, and more than a quarter of the
+    time that compiling takes; no rank imports them. One that does compiles them in memory, as ever
+    without writing it down. Helper modules beside them, which packages do import, get theirs.
+    """
+    return not _TEST_MODULE.search(path)
 
 
 def bytecode_path(path: str, target: Target) -> str:

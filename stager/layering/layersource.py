@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,8 +16,12 @@ from ..model import Target, Wheel
 from ..shipping.ignore import anchored
 from ..shipping.project import asset_excludes, asset_files, project_files
 from ..shipping.tree import Tree, tree_digest
+from .bytecode import COMPILED
 from .layerfile import compression
+from .pruning import RULES, concerned
 
+_CAME_HOME = (".[0-9]*", ".partial", ".partial.[0-9]*")
+"""How outputs are named further that came home to a place where something was already."""
 LARGE_PROJECT = 200 << 20
 """Bytes of a project above which the user is asked whether all of it is meant to travel."""
 
@@ -42,10 +46,12 @@ class Source:
     """Where in the environment a tree's files go."""
     size: int
     """Rough amount of work in bytes: large ones are started first."""
+    prune: tuple[str, ...] = ()
+    """What of a wheel is left out: words of :data:`stager.settings.environment.PRUNABLE`."""
 
     @classmethod
-    def of_wheel(cls, wheel: Wheel) -> Source:
-        """A wheel of the offline root."""
+    def of_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> Source:
+        """A wheel of the offline root, without what the words of ``prune`` cover."""
         return cls(
             kind="wheel",
             name=wheel.name,
@@ -53,6 +59,7 @@ class Source:
             digest=wheel.sha256,
             wheel=wheel.path,
             size=wheel.size,
+            prune=concerned(wheel.path, prune),
         )
 
     @classmethod
@@ -76,10 +83,12 @@ def layer_id(source: Source, target: Target) -> Digest:
         "compression": compression(),
     }
     if source.kind != "asset":
-        compiled = importlib.util.MAGIC_NUMBER.hex() if target.is_host_python else None
+        compiled = [importlib.util.MAGIC_NUMBER.hex(), COMPILED] if target.is_host_python else None
         key |= {"python": target.python_tag, "bytecode": compiled}
     if source.kind != "wheel":
         key["prefix"] = source.prefix
+    if source.prune:  # and nothing otherwise: layers made without it keep their names
+        key["prune"] = {"rules": RULES, "words": source.prune}
     return Digest.of(canonical_json(key))
 
 
@@ -103,7 +112,8 @@ def project_sources(
     if folder is not None:
         # Assets are layers of their own, and what a run writes must not make the bundle stale.
         leave = [*config.project.exclude, *asset_excludes(assets, folder)]
-        leave += [f"/{path.rstrip('/')}" for path in config.project.outputs]
+        for path in config.project.outputs:
+            leave += [f"/{path.rstrip('/')}{more}" for more in ("", *_CAME_HOME)]
         if offline_root.is_relative_to(folder):
             leave.append(anchored(str(offline_root.relative_to(folder))))
         tree = project_files(folder, leave)

@@ -19,7 +19,7 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,8 +34,9 @@ from bundle.layer import LayerError, check_path
 
 from ..errors import WheelError
 from ..model import Target
-from .bytecode import bytecode_path, compile_module
+from .bytecode import bytecode_path, compile_module, worth_compiling
 from .layerfile import LayerWriter
+from .pruning import NOTE, left_out, note
 
 RESERVED = (
     "pyvenv.cfg",
@@ -87,13 +88,14 @@ _INVALID = (
 """What ``installer`` and its parsers raise for members that are there but make no sense."""
 
 
-def add_wheel(writer: LayerWriter, wheel: Path, target: Target) -> None:
+def add_wheel(writer: LayerWriter, wheel: Path, target: Target, prune: Sequence[str] = ()) -> None:
     """Add everything a wheel installs, with compiled bytecode, to a layer.
 
     Args:
         writer: the layer being made.
         wheel: the wheel file; its own digest has been checked before.
         target: whose directory names to use.
+        prune: what to leave out, see :mod:`stager.layering.pruning`.
 
     Raises:
         WheelError: the file is no sound wheel; every fault found is in the context.
@@ -103,10 +105,14 @@ def add_wheel(writer: LayerWriter, wheel: Path, target: Target) -> None:
             source = _CheckedWheel(archive)
             _refuse_members(wheel, archive, source.data_dir)
             source.check_names()
+            source.left_out = left_out(archive, prune)
+            notes = {"INSTALLER": b"stager\n"}
+            if source.left_out:
+                notes[NOTE] = note(archive, source.left_out, prune)
             destination = _LayerDestination(writer, source, target)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
-                installer.install(source, destination, {"INSTALLER": b"stager\n"})
+                installer.install(source, destination, notes)
             destination.refuse_faults()
     except WheelError as exc:
         raise WheelError(
@@ -136,6 +142,8 @@ class _CheckedWheel(WheelFile):
         super().__init__(archive)
         self.record: RecordEntry | None = None
         """RECORD's line for the member that is being read."""
+        self.left_out: frozenset[str] = frozenset()
+        """Members that are not to be installed."""
 
     def check_names(self) -> None:
         """Compare the names in RECORD with those in the archive.
@@ -160,6 +168,8 @@ class _CheckedWheel(WheelFile):
     def get_contents(self) -> Iterator[WheelContentElement]:
         for element in super().get_contents():
             path, digest, size = element[0]
+            if path in self.left_out:
+                continue
             self.record = RecordEntry.from_elements(path, digest, size) if digest else None
             yield element
         self.record = None
@@ -283,7 +293,9 @@ class _LayerDestination(WheelDestination):
         return _LAUNCHER.format(python=self._python).encode() + rest
 
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
-        bytecode = compile_module(source, path) if self._target.is_host_python else None
+        if not self._target.is_host_python or not worth_compiling(path):
+            return
+        bytecode = compile_module(source, path)
         if bytecode is None:
             return
         cached = bytecode_path(path, self._target)

@@ -14,6 +14,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+"""The name of an environment variable, as a regular expression."""
+
 # The forms sbatch(1) documents for --time.
 _TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+")
 _TORCH = re.compile(r"none|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
@@ -95,6 +98,32 @@ def whole_or_auto(least: int) -> Callable[[object], int | None]:
     return number
 
 
+def node_range(value: object) -> tuple[int, int]:
+    """A number of nodes, or fewest and most as ``MIN:MAX``; the same twice for a fixed number."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", value)
+        if not found:
+            raise ValueError
+        least, most = int(found[1]), int(found[2] or found[1])
+        if not 1 <= least <= most:
+            raise ValueError
+        return least, most
+    count = whole(1)(value)
+    return count, count
+
+
+def gpus(value: object) -> str:
+    """GPUs of one node: a number, or a type and a number, as Slurm's --gpus-per-node has them."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return str(value)
+    return matching(r"([\w.-]+:)?[1-9]\d*")(value)
+
+
+def mount(value: object) -> str:
+    """A place on the node and a place in the container, as ``SOURCE:TARGET[:FLAGS]``."""
+    return matching(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?")(value)
+
+
 def path(root: Path) -> Callable[[object], Path]:
     """A path, made absolute: ``~`` is the home directory, others start at ``root``."""
 
@@ -158,11 +187,12 @@ def interface(value: object) -> str | tuple[tuple[str, str], ...]:
     if isinstance(value, dict):
         if not value:
             raise ValueError
-        return tuple((word(nodes), _interface_name(name)) for nodes, name in value.items())
-    return _interface_name(value)
+        return tuple((word(nodes), interface_name(name)) for nodes, name in value.items())
+    return interface_name(value)
 
 
-def _interface_name(value: object) -> str:
+def interface_name(value: object) -> str:
+    """The name of a network interface, or ``auto``."""
     found = text(value)
     if not _INTERFACE.fullmatch(found):
         raise ValueError

@@ -23,6 +23,7 @@ __all__ = ["Tree", "TreeFile", "asset_excludes", "asset_files", "project_files",
 
 NEVER_SHIPPED = (
     *(".git", ".hg", ".svn", ".DS_Store", "__pycache__/", "*.pyc", ".venv", "node_modules/"),
+    "stager-support-*.tar.gz",  # our own, of an earlier job
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
     # The project comes first on sys.path: what an editable install left behind would hide the
     # bundle's own metadata from importlib.metadata and from plug-in discovery.

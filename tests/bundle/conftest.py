@@ -9,7 +9,8 @@ import pytest
 from bundles import BASE_PYTHON, fetch_decompressor, make_bundle, node_program, run_node
 from wheelhouse import make_wheel, standard_set
 
-from bundle.archive import BundleFile, Decompress, decompressor
+from bundle.archive import BundleFile
+from bundle.decompressor import Decompress, load_decompressor
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store
@@ -80,7 +81,10 @@ def bare(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Packed:
 def decompress(standard: Packed, tmp_path_factory: pytest.TempPathFactory) -> Decompress:
     """The decompressor that travels in the bundle, loaded from it."""
     with BundleFile(str(standard.path)) as bundle:
-        return decompressor(bundle, str(tmp_path_factory.mktemp("zstandard")))
+        part = bundle.manifest.decompressor
+        assert part is not None
+        scratch = str(tmp_path_factory.mktemp("zstandard"))
+        return load_decompressor(part.name, bundle.part(part), scratch)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""One node's part: real agents asked for each phase, and how a launcher is attended to."""
+"""One node's part: real agents asked for each phase; more on the preflight in test_preflight.py."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import node_program
+from bundles import BASE_PYTHON, node_program
 from jobs import ask, job_for
-from processes import living
+from processes import until
 from torch_project import TorchProject
 
-from bundle import agent, net
-from bundle.manifest import Requires
-from bundle.problem import NodeError
-from stager.diagnose import first_failure
+from bundle.manifest import Digest
+from stager.diagnosing.told import first_failure
 from stager.pack import Packed
 
 
@@ -30,65 +28,10 @@ def whats(event: dict[str, Any]) -> list[str]:
     return [problem["what"] for problem in event["problems"]]
 
 
-# --- preflight -----------------------------------------------------------------------------------
-
-
-def test_preflight_tells_all_that_later_phases_need(
-    single: Packed, program: Path, tmp_path: Path
-) -> None:
-    code, (event,) = ask(program, "preflight", job_for(single, tmp_path))
-    assert (code, event["v"], event["event"], event["node"]) == (0, 1, "preflight", "local1")
-    assert (event["ok"], event["problems"], event["proj"], event["pkgs"]) == (True, [], True, True)
-    assert event["root"] == f"{os.environ['STAGER_NODE_ROOT']}/stager-{os.geteuid()}"
-    assert os.access(event["python"], os.X_OK)
-    assert event["address"] == "127.0.0.1"
-    assert event["port"] == net.port_for("4711")
-    assert event["host"]["cpus"] >= 1
-    assert event["seconds"] >= 0
-
-
-def test_preflight_reports_every_problem_at_once(
-    single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STAGER_NODE_ROOT", str(tmp_path / "absent"))
-    job = job_for(
-        single,
-        tmp_path,
-        requires=Requires(python="3.77", machine="pdp11", libc="glibc", libc_version="2.99"),
-        run_dir=str(tmp_path / "gone"),
-    )
-    code, (event,) = ask(program, "preflight", job)
-    assert (code, event["ok"]) == (3, False)
-    assert whats(event) == [
-        "no directory on this node can hold the environment",
-        "there is no CPython 3.77, which the bundle was built for",
-        "the bundle is for another machine",
-        "the node's C library is too old",
-        "the run directory is not visible",
-    ]
-    assert event["proj"] is False
-
-
-def test_a_bundle_that_the_node_cannot_see_is_to_be_placed(
-    single: Packed, program: Path, tmp_path: Path
-) -> None:
-    job = job_for(single, tmp_path, bundle=str(tmp_path / "elsewhere.tar"))
-    code, (event,) = ask(program, "preflight", job)
-    assert (code, event["ok"], event["pkgs"]) == (0, True, False)
-
-
-def test_a_port_that_is_taken_is_passed_over(single: Packed, program: Path, tmp_path: Path) -> None:
-    preferred = net.port_for("4711")
-    with socket.create_server(("127.0.0.1", preferred)):
-        _, (event,) = ask(program, "preflight", job_for(single, tmp_path))
-    assert event["ok"] is True
-    assert event["port"] not in (0, preferred)
-    assert net.FIRST_PORT <= event["port"] <= net.LAST_PORT
-
-
-def test_only_the_head_is_asked_for_a_port(single: Packed, program: Path, tmp_path: Path) -> None:
-    _, (event,) = ask(program, "preflight", job_for(single, tmp_path), node_rank=1)
-    assert (event["address"], event["port"]) == ("", 0)
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 # --- unpack and probe ----------------------------------------------------------------------------
@@ -99,6 +42,9 @@ def found(single: Packed, program: Path, tmp_path: Path) -> dict[str, Any]:
     """What the preflight found, as the driver passes it on."""
     _, (event,) = ask(program, "preflight", job_for(single, tmp_path))
     return {key: event[key] for key in ("root", "python")}
+
+
+GROUP = {"address": "127.0.0.1", "port": 61000, "backend": "gloo", "nproc": 1}
 
 
 def test_unpack_and_probe(
@@ -139,76 +85,61 @@ def test_an_agent_that_is_told_to_end_says_nothing_more(
     waiting = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    time.sleep(1)  # it waits for its request
+    assert until(lambda: catches(waiting.pid, signal.SIGTERM))
+    time.sleep(0.2)  # it waits for its request
     waiting.terminate()
     out, err = waiting.communicate(timeout=20)
     assert (waiting.returncode, out, err) == (143, b"", b"")
 
 
+# --- one phase after the other ----------------------------------------------------------------
+
+
+def converse(program: Path, *requests: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and events of an agent that is asked for several phases."""
+    node = {"node": "local1", "node_rank": 0, "nodes_here": 1}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(program), "agent", "session"],
+        input="".join(json.dumps({**node, **one}) + "\n" for one in requests),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_session_answers_each_request_and_ends_with_the_last(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    job = job_for(single, tmp_path).to_json()
+    other = {**job, "requires": {**job["requires"], "machine": "pdp11"}}
+    requests = [{"phase": "early", "job": job}]
+    requests += [{"phase": "preflight", "job": one} for one in (job, other, job)]
+    code, events = converse(program, *requests)
+    assert code == 0  # each answer says how it went
+    assert [event["ok"] for event in events] == [True, False, True]
+
+
+def test_a_session_goes_on_under_the_python_that_is_named(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    """Once: one that is not what it was taken for is told by the phase, not tried for ever."""
+    job = job_for(single, tmp_path).to_json()
+    job["requires"]["python"] = "3.77"
+    log = tmp_path / "started"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {BASE_PYTHON} "$@"\n')
+    python.chmod(0o755)
+    asked = {"phase": "tidy", "job": job, "root": found["root"], "python": str(python)}
+    code, events = converse(program, asked)
+    assert (code, [event["event"] for event in events]) == (0, ["tidy"])
+    (line,) = log.read_text().splitlines()
+    assert re.fullmatch(rf"-I -S {program} agent session --request \d+", line)
+
+
 # --- launch --------------------------------------------------------------------------------------
-
-
-def attend(code: str, tmp_path: Path) -> tuple[int, list[str], list[str]]:
-    """Attend to a Python program: its status, the last lines, and all lines."""
-    lines: list[str] = []
-    argv = [sys.executable, "-c", code]
-    status, tail = agent._attend(
-        argv, os.environ, str(tmp_path), lambda event: lines.extend(event["lines"])
-    )
-    return status, tail, lines
-
-
-def test_all_lines_come_in_order_and_the_last_are_kept(tmp_path: Path) -> None:
-    code = "for n in range(3000): print(n)\nimport sys; sys.stderr.write('no end')\nsys.exit(9)"
-    status, tail, lines = attend(code, tmp_path)
-    assert status == 9
-    assert lines == [*map(str, range(3000)), "no end"]
-    assert tail == lines[-200:]
-
-
-def test_output_that_is_not_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
-    status, _, lines = attend(r"import os; os.write(1, b'a\xffb\n\n')", tmp_path)
-    assert (status, lines) == (0, ["a\N{REPLACEMENT CHARACTER}b", ""])
-
-
-def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
-    """As of a progress bar, which returns to the beginning of its line."""
-    code = "import sys\nfor n in range(3000): sys.stdout.write('\\r' + 'x' * 999)"
-    _, _, lines = attend(code, tmp_path)
-    assert "".join(lines) == ("\r" + "x" * 999) * 3000
-    assert max(map(len, lines)) < 2 * agent._LONGEST_LINE
-
-
-def test_the_programs_end_is_not_put_off_by_a_child_that_it_leaves(tmp_path: Path) -> None:
-    child = "import time\nwhile True: print('still here', flush=True); time.sleep(0.01)"
-    code = (
-        "import subprocess, sys\n"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
-        "print('done')\n"
-    )
-    started = time.monotonic()
-    status, _, lines = attend(code, tmp_path)
-    assert time.monotonic() - started < 10
-    assert (status, "done" in lines) == (0, True)
-    assert living("still here") == []
-
-
-def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, subprocess, sys\n"
-        "argv = [sys.executable, '-c', 'import time; time.sleep(601)']\n"
-        "subprocess.Popen(argv, start_new_session=True)\n"
-        "print('begun', flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    status, _, lines = attend(code, tmp_path)
-    assert (status, lines) == (128 + signal.SIGKILL, ["begun"])
-    assert living("sleep(601)") == []
-
-
-def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
-    with pytest.raises(NodeError, match="the launcher cannot start"):
-        agent._attend([str(tmp_path / "absent")], {}, str(tmp_path), lambda event: None)
 
 
 def test_without_torch_the_launcher_says_so_and_nothing_is_left(
@@ -216,8 +147,7 @@ def test_without_torch_the_launcher_says_so_and_nothing_is_left(
 ) -> None:
     job = job_for(single, tmp_path, action="run")
     ask(program, "unpack", job, **found, bundle=str(single.path))
-    group = {"address": "127.0.0.1", "port": 61000, "backend": "gloo", "nproc": 1}
-    code, events = ask(program, "launch", job, **found, group=group)
+    code, events = ask(program, "launch", job, **found, group=GROUP, shared=True)
     assert code == 3
     assert [event["event"] for event in events] == ["started", "output", "launch"]
     assert events[0]["argv"][1:3] == ["-m", "torch.distributed.run"]
@@ -239,7 +169,12 @@ def test_a_port_that_was_taken_in_between(torch_project: TorchProject, tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         group = {"address": "127.0.0.1", "port": taken.getsockname()[1], "nproc": 1}
         group["backend"] = "gloo"
-        request = {"root": path.partition("/envs/")[0], "python": "", "group": group}
+        request = {
+            "root": path.partition("/envs/")[0],
+            "python": "",
+            "group": group,
+            "shared": True,
+        }
         code, events = ask(program, "launch", job, **request)
     assert code == 3
     last = events[-1]
@@ -248,3 +183,37 @@ def test_a_port_that_was_taken_in_between(torch_project: TorchProject, tmp_path:
     assert failure is not None
     assert (failure.kind, failure.rank) == ("port", None)
     assert "address already in use" in failure.cause
+
+
+def test_an_environment_that_has_gone_is_said_to_be_gone(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    """Cleared away between the probe and the launch."""
+    job = job_for(single, tmp_path, bundle_id=Digest("0" * 64))
+    code, (event,) = ask(program, "launch", job, **found, group=GROUP, shared=True)
+    assert (code, whats(event)) == (3, ["the environment is gone"])
+    assert os.listdir(f"{found['root']}/jobs") == []
+
+
+# --- what is left, and taken away ----------------------------------------------------------------
+
+
+def test_tidy_removes_what_the_job_left_here_and_nothing_else(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    jobs = Path(found["root"], "jobs")
+    for name in ("4711.work", "4712.work"):
+        (jobs / name).mkdir()
+        (jobs / name / "result.txt").write_text("kept or not")
+    code, (event,) = ask(program, "tidy", job_for(single, tmp_path), **found)
+    assert (code, event["ok"]) == (0, True)
+    assert os.listdir(jobs) == ["4712.work"]
+    code, (event,) = ask(program, "tidy", job_for(single, tmp_path), **found)
+    assert (code, event["ok"]) == (0, True)  # nothing was there
+
+
+def test_a_phase_that_does_not_exist(program: Path) -> None:
+    argv = [sys.executable, "-I", "-S", str(program), "agent", "dance"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "invalid choice: 'dance'" in done.stderr

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from bundle.job import VERSION, Job, Launch, load, parse
 from bundle.manifest import Digest, Requires
 from bundle.problem import NodeError
+from bundle.rates import ASSUMED, Rates
 
 JOB = Job(
     id="4711",
@@ -55,7 +56,9 @@ def refused(value: Any) -> str:
 def test_what_is_written_is_read_again() -> None:
     assert parse(raw()) == JOB
     assert parse(json.loads(json.dumps(parse(raw()).to_json()))) == JOB
-    assert raw()["v"] == VERSION == 1
+    assert raw()["v"] == VERSION == 3
+    measured = replace(JOB, rates=Rates(link=1e9))
+    assert parse(json.loads(json.dumps(measured.to_json()))) == measured
 
 
 def test_the_callers_object_is_not_changed() -> None:
@@ -85,9 +88,9 @@ def test_an_unknown_field_is_named() -> None:
     assert "gpu" in refused(given)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 2, "3", None])
 def test_another_version_is_refused(version: object) -> None:
-    assert "this program speaks 1" in refused({**raw(), "v": version})
+    assert "this program speaks 3" in refused({**raw(), "v": version})
 
 
 @pytest.mark.parametrize("value", [None, 7, "job", [], [1], {}])
@@ -115,6 +118,11 @@ def test_what_is_no_job_is_refused(value: Any) -> None:
         {"launch": []},
         {"launch": "torchrun"},
         {"requires": None},
+        {"rates": []},
+        {"rates": {}},
+        {"rates": {**asdict(ASSUMED), "link": 0}},
+        {"rates": {**asdict(ASSUMED), "link": "fast"}},
+        {"rates": {**asdict(ASSUMED), "colour": 1.0}},
     ],
     ids=str,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,8 @@ def test_what_a_job_leaves(single: Packed, program: Path, tmp_path: Path) -> Non
     logs = tmp_path / "logs"
     assert {path.name for path in logs.iterdir()} - {".gitignore"} == {
         "events.4711.jsonl",
+        "job.4711.json",
+        "order.4711.tsv",
         "preflight.4711.txt",
         "run_wrapper.4711.py",
         "demo.4711.local1.0.out",
@@ -70,8 +73,15 @@ def test_what_a_job_leaves(single: Packed, program: Path, tmp_path: Path) -> Non
     }
     kept = (logs / "events.4711.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in kept] == events
-    nodes = ["local1 proj=ok pkgs=ok", "local2 proj=ok pkgs=ok"]
-    assert (logs / "preflight.4711.txt").read_text().splitlines() == nodes
+    for number, line in enumerate((logs / "preflight.4711.txt").read_text().splitlines(), 1):
+        own = rf"root=\S+/local{number}/\S+ free=\S+ inodes=\S+ exec=ok python=/\S+"
+        assert re.fullmatch(rf"local{number} proj=ok pkgs=ok {own}", line)
+    job = json.loads((logs / "job.4711.json").read_text())
+    assert job == json.loads((tmp_path / "job.json").read_text())
+    for node in (1, 2):
+        lines = (logs / f"demo.4711.local{node}.{node - 1}.out").read_text().splitlines()
+        assert lines[0].startswith(f"local{node} staged -> /")
+        assert lines[1].startswith(f"NODE local{node} OK -> ")
     wrapper = (logs / "run_wrapper.4711.py").read_text()
     assert wrapper == (Path(__file__).parents[2] / "bundle" / "wrapper.py").read_text()
 
@@ -94,7 +104,7 @@ def test_all_problems_of_all_nodes_are_told_and_kept(
     assert problems(events[-1]) == {"local1": expected, "local2": expected}
     assert [event["phase"] for event in events if event["event"] == "begin"] == ["preflight"]
     lines = (tmp_path / "logs" / "preflight.4711.txt").read_text().splitlines()
-    assert lines[0] == "local1 proj=ok pkgs=ok"
+    assert lines[0].startswith("local1 proj=ok pkgs=ok root=")
     assert lines[1].startswith("local1 problem: ")
     assert [line.split()[0] for line in lines] == ["local1"] * 3 + ["local2"] * 3
 
@@ -164,8 +174,8 @@ def test_a_signal_ends_the_job_and_its_agents(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert started.stdout is not None
-    while '"phase": "unpack"' not in started.stdout.readline():
-        pass
+    begun = (line for line in started.stdout if '"phase": "unpack"' in line)
+    assert next(begun, "")
     started.send_signal(number)
     out, err = started.communicate(timeout=30)
     assert (started.returncode, err) == (130, "")

@@ -167,3 +167,8 @@ print(host.host_facts()["cpus"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+def test_what_the_kernel_has_killed_for_memory() -> None:
+    known = [line for line in Path("/proc/vmstat").read_text().splitlines() if "oom_kill" in line]
+    assert host.oom_kills() == (int(known[0].split()[1]) if known else None)

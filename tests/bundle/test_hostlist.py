@@ -2,7 +2,7 @@
 
 import pytest
 
-from bundle.hostlist import expand_hostlist, matches
+from bundle.hostlist import expand_hostlist, fold, matches
 from bundle.problem import NodeError
 
 
@@ -54,3 +54,25 @@ def test_matches_full_and_short_names() -> None:
     assert matches("node0[1-3]", "node02.cluster.example")
     assert not matches("node0[1-3]", "node04")
     assert not matches("node0[1-3]", "node022")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "folded"),
+    [
+        (["n01", "n02", "n03", "n07", "login1"], "n[01-03,07],login1"),
+        (["node1"], "node1"),
+        (["a", "b"], "a,b"),
+        (["n8", "n9", "n10"], "n[8-9],n10"),
+        (["n08", "n09", "n10"], "n[08-10]"),
+        (["r1n2", "r1n1", "r2n1"], "r1n[1-2],r2n1"),
+        (["gpu-a", "gpu-1", "gpu-2x"], "gpu-a,gpu-1,gpu-2x"),
+    ],
+)
+def test_names_are_folded_as_slurm_writes_them(hosts: list[str], folded: str) -> None:
+    assert fold(hosts) == folded
+    assert sorted(expand_hostlist(folded)) == sorted(hosts)
+
+
+def test_many_nodes_fit_one_argument() -> None:
+    hosts = [f"compute{number:05}" for number in range(10_000)]
+    assert fold(hosts) == "compute[00000-09999]"

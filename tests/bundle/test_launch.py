@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ GROUP = Group(
 )
 EVERY_PROGRAM = {
     "HF_HOME": "/n/stager-7/cache/huggingface",
+    "FSSPEC_CONFIG_DIR": "/n/stager-7/cache/fsspec",
     "TRITON_CACHE_DIR": "/n/stager-7/cache/triton",
     "TORCHINDUCTOR_CACHE_DIR": "/n/stager-7/cache/inductor",
     "HF_HUB_OFFLINE": "1",
@@ -52,27 +54,134 @@ EVERY_RANK = {
 }
 
 
-def test_the_command_of_a_node() -> None:
-    program = launch.wrapper(PLACE, ["train.py", "--epochs", "3"])
-    assert program == ["/n/stager-7/jobs/42.1/run_wrapper.py", "train.py", "--epochs", "3"]
-    assert launch.torchrun(PLACE, GROUP, "42", program) == [
+PROGRAM = ["/n/stager-7/jobs/42.1/run_wrapper.py", "train.py", "--epochs", "3"]
+
+
+def command(group: Group, *meeting: str, restarts: int = 0) -> None:
+    """Hold the whole argument list, of which the given part depends on the group."""
+    assert launch.torchrun(PLACE, group, "42.0", PROGRAM) == [
         "/n/stager-7/envs/abc/bin/python",
         "-m",
         "torch.distributed.run",
-        "--nnodes=3",
         "--nproc-per-node=2",
-        "--node-rank=1",
-        "--master-addr=10.1.2.3",
-        "--master-port=61042",
-        "--rdzv-backend=static",
-        "--rdzv-id=42",
-        "--max-restarts=0",
+        *meeting,
+        "--rdzv-id=42.0",
+        f"--max-restarts={restarts}",
         "--log-dir=/n/stager-7/jobs/42.1/torchrun",
         "/n/stager-7/jobs/42.1/run_wrapper.py",
         "train.py",
         "--epochs",
         "3",
     ]
+
+
+STATIC = ("--master-addr=10.1.2.3", "--master-port=61042", "--rdzv-backend=static")
+
+
+def test_the_command_of_a_node() -> None:
+    assert launch.wrapper(PLACE, ["train.py", "--epochs", "3"]) == PROGRAM
+    command(GROUP, "--nnodes=3", "--node-rank=1", *STATIC)
+    alone = replace(GROUP, nnodes=1, node_rank=0)
+    command(alone, "--nnodes=1", "--node-rank=0", *STATIC)
+
+
+def meeting(host: int, endpoint: str = "10.1.2.3:61042") -> tuple[str, ...]:
+    return (
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-conf=is_host={host}",
+        "--local-addr=10.1.2.4",
+    )
+
+
+def test_ranks_that_may_meet_again_meet_through_c10d() -> None:
+    """Those of a single node, too."""
+    again = replace(GROUP, max_restarts=2, own_address="10.1.2.4")
+    alone = replace(again, nnodes=1, node_rank=0)
+    command(alone, "--nnodes=1", *meeting(1), restarts=2)
+    command(again, "--nnodes=3", *meeting(0), restarts=2)
+    command(replace(again, node_rank=0), "--nnodes=3", *meeting(1), restarts=2)
+    six = replace(again, address="fd00::1")
+    command(six, "--nnodes=3", *meeting(0, "[fd00::1]:61042"), restarts=2)
+
+
+@pytest.mark.parametrize(("span", "said"), [((2, 3), "2:3"), ((3, 3), "3"), ((1, 8), "1:3")])
+def test_an_elastic_group(span: tuple[int, int], said: str) -> None:
+    group = replace(GROUP, elastic=span, own_address="10.1.2.4")
+    assert group.moving
+    command(group, f"--nnodes={said}", *meeting(0))
+
+
+def test_a_rank_that_slurm_starts() -> None:
+    assert launch.native(PLACE, PROGRAM) == ["/n/stager-7/envs/abc/bin/python", *PROGRAM]
+    task = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
+    assert launch.native_variables(GROUP, {**task, "SLURM_JOB_ID": "42"}) == {
+        "RANK": "5",
+        "WORLD_SIZE": "6",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "2",
+        "NODE_RANK": "2",
+        "MASTER_ADDR": "10.1.2.3",
+        "MASTER_PORT": "61042",
+    }
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "GITHUB_TOKEN",
+        "MY_TOKENS",
+        "TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "DB_PASSWORD",
+        "db_password",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "OPENAI_APIKEY",
+        "SSH_PRIVATE_KEY",
+        "GOOGLE_CREDENTIALS",
+        "AUTH",
+        "BASIC_AUTH",
+        "GPG_PASSPHRASE",
+    ],
+)
+def test_secrets_stay_behind(name: str) -> None:
+    env = {"PATH": "/usr/bin", name: "hush"}
+    assert launch.without_secrets(env, ()) == {"PATH": "/usr/bin"}
+    assert launch.without_secrets(env, ["OTHER"]) == {"PATH": "/usr/bin"}
+    assert launch.without_secrets(env, [name]) == env
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PATH",
+        "TOKENIZERS_PARALLELISM",
+        "HF_TOKEN_PATH",
+        "SSH_AUTH_SOCK",
+        "AUTHOR",
+        "KEYBOARD",
+        "MONKEY",
+        "SLURM_JOB_ID",
+        "NCCL_DEBUG",
+        "PWD",
+        "OLDPWD",
+        "SECRETARY",
+        "PYTHONPATH",
+    ],
+)
+def test_what_only_looks_like_a_secret_goes_along(name: str) -> None:
+    assert launch.without_secrets({name: "x"}, ()) == {name: "x"}
+
+
+# --- variables -----------------------------------------------------------------------------------
 
 
 def test_the_variables_of_any_program() -> None:

@@ -312,5 +312,5 @@ def test_an_empty_layer_is_possible() -> None:
 def test_every_layer_of_a_real_bundle_passes(standard: Packed, decompress: Any) -> None:
     with BundleFile(str(standard.path)) as bundle:
         for layer in standard.manifest.layers:
-            index = bundle.index(layer, decompress)
+            index = bundle.index(layer, bundle.head(layer), decompress)
             assert (index.unpacked_size, len(index.files)) == (layer.unpacked_size, layer.files)

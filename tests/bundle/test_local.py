@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bundle import local, process
 from bundle.job import Job
 from bundle.local import LocalTransport
 from bundle.problem import NodeError
+from bundle.transport import Ended, Parcel
 from stager.pack import Packed
 
 
@@ -28,10 +30,13 @@ def job(single: Packed, tmp_path: Path) -> Job:
 
 
 @pytest.fixture
-def transport(job: Job, program: Path, monkeypatch: pytest.MonkeyPatch) -> LocalTransport:
+def transport(job: Job, program: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTransport]:
     """The real one; agents are started from the program that the driver was started from."""
     monkeypatch.setattr(sys, "argv", [str(program), "drive"])
-    return LocalTransport(job)
+    made = LocalTransport(job)
+    yield made
+    made.close()
+    assert living(program) == []
 
 
 def requests(job: Job, **more: Any) -> dict[str, dict[str, Any]]:
@@ -43,10 +48,10 @@ def requests(job: Job, **more: Any) -> dict[str, dict[str, Any]]:
 
 def test_each_node_has_a_place_of_its_own(transport: LocalTransport, job: Job) -> None:
     events: dict[str, dict[str, Any]] = {}
-    codes = transport.run(
+    ended = transport.run(
         "preflight", requests(job), lambda event: events.update({event["node"]: event})
     )
-    assert codes == {"local1": 0, "local2": 0}
+    assert ended == {node: Ended(0, "exit status 0") for node in ("local1", "local2")}
     own = f"stager-{os.geteuid()}"
     for node, event in events.items():
         assert event["root"] == f"{os.environ['STAGER_NODE_ROOT']}/{own}/nodes/{node}/{own}"
@@ -54,16 +59,39 @@ def test_each_node_has_a_place_of_its_own(transport: LocalTransport, job: Job) -
     assert len(events) == transport.nodes_here == 2
 
 
-def test_the_bundle_is_read_where_it_lies(transport: LocalTransport, job: Job) -> None:
-    assert transport.place(job, ["local1", "local2"]) == (job.bundle, 0)
+def test_one_agent_a_node_does_one_phase_after_the_other(
+    transport: LocalTransport, job: Job
+) -> None:
+    events: list[dict[str, Any]] = []
+    transport.run("preflight", requests(job), events.append)
+    agents = {node: agent.pid for node, agent in transport._agents.items()}
+    root = {event["node"]: event["root"] for event in events}
+    asked = {node: {**one, "root": root[node]} for node, one in requests(job).items()}
+    transport.run("tidy", asked, events.append)
+    assert {node: agent.pid for node, agent in transport._agents.items()} == agents
+    transport._agents["local1"].kill()
+    transport._agents["local1"].wait()
+    ended = transport.run("tidy", asked, events.append)
+    assert set(ended.values()) == {Ended(0, "exit status 0")}
+    assert transport._agents["local1"].pid != agents["local1"]
+    assert [event["event"] for event in events] == ["preflight"] * 2 + ["tidy"] * 4
+
+
+def test_nothing_is_sent_or_fetched_on_one_machine(transport: LocalTransport, job: Job) -> None:
+    parcel = Parcel(job.bundle, "/somewhere", 1)
+    with pytest.raises(NodeError, match="nothing is sent"):
+        transport.deliver(parcel, requests(job), lambda event: None)
+    with pytest.raises(NodeError, match="nothing is fetched"):
+        transport.fetch("collect", requests(job), lambda stream: None)
+    assert transport.ended_by() == ""
 
 
 def test_every_nodes_answer_arrives_though_one_fails(transport: LocalTransport, job: Job) -> None:
     asked = requests(job)
-    asked["local2"]["job"]["run_dir"] = "/no/such/directory"
+    asked["local2"]["job"]["requires"]["machine"] = "pdp11"
     events: list[dict[str, Any]] = []
-    codes = transport.run("preflight", asked, events.append)
-    assert codes == {"local1": 0, "local2": 3}
+    ended = transport.run("preflight", asked, events.append)
+    assert {node: end.code for node, end in ended.items()} == {"local1": 0, "local2": 3}
     assert {event["node"]: event["ok"] for event in events} == {"local1": True, "local2": False}
 
 

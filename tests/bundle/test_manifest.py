@@ -87,6 +87,8 @@ def test_the_sums_are_those_of_the_layers() -> None:
         "manifest.json",
         "node.pyz",
         "zstandard-1-x.whl",
+        f"heads/{digest('id of alpha')}",
+        f"heads/{digest('id of beta')}",
         f"layers/{digest('id of alpha')}.tar.zst",
         f"layers/{digest('id of beta')}.tar.zst",
     ]
@@ -157,7 +159,7 @@ def test_forging_as_such_is_not_what_is_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 2},
+        {"format": 1},
         {"format": "1"},
         {"name": 7},
         {"name": "a\nb"},

@@ -12,6 +12,7 @@ from bundle.ranks import (
     LOST_PEER,
     RECORD_KEYS,
     failures,
+    out_of_memory,
     program_lines,
     reported,
     weight,
@@ -160,3 +161,16 @@ def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:
     """PyTorch marks tracebacks so, and a rank that was killed leaves none."""
     said = ["plain", "[rank2]: Traceback", "[rank12]: x", "[rank3]: mine", "[rank 3] no mark"]
     assert program_lines(said, 3) == ["plain", "[rank3]: mine", "[rank 3] no mark"]
+
+
+def test_a_kill_while_the_kernel_killed_for_memory_is_told() -> None:
+    ranks: list[dict[str, Any]] = [{"exit_code": code} for code in (1, -9, -15)]
+    ((blamed, line),) = out_of_memory(ranks, 3, 4)
+    assert blamed is ranks[1]
+    assert "1 oom-kill event on this node" in line
+    assert "2 oom-kill events" in out_of_memory(ranks, 3, 5)[0][1]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (None, 4), (3, None), (None, None)])
+def test_a_kill_of_another_kind_is_not(before: int | None, after: int | None) -> None:
+    assert out_of_memory([{"exit_code": -9}], before, after) == []

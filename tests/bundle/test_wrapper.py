@@ -507,7 +507,8 @@ def test_under_torchrun_with_record(node, tmp_path):
         "STAGER_JOB_DIR": str(node.job_dir),
         "TORCHELASTIC_ERROR_FILE": str(tmp_path / "agent.json"),
     }
-    argv = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", wrapper, script]
+    options = ["--standalone", "--nproc-per-node=2", "--log-dir", str(tmp_path / "torchrun")]
+    argv = ["-m", "torch.distributed.run", *options, wrapper, script]
     done = subprocess.run(
         [sys.executable, *argv],
         env=variables,

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from launching import REPO, SHARED, command, metrics, variables
 
 from trainer.dist import World
 from trainer.tiny_bert import evaluate, learning_rate, steps_an_epoch
 
-REPO = Path(__file__).resolve().parents[2]
 EXAMPLE = REPO / "examples" / "tiny-bert"
-SHARED = REPO / ".." / "shared" / "data"
 CORPUS = ("--data", str(EXAMPLE / "data" / "sentences.csv"))
 WORDS = ("--vocab", str(EXAMPLE / "data" / "vocab.txt"))
-
-
-def environment(**more):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    return kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | more
 
 
 def train(ranks, folder, *arguments):
     """Train under torchrun in ``folder``; returns the finished process, output as text."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return subprocess.run(
-        [sys.executable, *launch, "-m", "trainer", "tiny-bert", *arguments],
+        command(ranks, folder, "tiny-bert", *arguments),
         cwd=folder,
-        env=environment(),
+        env=variables(),
         capture_output=True,
         text=True,
         timeout=500,
         check=False,
     )
-
-
-def metrics(folder):
-    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
 
 
 def test_steps_an_epoch():
@@ -145,7 +131,7 @@ def test_an_unfit_vocabulary_stops_every_rank_and_one_speaks(tmp_path):
         subprocess.Popen(
             [sys.executable, "-m", "trainer", "tiny-bert", *CORPUS, "--vocab", str(words)],
             cwd=tmp_path,
-            env=environment(
+            env=variables(
                 RANK=rank,
                 LOCAL_RANK=rank,
                 WORLD_SIZE="2",
@@ -182,7 +168,7 @@ def test_what_is_missing_is_named_in_one_message(tmp_path, arguments, named):
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "tiny-bert", *arguments],
         cwd=tmp_path,
-        env=environment(HF_HOME=str(tmp_path / "empty")),
+        env=variables(HF_HOME=str(tmp_path / "empty")),
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,0 +1,309 @@
+"""What is compared with what, and the target of each: data, and the verdict on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .rounds import Samples
+
+Kind = Literal["seconds", "bytes", "count"]
+State = Literal["met", "missed", "information", "not judged", "not measured"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    key: str
+    """What ``--only`` calls it."""
+    group: str
+    """What is measured together; ``--only`` takes this as well."""
+    what: str
+    """What is done, in a few words."""
+    ours: str
+    """The name of our values."""
+    peer: str = ""
+    """The name of the values that ours are divided by; none: ours count by themselves."""
+    versus: str = ""
+    """The peer in a few words."""
+    target: float | None = None
+    """The largest ratio, or value where there is no peer, that is good enough; None: no target."""
+    kind: Kind = "seconds"
+    """What the values are."""
+    slack: float = 0.0
+    """How far above the target is still met: what two measurements of one thing may differ by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came of a row."""
+
+    row: Row
+    state: State
+    ours: float | None = None
+    """Median of our values."""
+    peer: float | None = None
+    """Median of the peer's."""
+    figure: float | None = None
+    """What the target is compared with: the ratio of the medians, or ours where no peer is."""
+
+
+def _unpack(place: str, peer: str, versus: str, target: float | None) -> Row:
+    return Row(
+        key=f"unpack-{place}-{peer}",
+        group="unpack",
+        what=f"unpack to {place}",
+        ours=f"unpack/{place}/ours",
+        peer=f"unpack/{place}/{peer}",
+        versus=versus,
+        target=target,
+    )
+
+
+def _slurm(nodes: int) -> tuple[Row, ...]:
+    """Nodes that have nothing, have it, and have all but one package; against the handout's way."""
+    target = 0.45 if nodes == 3 else None
+    start = f"{nodes} nodes to step 1" if nodes > 1 else "1 node to step 1"
+    return tuple(
+        Row(
+            key=f"slurm-{nodes}-{state}",
+            group="slurm",
+            what=f"{start}, {state}",
+            ours=f"slurm/{nodes}/step/{state}",
+            peer=f"slurm/{nodes}/step/handout",
+            versus="sbcast + tar xzf",
+            target=target if state == "cold" else None,
+        )
+        for state in ("cold", "warm", "delta")
+    )
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        key="build-pip",
+        group="build",
+        what="build, empty layer store",
+        ours="build/ours",
+        peer="build/pip",
+        versus="pip + tar czf",
+        target=0.24,
+    ),
+    Row(
+        key="build-uv",
+        group="build",
+        what="build, empty layer store",
+        ours="build/ours",
+        peer="build/uv",
+        versus="uv + tar zstd -3",
+        target=0.90,
+    ),
+    Row(
+        key="build-pex",
+        group="build",
+        what="build, empty layer store",
+        ours="build/ours",
+        peer="build/pex",
+        versus="pex, stored",
+    ),
+    Row(
+        key="build-proof",
+        group="build",
+        what="proof that it is whole",
+        ours="build/proof",
+        peer="build/ours",
+        versus="our build",
+    ),
+    Row(
+        key="rebuild-same",
+        group="build",
+        what="rebuild, nothing changed",
+        ours="rebuild/same",
+        peer="build/ours",
+        versus="our build",
+        target=0.03,
+    ),
+    Row(
+        key="rebuild-one",
+        group="build",
+        what="rebuild, 1 changed",
+        ours="rebuild/one",
+        peer="build/ours",
+        versus="our build",
+        target=0.15,
+    ),
+    Row(
+        key="size-gz",
+        group="size",
+        what="size, with .pyc",
+        ours="size/ours",
+        peer="size/pip",
+        versus="tar.gz",
+        target=0.77,
+        kind="bytes",
+    ),
+    Row(
+        key="size-zst",
+        group="size",
+        what="size, with .pyc",
+        ours="size/ours",
+        peer="size/uv",
+        versus="tar.zst",
+        target=0.88,
+        kind="bytes",
+    ),
+    _unpack("tmpfs", "gz", "tar xzf", 0.15),
+    _unpack("tmpfs", "zst", "tar --zstd -x", 0.5),
+    _unpack("tmpfs", "squashfs", "unsquashfs -p 2", 0.65),
+    _unpack("disk", "gz", "tar xzf", None),
+    _unpack("disk", "zst", "tar --zstd -x", None),
+    _unpack("disk", "squashfs", "unsquashfs -p 2", None),
+    Row(
+        key="restage-same",
+        group="restage",
+        what="stage again, no change",
+        ours="restage/same",
+        peer="restage/first",
+        versus="first stage",
+        target=0.05,
+    ),
+    Row(
+        key="restage-one",
+        group="restage",
+        what="stage again, 1 changed",
+        ours="restage/one",
+        peer="restage/first",
+        versus="first stage",
+        target=0.15,
+    ),
+    Row(
+        key="import",
+        group="import",
+        what="import, warm",
+        ours="import/ours",
+        peer="import/venv",
+        versus="plain venv",
+        target=1.0,
+        slack=0.02,
+    ),
+    Row(
+        key="calls",
+        group="calls",
+        what="path calls, shared",
+        ours="calls/ours",
+        target=0,
+        kind="count",
+    ),
+    Row(
+        key="calls-shared-tree",
+        group="calls",
+        what="path calls, shared",
+        ours="calls/ours",
+        peer="calls/tree",
+        versus="run from a tree",
+        kind="count",
+    ),
+    Row(
+        key="start",
+        group="start",
+        what="to the first line",
+        ours="start/ours",
+        peer="start/torchrun",
+        versus="bare torchrun",
+        target=1.10,
+    ),
+    Row(key="help", group="start", what="stager --help", ours="start/help", target=0.3),
+    Row(
+        key="slurm-verify",
+        group="slurm",
+        what="verify, warm, 3 nodes",
+        ours="slurm/3/verify/warm",
+        target=5.0,
+    ),
+    Row(
+        key="slurm-bytes-same",
+        group="slurm",
+        what="bytes sent, no change",
+        ours="slurm/3/bytes/warm",
+        target=0,
+        kind="bytes",
+    ),
+    Row(
+        key="slurm-bytes-one",
+        group="slurm",
+        what="bytes sent, 1 changed",
+        ours="slurm/3/bytes/delta",
+        peer="slurm/changed",
+        versus="changed layers",
+        target=1.1,
+        kind="bytes",
+    ),
+    Row(
+        key="slurm-stage-same",
+        group="slurm",
+        what="3 nodes again, same",
+        ours="slurm/3/stage/warm",
+        peer="slurm/3/stage/cold",
+        versus="first stage",
+        target=0.05,
+    ),
+    Row(
+        key="slurm-stage-one",
+        group="slurm",
+        what="3 nodes again, 1 changed",
+        ours="slurm/3/stage/delta",
+        peer="slurm/3/stage/cold",
+        versus="first stage",
+        target=0.15,
+    ),
+    *(row for nodes in (1, 2, 3, 6) for row in _slurm(nodes)),
+)
+
+GROUPS = tuple(dict.fromkeys(row.group for row in ROWS))
+
+
+def chosen(names: Sequence[str]) -> tuple[Row, ...]:
+    """The rows of these keys and groups; all of them for no name.
+
+    Raises:
+        KeyError: with the first name that is neither.
+    """
+    for name in names:
+        if not any(name in (row.key, row.group) for row in ROWS):
+            raise KeyError(name)
+    if not names:
+        return ROWS
+    return tuple(row for row in ROWS if row.key in names or row.group in names)
+
+
+def judge(rows: Sequence[Row], samples: Samples, *, judged: bool = True) -> list[Verdict]:
+    """Hold each row's values against its target.
+
+    Args:
+        rows: what was asked for.
+        samples: what was measured.
+        judged: whether targets count; not for another environment than the reference.
+    """
+    return [_verdict(row, samples, judged) for row in rows]
+
+
+def _verdict(row: Row, samples: Samples, judged: bool) -> Verdict:
+    if row.ours not in samples or (row.peer and row.peer not in samples):
+        return Verdict(row=row, state="not measured")
+    ours = samples.middle(row.ours)
+    peer = samples.middle(row.peer) if row.peer else None
+    # Nothing against nothing is nothing; something against nothing is beyond any target.
+    figure = ours if peer is None else ours / peer if peer else (float("inf") if ours else 0.0)
+    state: State = "information"
+    if row.target is not None:
+        state = "met" if figure <= row.target + row.slack else "missed"
+        state = state if judged else "not judged"
+    return Verdict(row=row, state=state, ours=ours, peer=peer, figure=figure)
+
+
+def exit_status(verdicts: Sequence[Verdict]) -> int:
+    """1 where a target is missed, or could not be measured though it was asked for; else 0."""
+    failed = [v for v in verdicts if v.state == "missed"]
+    unknown = [v for v in verdicts if v.state == "not measured" and v.row.target is not None]
+    return 1 if failed or unknown else 0

@@ -1,0 +1,113 @@
+"""Rows about the node's side: unpacking, and staging again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from . import building, ours, peers
+from .peers import Argv
+from .place import read_once, remove, settle
+from .rounds import Step, Value, interleave
+from .session import Session
+
+NAME = "unpacked"
+STAGING = ("plan", "place", "unpack")
+"""Phases of a job that together are its staging."""
+_PEERS: dict[str, tuple[str, Callable[[Path, Path], Argv]]] = {
+    "gz": ("pip", peers.untar_gz),
+    "zst": ("uv", peers.untar_zst),
+    "squashfs": ("squashfs", peers.unsquashfs),
+}
+"""Each peer's archive, and how it is unpacked."""
+
+
+def measure(session: Session, names: Sequence[str] = ()) -> None:
+    """Unpack to tmpfs and to the disk, with ours and three others, or what is named."""
+    if not names or any("squashfs" in name for name in names):
+        building.squashfs(session)
+    made = session.made
+    bundle = made.bundles["first"]
+    read_once([bundle, *made.archives.values()])
+    program = session.program(bundle)
+    python = session.node_python
+
+    def commands(target: Path) -> dict[str, Argv]:
+        found = {"ours": ours.unpack(python, program, bundle, target)}
+        for who, (archive, argv) in _PEERS.items():
+            if archive in made.archives:
+                found[who] = argv(made.archives[archive], target)
+        return found
+
+    for place, memory in (("tmpfs", True), ("disk", False)):
+        parent = session.place.memory if memory else session.place.disk
+        argvs = commands(parent / NAME)
+        steps = [
+            Step(
+                name=f"unpack/{place}/{who}",
+                prepare=_emptied(session, memory),
+                measure=_timed(session, argv),
+                tidy=_removed(parent / NAME),
+            )
+            for who, argv in argvs.items()
+            if not names or f"unpack/{place}/{who}" in names
+        ]
+        interleave(steps, session.rounds, session.samples, session.say)
+
+
+def restage(session: Session) -> None:
+    """Stage three times on one node: nothing there, all there, all but one package there.
+
+    What a job's driver takes for it: looking, deciding, and making the environment.
+    """
+    building.ensure(session)
+    bundles = session.made.bundles
+    read_once(list(bundles.values()))
+    base = session.place.memory / NAME
+    more = {"STAGER_NODE_ROOT": str(base), "OFFLINE_ROOT": str(session.made.root)}
+
+    def stage(which: str) -> Callable[[], Value]:
+        def once() -> Value:
+            logs = session.place.fresh("logs")
+            job = ours.Job(allocation="local", nodes=1, ranks=1, bundle=bundles[which], logs=logs)
+            argv = ours.verify(session.stager, job)
+            ran = session.run(argv, cwd=session.prepared.project, more=more)
+            seconds = json.loads(ran.out)["seconds"]
+            return Value(value=sum(float(seconds[phase]) for phase in STAGING if phase in seconds))
+
+        return once
+
+    first = Step(
+        name="restage/first", prepare=_emptied(session, memory=True), measure=stage("first")
+    )
+    same = Step(name="restage/same", measure=stage("first"))
+    one = Step(name="restage/one", measure=stage("changed"), tidy=_removed(base))
+    interleave([first, same, one], session.rounds, session.samples, session.say)
+
+
+def staged(session: Session) -> Path:
+    """An environment of ours on the disk, ready for use; unmeasured."""
+    building.ensure(session)
+    base = session.place.fresh("staged")
+    bundle = session.made.bundles["first"]
+    program = session.program(bundle)
+    done = session.run(ours.unpack(session.node_python, program, bundle, base))
+    return Path(done.out.strip().splitlines()[-1])
+
+
+def _timed(session: Session, argv: Argv) -> Callable[[], Value]:
+    """The wall clock of the whole command, the start of its process included, for everyone."""
+    return lambda: session.run(argv).value
+
+
+def _emptied(session: Session, memory: bool) -> Callable[[], None]:
+    def prepare() -> None:
+        settle()
+        session.place.fresh(NAME, memory=memory)
+
+    return prepare
+
+
+def _removed(path: Path) -> Callable[[], None]:
+    return lambda: remove(path)

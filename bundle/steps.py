@@ -1,0 +1,307 @@
+"""The transport of a Slurm allocation: ``srun`` starts the agents, ``sbcast`` brings the file.
+
+Each phase is one ``srun`` over all nodes. The agents get program and request on standard input, so
+nothing has to be on a node beforehand; they answer in frames (:mod:`bundle.frames`). As long as
+standard input stays open they work; its end tells them to stop, however the driver came to its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection
+from typing import IO, Any, cast
+
+from . import agent, following, fs, hearing, launch, process, signals, slurm, venv
+from .agent import SESSION
+from .answers import Answers
+from .conversation import Conversation
+from .job import Job
+from .problem import NodeError, Problem
+from .sending import Sending
+from .transport import Delivery, Ended, OnEvent, Parcel, Requests
+
+SECONDS = {
+    "preflight": 180.0,
+    "unpack": 3600.0,
+    "probe": agent.PROBE_SECONDS + 120,
+    "deep": 3600.0,
+}
+"""How long a phase may take; nodes that have not answered by then are named."""
+FAILURE_GRACE = 10.0
+"""Seconds that the other nodes get to end by themselves after one has failed."""
+_ASK_SECONDS = 30.0
+_TICK_SECONDS = 0.02
+"""How often a running broadcast is looked after."""
+
+
+class SlurmTransport:
+    """Reaches the nodes of the allocation that this process runs in."""
+
+    def __init__(self, job: Job) -> None:
+        """Look at the allocation once.
+
+        Raises:
+            NodeError: a command of Slurm's is missing here.
+        """
+        self.nodes_here = 1
+        self._job = job
+        with open(sys.argv[0], "rb") as handle:
+            self._program = handle.read()
+        self._plain = slurm.step_environment(launch.without_secrets(os.environ, ()))
+        # What the ranks get besides is for their own step alone.
+        self._ranks = slurm.step_environment(
+            launch.without_secrets(os.environ, job.launch.pass_env)
+        )
+        self._fanout_version = slurm.version(self._ask("srun", "--version"))
+        counts = slurm.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        self._cpus = job.cpus_per_task or min(counts, default=1)
+        self._patience = slurm.patience(os.environ)
+        settings = job.launch
+        # Ranks that Slurm starts are tasks of their own, and what only ranks may know is for their
+        # own step alone; nor can nodes leave and stay by themselves in the step of all phases.
+        self._joins = not (settings.launcher == "srun" or settings.pass_env or settings.elastic)
+        self._step: Conversation | None = None
+        self._nodes: frozenset[str] = frozenset()
+        self._kept = contextlib.ExitStack()
+
+    def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
+        """Run one phase on the given nodes: in the step that is there for all phases, if it may."""
+        joins = phase != "launch" or self._joins
+        if not joins:
+            self.close()
+        try:
+            step, tasks = self._begin(phase, requests, joins=joins)
+            answers = Answers(requests, tasks, on_event, phase)
+            try:
+                self._listen(step, answers, on_event)
+            except signals.Stopped:  # what the ranks say last belongs into their logs
+                step.finish(answers.take, following.AGENT_GRACE)
+                raise
+            ended = _endings(requests, step)
+        except BaseException:
+            self.close()
+            raise
+        if not joins or step.ended:
+            self.close()
+        if phase == "preflight" and not answers.answered:
+            down = self._down(requests)
+            rest = {node: request for node, request in requests.items() if node not in down}
+            if down and rest:  # Slurm starts a step on all of its nodes or on none
+                return {**self.run(phase, rest, on_event), **down}
+        return ended
+
+    def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[Conversation, int]:
+        """Ask the agents that are there, or start some in a new step; with the tasks of a node."""
+        if not joins:
+            tasks = self._tasks(phase, requests)
+            step = self._kept.enter_context(self._talk(phase, requests, tasks))
+            return step, tasks
+        there = self._step
+        if there is not None and not there.ended and requests.keys() <= self._nodes:
+            asked = {"phase": phase, "nodes": list(requests), **_shortened(requests)}
+            there.tell(json.dumps(asked))
+            return there, 1
+        self.close()
+        step = self._kept.enter_context(self._talk(phase, requests, 1, SESSION))
+        self._step, self._nodes = step, frozenset(requests)
+        return step, 1
+
+    def _listen(self, step: Conversation, answers: Answers, on_event: OnEvent) -> None:
+        """Pass on what the agents say until all have answered, or the step has ended."""
+        phase, joins = answers.phase, step is self._step
+        limit = SECONDS.get(phase)
+        deadline = None if limit is None else time.monotonic() + limit
+        elastic = self._job.launch.elastic
+        spare = max(0, len(answers.nodes) - elastic[0]) if elastic else 0
+        while not step.ended:
+            step.pump(answers.take)
+            faults = step.faults.keys() & answers.nodes
+            gone = answers.bad | faults
+            if deadline is None and phase == "launch" and len(gone) > spare:
+                # A step of the ranks' own has been told to end by then.
+                deadline = time.monotonic() + (FAILURE_GRACE if elastic or not joins else 0)
+            late = answers.late(self._patience) if phase == "launch" else []
+            if late:
+                on_event({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
+            if late or (deadline is not None and time.monotonic() > deadline):
+                step.finish(answers.take, following.AGENT_GRACE)
+            elif joins and answers.complete(faults):
+                return
+
+    def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
+        """Those of an allocation's nodes that Slurm has lost before anything ran on them."""
+        listing = ("sinfo", "--Node", "--noheader", "--format=%N %T", f"--nodes={','.join(nodes)}")
+        try:
+            found = slurm.down_nodes(self._ask(*listing))
+        except NodeError:
+            return {}
+        why = {node: f"Slurm can start nothing there (it is {found[node]})" for node in found}
+        return {node: Ended(1, text, slurm.advice(node, text)) for node, text in why.items()}
+
+    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+        """Send the file to agents that wait for it, and unpack it while it comes.
+
+        A step gets the file on all of its nodes; where only some of them shall have it, these get
+        a step of their own.
+        """
+        joins = requests.keys() == self._nodes
+        answers = Answers(requests, 1, on_event, "unpack")
+        with contextlib.ExitStack() as running:
+            if joins:
+                step, _ = self._begin("unpack", requests, joins=True)
+            else:
+                step = running.enter_context(self._talk("unpack", requests, 1))
+            failed, seconds = self._send(parcel, step, answers)
+            deadline = time.monotonic() + SECONDS["unpack"]
+            while not step.ended and not (joins and answers.complete(step.faults)):
+                step.pump(answers.take)
+                if time.monotonic() > deadline:
+                    step.finish(answers.take, following.AGENT_GRACE)
+            return Delivery(failed, _endings(requests, step), seconds)
+
+    def _send(
+        self, parcel: Parcel, step: Conversation, answers: Answers
+    ) -> tuple[dict[str, str], float]:
+        """Send as soon as all agents are ready, and tell them when all has come, or none will.
+
+        Returns:
+            The nodes that were not reached, with the reasons, and the seconds that it took.
+        """
+        deadline = time.monotonic() + SECONDS["unpack"]
+        while not step.ended and not answers.ready >= answers.nodes:
+            step.pump(answers.take)
+            if answers.answered or step.faults or time.monotonic() > deadline:
+                step.tell(hearing.STOP)  # it is known already that it cannot be done
+                return {}, 0.0
+        if step.ended:
+            return {}, 0.0  # how each node's agent ended says why
+        started = time.monotonic()
+        width = slurm.fanout(len(answers.nodes), self._fanout_version)
+        argv = slurm.broadcast_argv(parcel.source, parcel.target, answers.step_id, width)
+        with Sending(argv, self._plain) as sending:
+            while not (step.ended or sending.ended or time.monotonic() > deadline):
+                step.pump(answers.take, _TICK_SECONDS)
+            late = not (sending.ended or step.ended)
+            failed = {"": "it was not done in time"} if late else sending.failed
+            step.tell(hearing.STOP if failed else hearing.GO)
+        return failed, time.monotonic() - started
+
+    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+        """Run a phase on one node whose agent answers with a stream of bytes."""
+        argv, opening = self._asked(phase, requests, 1)
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(opening)
+            stdin.seek(0)
+            try:
+                running = process.start(argv, env=self._plain, stdin=stdin, stdout=process.PIPE)
+            except process.ProcessError as exc:
+                fix = "see whether the allocation still stands"
+                raise NodeError(Problem("srun cannot be started", "", exc.reason, fix)) from exc
+            try:
+                take(cast("IO[bytes]", running.stdout))
+            finally:
+                process.stop(running, following.AGENT_GRACE)
+
+    def close(self) -> None:
+        """End the step that is there for all phases."""
+        self._step = None
+        self._kept.close()
+
+    def ended_by(self) -> str:
+        """What the controller says about the job; empty where it cannot be asked."""
+        try:
+            return slurm.ended_by(self._ask("scontrol", "--oneliner", "show", "job", self._job.id))
+        except NodeError:
+            return ""
+
+    def _tasks(self, phase: str, requests: Requests) -> int:
+        """Tasks of a node: one agent; but where Slurm starts the ranks, one for each rank."""
+        if phase != "launch" or self._job.launch.launcher != "srun":
+            return 1
+        return max(int(request["group"]["nproc"]) for request in requests.values())
+
+    def _talk(self, phase: str, requests: Requests, tasks: int, word: str = "") -> Conversation:
+        argv, opening = self._asked(phase, requests, tasks, word)
+        return Conversation(argv, self._ranks if phase == "launch" else self._plain, opening)
+
+    def _asked(
+        self, phase: str, requests: Requests, tasks: int, word: str = ""
+    ) -> tuple[list[str], bytes]:
+        """The command of a step, and what its tasks are sent at once.
+
+        Args:
+            phase: what is asked first; the step has its name.
+            requests: what each node is asked.
+            tasks: how many there are on each node.
+            word: what the agents are told to do; empty for the phase and nothing else.
+        """
+        settings = self._job.launch
+        step = slurm.Step(
+            phase=phase,
+            nodes=tuple(requests),
+            cpus=max(1, self._cpus // tasks),
+            tasks_per_node=tasks,
+            together=phase == "launch" and settings.elastic is None,
+            patience=self._patience if phase == "launch" else 0,
+            image=settings.container_image,
+            mounts=_mounts(self._job),
+        )
+        boot = venv.source_of("bootstrap").decode()
+        program = slurm.starter(boot, word or phase, self._job.python_hints)
+        request = json.dumps({"phase": phase, **_shortened(requests)}).encode()
+        head = b"%d %d\n" % (len(self._program), len(request))
+        return slurm.step_argv(step, program), head + self._program + request
+
+    def _ask(self, *argv: str) -> str:
+        try:
+            return process.run(argv, timeout=_ASK_SECONDS, env=self._plain).stdout
+        except process.ProcessError as exc:
+            why = "; ".join([exc.reason, *exc.tail[-1:]])
+            fix = "run it where Slurm's commands are on PATH and the controller answers"
+            raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
+
+
+def _endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
+    faults = step.faults
+    said = [line for line in step.errors.splitlines() if line.strip()][-3:]
+    general = "; ".join([process.describe_exit(step.code), *said])
+    endings = {}
+    for node in requests:
+        fault = faults.get(node, general)
+        code = slurm.fault_code(fault, step.code)
+        endings[node] = Ended(code, fault, slurm.advice(node, fault))
+    return endings
+
+
+def _shortened(requests: Requests) -> dict[str, Any]:
+    """The requests with what is the same for all nodes written once: there may be thousands."""
+    every = list(requests.values())
+    common = {
+        key: value
+        for key, value in every[0].items()
+        if key not in ("node", "node_rank")  # an agent knows these
+        and all(key in other and other[key] == value for other in every)
+    }
+    own = {
+        node: {
+            key: value
+            for key, value in request.items()
+            if key not in common and key not in ("node", "node_rank")
+        }
+        for node, request in requests.items()
+    }
+    return {"common": common, "own": {node: extra for node, extra in own.items() if extra}}
+
+
+def _mounts(job: Job) -> tuple[str, ...]:
+    """What a container sees: the place of the node root, and what the user named."""
+    base = os.environ.get(fs.ROOT_VARIABLE) or job.node_root
+    if base == "auto":
+        base = "/tmp"  # noqa: S108 - its usual place
+    own = [] if "$" in base else [f"{base}:{base}"]  # else it is another one on each node
+    return (*own, *job.launch.container_mounts)

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Writes the last part of ``docs/troubleshooting.md`` from the catalogue of failures.
+
+Usage: python scripts/troubleshooting.py
+
+What stands above the marker is kept as it is. A test keeps the page in step.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from stager.diagnosing.catalogue import (  # noqa: E402
+    CASCADE,
+    CLASSES,
+    NOISE,
+    PRIMARY,
+    STUCK,
+    Entry,
+    catalogue,
+)
+
+PAGE = HERE.parent / "docs" / "troubleshooting.md"
+SAMPLES = HERE.parent / "tests" / "samples" / "failures"
+_LONGEST = 90
+MARKER = "<!-- What follows is written by scripts/troubleshooting.py from the catalogue. -->\n"
+_GROUP = re.compile(r"(?<!\{)\{\w+\}(?!\})")
+_HEADINGS = {
+    "Consequences": "Look for an earlier failure; `stager diagnose` does.",
+    "Noise": "Lines that look like errors and mean nothing.",
+}
+
+
+def page(old: str) -> str:
+    """The page with its generated part renewed."""
+    above, marker, _ = old.partition(MARKER)
+    if not marker:
+        raise ValueError(f"{PAGE} has lost its marker: {MARKER.strip()}")
+    return above + marker + "\n".join(("", *_generated())) + "\n"
+
+
+def _generated() -> Iterator[str]:
+    causes = [one for one in catalogue() if one.role == PRIMARY]
+    for kind in CLASSES:
+        entries = [one for one in causes if one.kind == kind]
+        waiting = [one for one in catalogue() if one.tells == STUCK and one.kind == kind]
+        if entries or waiting:
+            yield from (f"### {kind}", "", *_table([*entries, *waiting]), "")
+    rest = [one for one in catalogue() if one.role == CASCADE and one.tells != STUCK]
+    yield from ("### Consequences", "", _HEADINGS["Consequences"], "", *_table(rest), "")
+    noise = [one for one in catalogue() if one.role == NOISE]
+    yield from ("### Noise", "", _HEADINGS["Noise"], "", *_table(noise))
+
+
+def _table(entries: list[Entry]) -> Iterator[str]:
+    yield "| a line with | means | what to do | written by |"
+    yield "| --- | --- | --- | --- |"
+    for one in entries:
+        said = (_blank(text) for text in (one.cause, one.remedy))
+        cells = (f"`{_line(one)}`", *said, one.source)
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _line(entry: Entry) -> str:
+    """What of a line the entry is known by, as its sample has it."""
+    sample = SAMPLES / f"{entry.name}.txt"
+    for line in sample.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("# ") and (found := entry.pattern.search(line)):
+            text = found.group().strip().replace("`", "'")
+            return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    raise ValueError(f"{sample} has no line of {entry.name}")
+
+
+def _blank(text: str) -> str:
+    """A sentence whose groups no line has filled in."""
+    return _GROUP.sub("...", text).replace("{{", "{").replace("}}", "}")
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

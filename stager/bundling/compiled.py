@@ -1,0 +1,65 @@
+"""The node program with bytecode beside its modules, so that no process of a job compiles them.
+
+Each node starts it several times a job, and compiling it takes longer than what most phases do. The
+bundle's own program stays as it is, for every Python; this one is made from it for the Python that
+runs here, kept beside it, and is as good for any other: what a Python cannot use it passes over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+import zipfile
+from pathlib import Path
+
+from ..layering.bytecode import compile_module
+from ..store import Store
+
+_DIGITS = 64
+"""Length of the digest at the end of the file, which a zip takes for a comment."""
+
+
+def compiled_program(program: Path, store: Store) -> Path:
+    """The same program with bytecode; made if it is not there, or not as it was made.
+
+    Args:
+        program: the program of a bundle, in the store.
+        store: where the other one is kept, too.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
+    final = program.with_name(f"{program.stem}.{sys.implementation.cache_tag}.pyz")
+    if not _is_whole(final):
+        data = with_bytecode(program.read_bytes())
+        with store.publishing(final) as partial:
+            partial.write_bytes(data)
+    return final
+
+
+def with_bytecode(program: bytes) -> bytes:
+    """A zip of modules with each module's bytecode put before its source; a digest comes last."""
+    memory = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(program)) as source,
+        zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as made,
+    ):
+        for info in source.infolist():
+            text = source.read(info)
+            bytecode = compile_module(text, info.filename)
+            if info.filename.endswith(".py") and bytecode is not None:
+                made.writestr(f"{info.filename}c", bytecode)
+            made.writestr(info.filename, text)
+        made.comment = b"0" * _DIGITS
+    content = memory.getvalue()[:-_DIGITS]
+    return content + hashlib.sha256(content).hexdigest().encode()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a program is there and is what was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data[:-_DIGITS]).hexdigest().encode() == data[-_DIGITS:]

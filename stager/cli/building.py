@@ -1,0 +1,118 @@
+"""``init``, ``lock``, ``build``, ``inspect``: from a project's settings to its bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .grouped import grouped
+from .options import Json, Offline, Quiet, Resolver, Talk, resolver_name
+from .program import app, boundary, make_console
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+
+@app.command()
+def init(
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A requirements file to start from.")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Write a commented stager.toml here."""
+    from ..init import create
+
+    console = make_console(quiet=quiet, as_json=json)
+    with boundary(console):
+        path = create(Path.cwd(), source)
+        if json:
+            console.emit({"path": str(path)})
+        console.say(f"wrote {path.name}; look at it, then: stager build")
+
+
+@app.command()
+@grouped
+def lock(
+    *,
+    resolver: Resolver = "auto",
+    offline: Offline = False,
+    talk: Talk,
+) -> None:
+    """Pin the requirements: pylock.toml, exact files and digests."""
+    from ..build import BuildOptions, lock_project
+
+    console = talk.console()
+    with boundary(console):
+        options = BuildOptions(resolver=resolver_name(resolver), offline=offline)
+        made = lock_project(_config(), options, console)
+        console.stop()
+        if talk.json:
+            console.emit({"lock": str(made.path), "packages": len(made.files)})
+        console.say(f"locked {len(made.files)} packages in {made.path}", "good")
+
+
+@app.command()
+@grouped
+def build(
+    *,
+    resolver: Resolver = "auto",
+    offline: Offline = False,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Fail if the lock is not current.")
+    ] = False,
+    no_prove: Annotated[
+        bool, typer.Option("--no-prove", help="Skip the proof that nothing is missing.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Layers made at a time; default: CPUs.")
+    ] = None,
+    talk: Talk,
+) -> None:
+    """Make the bundle, and prove that nothing is missing in it."""
+    from ..build import BuildOptions, build_report
+    from ..build import build as make
+
+    console = talk.console()
+    with boundary(console):
+        options = BuildOptions(
+            resolver=resolver_name(resolver),
+            offline=offline,
+            locked=locked,
+            prove=not no_prove,
+            jobs=jobs,
+        )
+        report = build_report(make(_config(), options, console))
+        console.stop()
+        if talk.json:
+            console.emit(report)
+        else:
+            console.built(report)
+
+
+@app.command()
+def inspect(
+    bundle: Annotated[Path | None, typer.Argument(help="Default: the project's newest.")] = None,
+    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what is in a bundle."""
+    from ..build import newest_bundle
+    from ..bundling.inspect import inspect as look
+
+    console = make_console(as_json=json)
+    with boundary(console):
+        report = look(bundle or newest_bundle(_config()), files=files)
+        if json:
+            console.emit(report)
+        else:
+            console.inspected(report)
+
+
+def _config() -> Config:
+    from ..config import load
+
+    return load(Path.cwd())

@@ -1,0 +1,173 @@
+"""``verify``, ``run`` and ``exec``: from a bundle to what becomes of it on the nodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .grouped import grouped
+from .options import (
+    BatchFlags,
+    Bundle,
+    Command,
+    LaunchFlags,
+    Place,
+    SlurmFlags,
+    Talk,
+    job_options,
+)
+from .program import app, boundary, make_console
+
+if TYPE_CHECKING:
+    from ..console import Console
+    from ..job import JobOptions
+    from ..outcome import Outcome
+    from ..prepare import Prepared
+    from ..verify import OnEvent
+
+
+@app.command()
+@grouped
+def verify(
+    *,
+    place: Place,
+    slurm: SlurmFlags,
+    launch: LaunchFlags,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every file, try the network between all nodes.")
+    ] = False,
+    batch: BatchFlags,
+    talk: Talk,
+) -> None:
+    """Put the bundle on every node and check it; launch nothing."""
+    from ..outcome import verify_report
+
+    batch.check()
+    options = replace(
+        job_options(slurm, launch, place.allocation), dry_run=batch.dry_run, deep=deep
+    )
+    console = talk.console()
+    with boundary(console):
+        outcome = _carry_out(console, place.bundle, options, "verify", batch)
+        if talk.json:
+            console.emit(verify_report(outcome))
+        raise typer.Exit(console.verified(outcome))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+@grouped
+def run(
+    *,
+    command: Command = None,
+    place: Place,
+    slurm: SlurmFlags,
+    launch: LaunchFlags,
+    batch: BatchFlags,
+    talk: Talk,
+) -> None:
+    """Verify, then launch COMMAND (default: project.command)."""
+    from ..outcome import run_report
+
+    batch.check()
+    options = replace(
+        job_options(slurm, launch, place.allocation),
+        dry_run=batch.dry_run,
+        command=tuple(command or ()),
+    )
+    console = talk.console()
+    with boundary(console):
+        outcome = _carry_out(console, place.bundle, options, "run", batch)
+        if talk.json:
+            console.emit(run_report(outcome))
+        raise typer.Exit(console.ran(outcome))
+
+
+@app.command(name="exec", context_settings={"allow_interspersed_args": False})
+def exec_(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments.")
+    ],
+    bundle: Bundle = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
+) -> None:
+    """Run any command in the environment, on this machine."""
+    from ..prepare import bundle_of, project
+    from ..verify import execute
+
+    console = make_console(quiet=quiet)
+    with boundary(console):
+        config = project(bundle)
+        path, _ = bundle_of(config, bundle, console)
+        execute(config, path, command)
+
+
+def _carry_out(
+    console: Console, bundle: Path | None, options: JobOptions, action: str, flags: BatchFlags
+) -> Outcome:
+    """Take a job to its end; one that is only planned or submitted ends the command here."""
+    from .. import history
+    from ..build import offline_root
+    from ..outcome import Outcome
+    from ..prepare import bundle_of, prepare, project, source_of, way
+    from ..store import Store
+    from ..verify import carry_out
+
+    config = project(bundle)
+    source = source_of(options, config, batch=flags.batch)
+    made = bundle_of(config, bundle, console)
+    prepared = prepare(config, options, made, action=action, source=source)
+    for note in prepared.notes:
+        console.note(note)
+    store = Store(offline_root(config))
+    known = history.known(store)
+    if known.jobs:
+        prepared = replace(prepared, job=replace(prepared.job, rates=known.rates))
+    console.job(prepared.job, prepared.bundle)
+    outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
+    with history.kept(store, console.event) as listen:
+        if source == "sbatch":
+            _submit(console, prepared, outcome, flags, listen)
+            return outcome
+        how = way(prepared, os.environ)
+        if flags.dry_run and how.asks_slurm:
+            _planned(console, prepared, how.argv)
+        carry_out(outcome, prepared.config, how, listen, console.talk)
+    return outcome
+
+
+def _planned(console: Console, prepared: Prepared, argv: tuple[str, ...]) -> None:
+    """Say what would be asked of Slurm, and how long it would take; and end the command."""
+    from ..outlook import expected
+    from ..prepare import dry_run_report
+
+    report = {**dry_run_report(prepared, argv), "forecast": expected(prepared)}
+    if console.as_json:
+        console.emit(report)
+    else:
+        console.planned(report)
+    raise typer.Exit
+
+
+def _submit(
+    console: Console, prepared: Prepared, outcome: Outcome, flags: BatchFlags, listen: OnEvent
+) -> None:
+    """Submit a batch job; without ``--wait`` that is all, and ends the command."""
+    from ..batch import follow, script_of, submit
+
+    submission = script_of(prepared, os.environ)
+    if flags.dry_run:
+        _planned(console, prepared, submission.argv)
+    submitted = submit(submission)
+    report = submitted.to_json(prepared.job)
+    console.submitted(report)
+    if not flags.wait:
+        if console.as_json:
+            console.emit(report)
+        else:
+            console.data(submitted.job_id)
+        raise typer.Exit
+    follow(submitted, outcome, listen, console.note)

@@ -1,0 +1,109 @@
+"""``logs`` and ``diagnose``: what a job has left, and what it means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .grouped import grouped
+from .options import LogDir, Talk
+from .program import app, boundary
+
+if TYPE_CHECKING:
+    from ..joblogs.files import JobFiles
+    from ..logs import Wanted
+
+JobArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB|DIR]", help="A job's number or a directory of logs; default: the newest job."
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineFlags:
+    """Which lines of the logs are shown."""
+
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", min=0, help="Only this rank's lines.")
+    ] = None
+    node: Annotated[list[str] | None, typer.Option("--node", help="Only this node's lines.")] = None
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
+    ] = None
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Only errors, each once; no warnings.")
+    ] = False
+
+    def wanted(self) -> Wanted:
+        """The same, checked."""
+        from ..logs import Wanted
+
+        return Wanted(
+            ranks=tuple(self.rank or ()),
+            nodes=tuple(self.node or ()),
+            pattern=_pattern(self.grep),
+            errors=self.errors,
+        )
+
+
+@app.command()
+@grouped
+def logs(
+    *,
+    job: JobArgument = None,
+    log_dir: LogDir = None,
+    choice: LineFlags,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on while the job runs.")
+    ] = False,
+    talk: Talk,
+) -> None:
+    """Show a job's logs as one, by time, with node and rank in front."""
+    from ..logs import follow as followed
+    from ..logs import merged
+
+    wanted = choice.wanted()
+    console = talk.console()
+    with boundary(console):
+        files = job_files(job, log_dir)
+        if follow:
+            console.lines(followed(lambda: job_files(files.job_id or job, log_dir), wanted))
+        else:
+            console.lines(merged(files, wanted), files)
+
+
+@app.command()
+@grouped
+def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
+    """Say what failed first in a job, why, and what to do."""
+    from ..diagnose import diagnose as diagnosed
+
+    console = talk.console()
+    with boundary(console):
+        found = diagnosed(job_files(job, log_dir))
+        if talk.json:
+            console.emit(found.to_json())
+        else:
+            console.diagnosed(found)
+
+
+def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
+    """The files of the job that is asked for."""
+    from ..joblogs.files import DEFAULT_LOG_DIR, find
+
+    return find(job, (log_dir or Path(DEFAULT_LOG_DIR)).expanduser())
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as exc:
+        raise typer.BadParameter(
+            f"{text!r} is no regular expression: {exc}", param_hint="--grep"
+        ) from None

@@ -1,0 +1,250 @@
+"""The options of the commands: how each is written, what it may be, and what it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+
+import typer
+
+from ..console import Console
+from .program import make_console
+
+if TYPE_CHECKING:
+    from ..job import JobOptions
+    from ..resolving.solver import ResolverName
+
+T = TypeVar("T")
+
+RESOLVERS = ("auto", "uv", "pip-tools")
+LAUNCHERS = ("torchrun", "srun")
+BACKENDS = ("auto", "gloo", "nccl")
+STAGES = ("auto", "always", "never")
+ALLOCATIONS = ("auto", "slurm", "local")
+
+LogDir = Annotated[Path | None, typer.Option("--log-dir", help="Default: ~/slurm_logs.")]
+NprocPerNode = Annotated[
+    int | None, typer.Option("--nproc-per-node", min=1, help="Ranks on each node.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors and results.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print what is done, and how.")]
+Resolver = Annotated[str, typer.Option(help="auto, uv or pip-tools.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
+Bundle = Annotated[
+    Path | None, typer.Option("--bundle", help="The bundle; default: the project's newest.")
+]
+Allocation = Annotated[
+    str, typer.Option(help="auto, slurm, or local: nodes as processes on this machine.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- COMMAND...]", help="A script or -m MODULE, and its arguments."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talk:
+    """How much a command says, and in which form."""
+
+    quiet: Quiet = False
+    verbose: Verbose = False
+    json: Json = False
+
+    def console(self) -> Console:
+        """The command's voice."""
+        return make_console(quiet=self.quiet, verbose=self.verbose, as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What is put where."""
+
+    bundle: Bundle = None
+    allocation: Allocation = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmFlags:
+    """What is asked of Slurm."""
+
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", metavar="N|MIN:MAX", help="How many nodes.")
+    ] = None
+    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None
+    time: Annotated[str | None, typer.Option(help="Time limit, as in 00:30:00.")] = None
+    exclude: Annotated[
+        str | None, typer.Option(metavar="NODES", help="Nodes to avoid, as in node02,node05.")
+    ] = None
+    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFlags:
+    """How the bundle is staged and the ranks are started."""
+
+    nproc_per_node: NprocPerNode = None
+    launcher: Annotated[
+        str | None, typer.Option(help="What starts the ranks: torchrun or srun.")
+    ] = None
+    backend: Annotated[str | None, typer.Option(help="auto, gloo or nccl.")] = None
+    interface: Annotated[str | None, typer.Option(help="auto, or a network interface's name.")] = (
+        None
+    )
+    stage: Annotated[
+        str | None, typer.Option(help="auto, always or never: whether to send the bundle.")
+    ] = None
+    min_nodes: Annotated[
+        int | None, typer.Option("--min-nodes", min=1, help="Leave bad nodes out down to so many.")
+    ] = None
+    log_dir: LogDir = None
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option("--pass-env", metavar="NAME", help="A secret variable for the ranks."),
+    ] = None
+    container_image: Annotated[
+        str | None, typer.Option("--container-image", help="Image for pyxis to run the ranks in.")
+    ] = None
+    container_mounts: Annotated[
+        list[str] | None,
+        typer.Option("--container-mounts", metavar="SRC:DST", help="What the container sees."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFlags:
+    """Whether a job is submitted, waited for, or only planned."""
+
+    batch: Annotated[bool, typer.Option("--batch", help="Submit with sbatch.")] = False
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --batch: follow the job to its end.")
+    ] = False
+    dry_run: DryRun = False
+
+    def check(self) -> None:
+        """Refuse ``--wait`` alone; what is not submitted is always waited for."""
+        if self.wait and not self.batch:
+            raise typer.BadParameter("it goes with --batch", param_hint="--wait")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptFlags:
+    """What kind of batch script is printed."""
+
+    requeue: Annotated[
+        bool,
+        typer.Option("--requeue", help="Go on after the time limit, from the job's checkpoint."),
+    ] = False
+    no_embed: Annotated[
+        bool,
+        typer.Option("--no-embed", help="Take the program out of the bundle, which nodes can see."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanFlags:
+    """What is taken away."""
+
+    nodes_only: Annotated[
+        bool, typer.Option("--nodes-only", help="Leave the offline root alone.")
+    ] = False
+    store_only: Annotated[bool, typer.Option("--store-only", help="Leave the nodes alone.")] = False
+    everything: Annotated[
+        bool, typer.Option("--all", help="The project's newest bundle as well.")
+    ] = False
+    wheels: Annotated[
+        bool, typer.Option("--wheels", help="Wheels that no lock names, too; they need a network.")
+    ] = False
+    dry_run: DryRun = False
+
+    def check(self) -> None:
+        """Refuse two options that leave nothing to clean."""
+        if self.nodes_only and self.store_only:
+            raise typer.BadParameter("it excludes --store-only", param_hint="--nodes-only")
+
+
+def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobOptions:
+    """The options of a job, each one checked; a value that cannot be used is a usage error."""
+    from ..job import JobOptions
+    from ..settings import checks
+
+    name = checks.matching(checks.VARIABLE)
+    one = 'a node list without blanks, as in "node02,node[05-07]"'
+    return JobOptions(
+        nodes=_checked(checks.node_range, slurm.nodes, "--nodes", "N or MIN:MAX, 1 or more"),
+        partition=_checked(checks.word, slurm.partition, "--partition", "one word"),
+        time=_checked(checks.slurm_time, slurm.time, "--time", "minutes, 00:30:00, 1-12:00"),
+        exclude=_checked(checks.node_list, slurm.exclude, "--exclude", one),
+        account=_checked(checks.word, slurm.account, "--account", "one word"),
+        nproc_per_node=launch.nproc_per_node,
+        launcher=one_of(LAUNCHERS, launch.launcher, "--launcher"),
+        backend=one_of(BACKENDS, launch.backend, "--backend"),
+        interface=_checked(
+            checks.interface_name, launch.interface, "--interface", "an interface's name"
+        ),
+        stage=one_of(STAGES, launch.stage, "--stage"),
+        min_nodes=launch.min_nodes,
+        log_dir=launch.log_dir,
+        pass_env=_each(name, launch.pass_env, "--pass-env", "a name, without a value"),
+        container_image=_checked(
+            checks.word, launch.container_image, "--container-image", "one word"
+        ),
+        container_mounts=_each(
+            checks.mount, launch.container_mounts, "--container-mounts", "SOURCE:TARGET"
+        ),
+        allocation=cast("str", one_of(ALLOCATIONS, allocation, "--allocation")),
+    )
+
+
+def resolver_name(text: str) -> ResolverName:
+    """A resolver's name, checked."""
+    return cast("ResolverName", one_of(RESOLVERS, text, "--resolver"))
+
+
+def one_of(allowed: tuple[str, ...], text: str | None, option: str) -> str | None:
+    """An option's value as it is; one that is not allowed is a usage error."""
+    if text is None or text in allowed:
+        return text
+    raise typer.BadParameter(f"{text!r} is none of {', '.join(allowed)}", param_hint=option)
+
+
+def _checked(check: Callable[[object], T], text: str | None, option: str, allowed: str) -> T | None:
+    """An option's value, read as the same key of the settings is."""
+    if text is None:
+        return None
+    try:
+        return check(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} cannot be used, allowed: {allowed}", param_hint=option
+        ) from None
+
+
+def _each(
+    check: Callable[[object], str], texts: list[str] | None, option: str, allowed: str
+) -> tuple[str, ...]:
+    found = (_checked(check, text, option, allowed) for text in texts or ())
+    return tuple(text for text in found if text is not None)
+
+
+def node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
+    """Numbers of nodes, each once, the fewest first; one that cannot be used is a usage error.
+
+    Args:
+        texts: each one number, or several with commas between.
+        most: the largest that is allowed.
+    """
+    found = set()
+    for text in texts or ():
+        for word in text.split(","):
+            count = int(word) if word.strip().isascii() and word.strip().isdigit() else 0
+            if not 1 <= count <= most:
+                raise typer.BadParameter(
+                    f"{word.strip()!r} cannot be used, allowed: 1 to {most}, as in 1,8,64",
+                    param_hint="--nodes",
+                )
+            found.add(count)
+    return tuple(sorted(found))

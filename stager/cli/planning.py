@@ -1,0 +1,46 @@
+"""``plan``: what staging is going to take, on so many nodes, and whether it pays."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .grouped import grouped
+from .options import Bundle, NprocPerNode, Talk, node_counts
+from .program import app, boundary
+
+
+@app.command()
+@grouped
+def plan(
+    *,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option("--nodes", metavar="N,...", help="How many; several to compare."),
+    ] = None,
+    nproc_per_node: NprocPerNode = None,
+    bundle: Bundle = None,
+    talk: Talk,
+) -> None:
+    """Predict how long staging takes, and whether it pays."""
+    from .. import history
+    from ..build import newest_bundle, offline_root
+    from ..bundling.bundles import manifest_of
+    from ..job import JobOptions, settle
+    from ..outlook import MOST_NODES, plan_report, setting_of
+    from ..prepare import project
+    from ..store import Store
+
+    counts = node_counts(nodes, MOST_NODES)
+    console = talk.console()
+    with boundary(console):
+        config = settle(project(bundle), JobOptions(nproc_per_node=nproc_per_node))
+        path = newest_bundle(config) if bundle is None else bundle.absolute()
+        known = history.known(Store(offline_root(config)))
+        setting = setting_of(config, path, manifest_of(path), known)
+        report = plan_report(setting, counts or (config.cluster.nodes[1],))
+        if talk.json:
+            console.emit(report)
+        else:
+            console.foretold(report)

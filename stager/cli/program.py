@@ -1,0 +1,98 @@
+"""The program itself: the application, and the boundary where every ending becomes an exit code."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..console import Console
+from ..errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, StagerError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Build a Python environment once, put it on every node's local disk, run the job there.",
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; every way to end becomes an exit code here."""
+    for name in ("stdout", "stderr"):  # closed by whoever started this
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
+    # A batch system's SIGTERM ends a command as Ctrl-C does: ranks are ended, locks given back.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        code = app(args=argv, standalone_mode=False)
+    except typer.Exit as exc:
+        code = int(exc.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes at exit, too; see the note on SIGPIPE in the signal module's manual.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EIO) or exc.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: standard output cannot be written: {exc.strerror}", file=sys.stderr)
+        return EXIT_FAILURE
+    except Exception as exc:
+        show = getattr(exc, "show", None)  # a usage error, as typer words it
+        if show is None:
+            raise
+        show()
+        return int(getattr(exc, "exit_code", 2))
+    if code == EXIT_INTERRUPTED:
+        # All is told and tidied up: another Ctrl-C must not change the exit code on the way out.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return int(code or EXIT_OK)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+    if version:
+        print(f"stager {__version__}")
+        raise typer.Exit
+
+
+@contextmanager
+def boundary(console: Console) -> Iterator[None]:
+    """Turns an expected failure into a message and an exit code."""
+    try:
+        yield
+    except StagerError as exc:
+        console.error(exc)
+        raise typer.Exit(exc.exit_code) from None
+    except KeyboardInterrupt:  # typer makes an exit code of it, without a word
+        console.stop()
+        print("interrupted", file=sys.stderr)
+        raise
+    finally:
+        console.stop()
+
+
+def make_console(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Console:
+    """The voice of one command; a verbose one also shows what is logged."""
+    if verbose:
+        logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stderr)
+    return Console(quiet=quiet, verbose=verbose, as_json=as_json)

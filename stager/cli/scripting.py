@@ -1,0 +1,41 @@
+"""``script``: the batch script, to be read, changed, and submitted by hand."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from .grouped import grouped
+from .options import Bundle, Command, LaunchFlags, ScriptFlags, SlurmFlags, Talk, job_options
+from .program import app, boundary
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+@grouped
+def script(
+    *,
+    command: Command = None,
+    bundle: Bundle = None,
+    slurm: SlurmFlags,
+    launch: LaunchFlags,
+    kind: ScriptFlags,
+    talk: Talk,
+) -> None:
+    """Print the sbatch script of a run, or of a torchrun command."""
+    from ..batch import script_of
+    from ..prepare import bundle_of, prepare, project
+
+    options = replace(job_options(slurm, launch, "slurm"), command=tuple(command or ()))
+    console = talk.console()
+    with boundary(console):
+        config = project(bundle)
+        made = bundle_of(config, bundle, console)
+        prepared = prepare(config, options, made, action="run", source="sbatch")
+        for note in prepared.notes:
+            console.note(note)
+        text = script_of(prepared, os.environ, requeue=kind.requeue, embed=not kind.no_embed).script
+        console.stop()
+        if talk.json:
+            console.emit({"script": text})
+        else:
+            console.text(text)

@@ -1,0 +1,7 @@
+"""Everything a person sees: talk on standard error, data on standard output."""
+
+from __future__ import annotations
+
+from .verdicts import Console
+
+__all__ = ["Console"]

@@ -1,0 +1,69 @@
+"""What ``verify --deep`` measured between the nodes, as lines and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .voice import size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHOWN = 20
+"""Pairs that are shown; of more, the slowest. ``--json`` has all."""
+
+
+def shown(measured: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The pairs to show: all in their order, or the slowest, the very slowest first."""
+    pairs = list(measured["pairs"])
+    return pairs if len(pairs) <= SHOWN else sorted(pairs, key=_rate)[:SHOWN]
+
+
+def lines(measured: Mapping[str, Any]) -> list[str]:
+    """A line a pair, for a file or a pipe."""
+    return [
+        f"PAIR {pair['a']} {pair['b']} -> {pair['gb_per_s']:.2f} GB/s {pair['latency_us']:.0f} us"
+        for pair in shown(measured)
+    ]
+
+
+def summary(measured: Mapping[str, Any]) -> list[str]:
+    """All ranks together, and the slowest pair."""
+    said = [
+        f"all-reduce of {size(measured['bytes'])} over {measured['world_size']} ranks "
+        f"({measured['backend']}): {measured['seconds']:.3f} s, {measured['gb_per_s']:.2f} GB/s"
+    ]
+    pairs: Sequence[Mapping[str, Any]] = measured["pairs"]
+    if pairs:
+        worst = min(pairs, key=_rate)
+        count = "1 pair" if len(pairs) == 1 else f"{len(pairs)} pairs"
+        of = f", shown are {SHOWN}" if len(pairs) > SHOWN else ""
+        said.append(
+            f"{count} of nodes{of}; slowest: {worst['a']} and {worst['b']}, "
+            f"{worst['gb_per_s']:.2f} GB/s"
+        )
+    return said
+
+
+def pair_table(measured: Mapping[str, Any]) -> Table:
+    """The same pairs for a terminal; the slowest stands out."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("node", no_wrap=True)
+    table.add_column("node", no_wrap=True)
+    table.add_column("GB/s", justify="right")
+    table.add_column("latency/us", justify="right")
+    pairs = shown(measured)
+    slowest = min(map(_rate, pairs), default=0.0) if len(pairs) > 1 else -1.0
+    for pair in pairs:
+        style = "yellow" if _rate(pair) == slowest else ""
+        cells = (pair["a"], pair["b"], f"{pair['gb_per_s']:.2f}", f"{pair['latency_us']:.0f}")
+        table.add_row(*(Text(str(cell), style=style) for cell in cells))
+    return table
+
+
+def _rate(pair: Mapping[str, Any]) -> float:
+    return float(pair["gb_per_s"])

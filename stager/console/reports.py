@@ -1,0 +1,100 @@
+"""How commands without a job end: what was built, what is in a bundle, what was submitted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from .voice import Voice, size
+
+
+class Reports(Voice):
+    """Results in words."""
+
+    def built(self, report: Mapping[str, Any]) -> None:
+        """The result of ``stager build``."""
+        seconds = sum(report["seconds"].values())
+        self.say(
+            f"{report['packages']} packages, {report['files']} files: "
+            f"{size(report['bundle_bytes'])}, {size(report['unpacked_bytes'])} unpacked; "
+            f"{report['layers_built']} layers made, {report['layers_reused']} reused; "
+            f"{seconds:.1f} s",
+            "good",
+        )
+        for line in _left_out(report):
+            self.say(line)
+        self.data(report["bundle"])
+
+    def inspected(self, report: Mapping[str, Any]) -> None:
+        """The result of ``stager inspect``."""
+        self.data(f"{report['name']} {report['id']}")
+        self.data(f"Python {report['python']}, {report['platform']}")
+        sizes = f"{size(report['bundle_bytes'])}, {size(report['unpacked_bytes'])} unpacked"
+        self.data(f"{len(report['layers'])} layers, {report['files']} files, {sizes}")
+        for line in _left_out(report):
+            self.data(line)
+        for layer in sorted(report["layers"], key=lambda layer: -int(layer["bytes"])):
+            name = f"{layer['name']} {layer['version']}".strip()
+            row = f"{size(layer['bytes']):>9}  {size(layer['unpacked_bytes']):>9}"
+            self.data(f"  {layer['kind']:8}{name:40}{row}  {layer['files']:>6} files")
+        for item in report.get("listing", []):
+            self.data(f"{item['sha256'][:16]} {item['size']:>12} {item['path']}")
+
+    def planned(self, report: Mapping[str, Any]) -> None:
+        """What ``--dry-run`` would ask of Slurm, outside of an allocation."""
+        self.data(shlex.join(report["argv"]))
+        self.expected(report["forecast"])
+        self.say(
+            f"nothing was asked of Slurm; at most {size(report['bytes_at_most'])} would be sent: "
+            "what the nodes have already is known inside an allocation",
+            "good",
+        )
+
+    def submitted(self, report: Mapping[str, Any]) -> None:
+        """A batch job that Slurm has taken."""
+        job = report["job_id"]
+        self.say(f"submitted batch job {job}", "good")
+        self.say(f"  logs: {report['log_dir']}; follow it: tail -F {shlex.quote(report['log'])}")
+        self.say(f"  its place in the queue: squeue --jobs={job}; end it: scancel {job}")
+
+    def expected(self, forecast: Mapping[str, Any]) -> None:
+        """How long a job is going to take until its ranks run, by phase."""
+        from .forecasts import phases
+
+        whom = f" on {forecast['nodes']} nodes that have nothing" if "nodes" in forecast else ""
+        self.say(f"  expected{whom}: {phases(forecast['seconds'])}")
+        self.say(f"  (rates {'measured on earlier jobs' if forecast['measured'] else 'assumed'})")
+
+    def foretold(self, report: Mapping[str, Any]) -> None:
+        """The result of ``stager plan``."""
+        from .forecasts import forecast_table, lines
+
+        if self._on_terminal:
+            from rich.console import Console as RichConsole
+
+            RichConsole(no_color=not self._colour).print(forecast_table(report))
+        else:
+            for line in lines(report):
+                self.data(line)
+        self.data(report["verdict"])
+        ranks, cpus = report["nproc_per_node"], report["cpus"]
+        used = f"{ranks} rank{'s' * (ranks > 1)} and {cpus} CPU{'s' * (cpus > 1)} a node"
+        self.say(f"seconds, for {used}; stage: send and unpack, which overlap", "dim")
+        self.say(f"rates: {report['rates']['basis']}", "dim")
+
+    def cleaned(self, report: Mapping[str, Any]) -> None:
+        """The result of ``stager clean``."""
+        for item in report["items"]:
+            self.data(f"{item['place']}: {size(item['bytes'])}  {item['path']}  {item['why']}")
+        word = "would be freed" if report["dry_run"] else "freed"
+        self.say(f"{size(report['bytes'])} {word}", "good")
+
+
+def _left_out(report: Mapping[str, Any]) -> list[str]:
+    """One line about what ``environment.prune`` saved; none where it left nothing out."""
+    pruned = report["pruned"]
+    if not pruned["files"]:
+        return []
+    what = " and ".join(pruned["what"])
+    return [f"left out: {what} of the packages, {pruned['files']} files, {size(pruned['bytes'])}"]

@@ -1,0 +1,1 @@
+"""Reading the command lines of single-node launchers."""

@@ -1,0 +1,1 @@
+"""What failed first: the catalogue of failures, what logs show of it, and how it is judged."""

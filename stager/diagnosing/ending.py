@@ -1,0 +1,52 @@
+"""Jobs that Slurm ends: in words, by what the driver calls them. A table and one function."""
+
+from __future__ import annotations
+
+from .failure import FirstFailure
+
+_ENDINGS = {
+    "time-limit": (
+        "time-limit",
+        "the time limit was reached, and Slurm ended the job",
+        "ask for more with --time (cluster.time); a script that goes on from its checkpoint can "
+        "be put into the queue again: stager script --requeue",
+    ),
+    "cancelled": (
+        "killed",
+        "the job was cancelled from outside (scancel)",
+        "whoever cancelled it knows why; `sacct --jobs=JOB --format=JobID,State` shows by whom",
+    ),
+    "node-failure": (
+        "node-failure",
+        "a node of the job was lost",
+        "leave it out with --exclude, or let the job go on without it: --nodes MIN:MAX",
+    ),
+    "preempted": (
+        "preemption",
+        "another job took the nodes (preemption)",
+        "submit it with `stager script --requeue`, or in a partition that is not preempted",
+    ),
+}
+
+
+def failure(ended_by: str, job_id: str, node: str) -> FirstFailure:
+    """The failure that such an end is.
+
+    Args:
+        ended_by: as the driver's result has it.
+        job_id: the allocation.
+        node: the node to name; empty for none.
+    """
+    kind, cause, hint = _ENDINGS.get(
+        ended_by,
+        ("unknown", f"Slurm ended the job: {ended_by}", "`scontrol show job JOB` may say more"),
+    )
+    return FirstFailure(
+        node=node,
+        rank=None,
+        exit_code=None,
+        kind=kind,
+        cause=cause,
+        hint=hint.replace("JOB", job_id),
+        lines=(),
+    )

@@ -1,0 +1,102 @@
+"""What a diagnosis is: the first failure, what proves it, and what only followed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """A line of a log that shows what happened."""
+
+    path: Path
+    """The file."""
+    number: int
+    """The line's number, from 1."""
+    text: str
+    """The line."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, for ``--json``."""
+        return {"file": str(self.path), "line": self.number, "text": self.text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFailure:
+    """The failure that the others follow from."""
+
+    node: str
+    """The node it happened on; empty where that is not known."""
+    rank: int | None
+    """The rank, where it was one."""
+    exit_code: int | None
+    """The rank's exit status, negative for a signal; None where no rank had started."""
+    kind: str
+    """Its class, one of the words that ``--json`` documents."""
+    cause: str
+    """What happened, in one line."""
+    hint: str
+    """What to do about it."""
+    lines: tuple[str, ...]
+    """The last lines that belong to it."""
+    meaning: str = ""
+    """The same in words, where the catalogue has them."""
+    time: float | None = None
+    """When, in seconds since the epoch; None where that is not known."""
+    entry: str = ""
+    """The catalogue's entry that tells so; empty for none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields under the names that scripts rely on."""
+        return {
+            "node": self.node,
+            "rank": self.rank,
+            "exit_code": self.exit_code,
+            "class": self.kind,
+            "cause": self.cause,
+            "hint": self.hint,
+            "lines": list(self.lines),
+            "meaning": self.meaning,
+            "time": self.time,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What became of a job, and why."""
+
+    job_id: str
+    """The job; empty where files have no number."""
+    folder: Path
+    """Where its files are."""
+    ok: bool | None
+    """Whether the job ended well; None where nothing tells."""
+    first: FirstFailure | None
+    """What failed first; None where nothing did."""
+    proofs: tuple[Proof, ...] = ()
+    """The lines that show it, in order."""
+    alike: tuple[int, ...] = ()
+    """Ranks that failed in just the same way, by themselves."""
+    consequences: tuple[int, ...] = ()
+    """Ranks that failed because of it."""
+    missing: tuple[int, ...] = ()
+    """For a hang: ranks that did not come to what the others waited at."""
+    read: int = 0
+    """How many files were read."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of ``stager diagnose --json``."""
+        return {
+            "ok": self.ok,
+            "job_id": self.job_id,
+            "log_dir": str(self.folder),
+            "first_failure": None if self.first is None else self.first.to_json(),
+            "entry": "" if self.first is None else self.first.entry,
+            "evidence": [proof.to_json() for proof in self.proofs],
+            "alike": list(self.alike),
+            "consequences": list(self.consequences),
+            "missing_ranks": list(self.missing),
+            "files_read": self.read,
+        }

@@ -1,0 +1,158 @@
+"""Tracebacks and the marks of who wrote a line, in logs that several ranks write to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TRACEBACK = "Traceback (most recent call last)"
+_LINES = 200
+"""Lines of a traceback that are looked at."""
+_WINDOW = 1_000
+"""Lines among which those of one traceback are looked for, where several ranks' are mixed."""
+_CHAIN = 4
+"""Lines within which one traceback says that it led to another one."""
+_MARK = re.compile(
+    r"(?:\[(?P<name>rank|default|trainer|worker)?(?P<number>\d+)\]:| *(?P<task>\d+):(?= |$)) ?"
+)
+"""Torch's ``[rank3]:``, torchrun's ``[default3]:`` and ``[3]:``, ``3:`` of ``srun --label``."""
+_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::\s*(?P<message>.*))?$")
+_CHAINED = re.compile(
+    r"^(?:During handling of the above|The above exception was the direct|-- Process \d+ term)"
+)
+_ORIGINAL = "Original Traceback"
+"""How the message of an exception that came from another process goes on."""
+_FRAMED = " \t╰"
+"""How the line above an exception begins; the last is the frame that ``rich`` draws."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked:
+    """A line, and who its marks say that it is of."""
+
+    text: str
+    """The line without its marks."""
+    rank: int | None
+    """The rank, where a mark tells it; torchrun's ``[default3]`` is the third of its node."""
+    task: int | None
+    """The task that ``srun --label`` tells: a rank, unless each task is a torchrun."""
+
+
+def marked(text: str) -> Marked:
+    """Take the marks off a line."""
+    rank: int | None = None
+    task: int | None = None
+    local = False
+    for _ in range(3):
+        mark = _MARK.match(text)
+        if mark is None:
+            break
+        if mark["task"] is not None:
+            task = int(mark["task"])
+        elif mark["name"] in (None, "rank"):
+            rank = int(mark["number"])
+        else:
+            local = True
+        text = text[mark.end() :]
+    return Marked(text=text, rank=rank, task=None if local else task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A traceback, with those that led to it."""
+
+    at: tuple[int, ...]
+    """Its lines' places among those that were given."""
+    texts: tuple[str, ...]
+    """Its lines, without what stands before each of them."""
+    closing: tuple[int, ...]
+    """Which of them are exceptions; empty where it breaks off."""
+    open: bool
+    """Whether lines that are not there yet may belong to it."""
+
+
+def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
+    """The traceback that begins in a line.
+
+    Args:
+        lines: of a log.
+        start: the line that says so.
+        longest: characters of a line that count.
+    """
+    reader = _Reader()
+    first = shown(lines[start], longest)
+    head = first[: first.find(TRACEBACK)]
+    reader.take(start, first[len(head) :])
+    end = min(start + 1 + _WINDOW, len(lines))
+    # What stands before the first line of a rank's traceback stands before all of them.
+    below = shown(lines[start + 1], longest) if start + 1 < end else ""
+    mark = head.strip() and (below.startswith(head) or marked(first).text.startswith(TRACEBACK))
+    ours = head.rstrip() if mark else ""
+    for place in range(start + 1, end):
+        text = shown(lines[place], longest)
+        if not ours:
+            reader.take(place, text)
+        elif text.startswith(ours):
+            reader.take(place, text[len(head) :])
+        if reader.ended:
+            break
+    return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
+
+
+class _Reader:
+    """Takes lines until a traceback, and those that it led to, are at their end."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._at: list[int] = []
+        self._texts: list[str] = []
+        self._closing: list[int] = []
+        self._inside = True
+        self._chained = True  # the first line says "Traceback" as well
+
+    def take(self, place: int, text: str) -> None:
+        """Look at one more line."""
+        if TRACEBACK in text:
+            original = text.startswith(_ORIGINAL)
+            # Another one, without a word of how they belong together, is none of ours.
+            self.ended = not self._chained and not original
+            self._inside, self._chained = True, False
+        if self.ended:
+            return
+        self._at.append(place)
+        self._texts.append(text)
+        last = len(self._texts) - 1
+        if self._inside and _is_exception(self._texts, last):
+            self._inside = False
+            self._closing.append(last)
+        elif not self._inside and _CHAINED.match(text):
+            self._inside = self._chained = True
+        elif not self._inside:
+            self.ended = last - self._closing[-1] >= _CHAIN
+        self.ended = self.ended or len(self._texts) >= _LINES
+
+    def trace(self, *, more: bool) -> Trace:
+        """What was taken; ``more`` tells whether further lines may come."""
+        end = self._closing[-1] + 1 if self._closing else len(self._texts)
+        return Trace(
+            at=tuple(self._at[:end]),
+            texts=tuple(self._texts[:end]),
+            closing=tuple(self._closing),
+            open=more and not self.ended,
+        )
+
+
+def shown(line: bytes, longest: int) -> str:
+    """A line as a terminal shows it: the last of what was written over each other."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2][:longest].decode(errors="replace")
+    return text.replace("\0", "")
+
+
+def _is_exception(texts: Sequence[str], at: int) -> bool:
+    """Whether a line closes a traceback: the exception, which is not indented."""
+    text = texts[at]
+    if at == 0 or not text or text[0].isspace() or _CHAINED.match(text):
+        return False
+    above = texts[at - 1]
+    return bool(_EXCEPTION.match(text)) and bool(above) and above[0] in _FRAMED

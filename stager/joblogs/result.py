@@ -1,0 +1,63 @@
+"""The result of a job as its file of events has it, with nothing left that cannot be true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bundle.problem import Problem
+
+from . import values
+
+
+def sound(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``result`` event in which every field that a diagnosis reads is of its own type.
+
+    The file may be damaged, or somebody's who means no good: what does not fit is left out. An
+    event without a verdict is none.
+    """
+    if not isinstance(raw.get("ok"), bool):
+        return {}
+    found = dict(raw)
+    found["failures"] = [
+        record for one in values.listing(raw, "failures") if (record := _record(one)) is not None
+    ]
+    found["problems"] = {
+        str(node): [problem for one in listed if (problem := _problem(one)) is not None]
+        for node, listed in values.table(raw, "problems").items()
+        if isinstance(listed, list)
+    }
+    codes, tails = values.table(raw, "exit_codes"), values.table(raw, "tails")
+    known = ((node, values.whole(codes, node)) for node in codes)
+    found["exit_codes"] = {node: code for node, code in known if code is not None}
+    found["tails"] = {node: list(values.texts(tails, node)) for node in tails}
+    found["world_size"] = values.whole(raw, "world_size")
+    found["ended_by"] = values.text(raw, "ended_by")
+    return found
+
+
+def _record(raw: object) -> dict[str, Any] | None:
+    """A rank's failure, see :data:`bundle.ranks.RECORD_KEYS`."""
+    if not isinstance(raw, dict):
+        return None
+    rank, code = values.whole(raw, "rank"), values.whole(raw, "exit_code")
+    time = values.number(raw, "time")
+    if rank is None or code is None or time is None or rank < 0:
+        return None
+    return {
+        "node": values.text(raw, "node"),
+        "rank": rank,
+        "local_rank": values.whole(raw, "local_rank") or 0,
+        "exit_code": code,
+        "exception": values.text(raw, "exception"),
+        "message": values.text(raw, "message"),
+        "lines": list(values.texts(raw, "lines")),
+        "time": time,
+    }
+
+
+def _problem(raw: object) -> dict[str, str] | None:
+    if not isinstance(raw, dict) or not values.text(raw, "what"):
+        return None
+    told = (values.text(raw, key) for key in ("what", "where", "why", "fix"))
+    return Problem(*told).to_json()

@@ -1,0 +1,192 @@
+"""Getting a job ready: settings, bundle, where the nodes come from, and how the driver starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bundle.job import Job
+from bundle.manifest import Manifest
+
+from . import __version__, allocation
+from .allocation import Source
+from .build import Listener, current_bundle
+from .bundling.bundles import manifest_of
+from .config import Config, find, load
+from .init import default
+from .job import JobOptions, make_job, settle
+from .run import masked
+from .verify import Way
+
+if TYPE_CHECKING:
+    from .script import ScriptFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that only has to be started."""
+
+    config: Config
+    """The settings, with the command line's options in them."""
+    bundle: Path
+    """The bundle."""
+    source: Source
+    """Where the nodes come from."""
+    job: Job
+    """What the far side is told."""
+    notes: tuple[str, ...]
+    """What became of the command line's command, for a person."""
+
+
+def project(bundle: Path | None) -> Config:
+    """The settings that hold here.
+
+    Args:
+        bundle: a bundle named by its path; a folder without settings will do then.
+
+    Raises:
+        ConfigError: there are none, or they cannot be used.
+    """
+    if bundle is not None and find(Path.cwd()) is None:
+        return default(Path.cwd())
+    return load(Path.cwd())
+
+
+def bundle_of(config: Config, bundle: Path | None, listener: Listener) -> tuple[Path, Manifest]:
+    """The bundle that is named, else the project's newest, made current if need be.
+
+    Raises:
+        StagerError: there is none, or it is damaged.
+    """
+    path = current_bundle(config, listener) if bundle is None else bundle.absolute()
+    return path, manifest_of(path)
+
+
+def source_of(options: JobOptions, config: Config, *, batch: bool) -> Source:
+    """Where the nodes come from, decided by what is found here.
+
+    Raises:
+        ConfigError: see :func:`stager.allocation.choose`.
+    """
+    return allocation.choose(
+        options.allocation,
+        nodes=(options.nodes or config.cluster.nodes)[0],
+        batch=batch,
+        inside=os.environ.get("SLURM_JOB_ID", ""),
+        found=[name for name in allocation.COMMANDS if shutil.which(name)],
+    )
+
+
+def prepare(
+    config: Config,
+    options: JobOptions,
+    bundle: tuple[Path, Manifest],
+    *,
+    action: str,
+    source: Source,
+) -> Prepared:
+    """Put a job together.
+
+    Args:
+        config: the project's settings.
+        options: what the command line overrides.
+        bundle: the bundle and what is in it.
+        action: ``verify``, ``run`` or ``clean``.
+        source: where the nodes come from.
+
+    Raises:
+        ConfigError: there is nothing to run, or a value that cannot be used.
+        StagerError: the log directory cannot be written.
+    """
+    notes: tuple[str, ...] = ()
+    if action == "run":
+        config, options, notes = _converted(config, options)
+    where = "local" if source == "local" else "slurm"
+    job = make_job(config, replace(options, allocation=where), *bundle, action)
+    absent = [name for name in job.launch.pass_env if name not in os.environ]
+    if absent and source != "inside":
+        notes = (*notes, f"{', '.join(absent)}: to be passed on, but not set here")
+    return Prepared(
+        config=settle(config, options), bundle=bundle[0], source=source, job=job, notes=notes
+    )
+
+
+def way(prepared: Prepared, env: Mapping[str, str]) -> Way:
+    """How the driver is started: here, or by ``salloc``.
+
+    Raises:
+        ConfigError: ``SALLOC_OPTS`` cannot be read.
+    """
+    if prepared.source != "salloc":
+        return Way()
+    from .script import submit_environment
+
+    asked = allocation.request(prepared.config, env)
+    return Way(
+        argv=allocation.salloc_argv(asked, ()),
+        environment=submit_environment(env, prepared.job.launch.pass_env),
+    )
+
+
+def script_facts(
+    prepared: Prepared, env: Mapping[str, str], program: bytes, *, requeue: bool
+) -> ScriptFacts:
+    """What decides the text of the batch script.
+
+    Raises:
+        ConfigError: ``SALLOC_OPTS`` cannot be read.
+    """
+    from .script import ScriptFacts
+
+    asked = allocation.request(prepared.config, env)
+    return ScriptFacts(
+        job=replace(prepared.job, cpus_per_task=asked.cpus_per_task),
+        program=program,
+        bundle_bytes=prepared.bundle.stat().st_size,
+        nodes=asked.nodes,
+        version=__version__,
+        partition=asked.partition,
+        account=asked.account,
+        time=asked.time,
+        exclude=asked.exclude,
+        gpus_per_node=asked.gpus_per_node,
+        sbatch_args=asked.args,
+        requeue=requeue,
+    )
+
+
+def dry_run_report(prepared: Prepared, argv: tuple[str, ...]) -> dict[str, Any]:
+    """What would be asked of Slurm, and the most that would be sent; nothing is asked or sent."""
+    return {
+        "ok": True,
+        "dry_run": True,
+        "argv": masked(argv),
+        "bundle": str(prepared.bundle),
+        "bytes_at_most": prepared.bundle.stat().st_size,
+        "nodes": list(prepared.config.cluster.nodes),
+        "log_dir": prepared.job.log_dir,
+    }
+
+
+def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions, tuple[str, ...]]:
+    """A single-node command (``torchrun --nproc-per-node=2 train.py``) as one for each rank."""
+    from .convert import convert
+
+    command = options.command or config.project.command
+    if not command:
+        return config, options, ()
+    made = convert(command)
+    if made.max_restarts is not None:
+        config = replace(config, launch=replace(config.launch, max_restarts=made.max_restarts))
+    options = replace(
+        options,
+        command=made.command,
+        nodes=options.nodes or made.nnodes,
+        nproc_per_node=options.nproc_per_node or made.nproc_per_node,
+        backend=options.backend or made.backend,
+    )
+    return config, options, made.notes

@@ -1,0 +1,109 @@
+"""A job as one page: what became of it, why, when, where, and with what."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import __version__
+from .diagnose import diagnose
+from .diagnosing.failure import Diagnosis
+from .errors import StagerError
+from .joblogs.files import JobFiles
+from .reporting.attempt import last_attempt
+from .reporting.contents import contents
+from .reporting.curves import training
+from .reporting.facts import RUNNING, facts, verdict
+from .reporting.nodes import nodes
+from .reporting.page import Story, page
+from .reporting.spans import passage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A page that is written."""
+
+    path: Path
+    """The file."""
+    job_id: str
+    """The job it is about; empty for somebody else's logs."""
+    size: int
+    """Its length in bytes."""
+
+    def to_json(self) -> dict[str, object]:
+        """The object of ``stager report --json``."""
+        return {
+            "ok": True,
+            "report": str(self.path),
+            "job_id": self.job_id,
+            "bytes": self.size,
+        }
+
+
+def report(files: JobFiles, output: Path | None = None) -> Report:
+    """Write the page of a job.
+
+    Args:
+        files: the job's files, or a directory of somebody else's logs.
+        output: the file; None for ``report.<jobid>.html`` beside a job's logs, or ``report.html``
+            here for somebody else's.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
+    name = files.folder / f"report.{files.job_id}.html" if files.job_id else Path("report.html")
+    path = (name if output is None else output).absolute()
+    data = page(tell(files)).encode("utf-8", "replace")
+    _write(path, data)
+    return Report(path=path, job_id=files.job_id, size=len(data))
+
+
+def tell(files: JobFiles) -> Story:
+    """Everything that is known of a job, from the files that it has left."""
+    attempt, diagnosis = last_attempt(files), _diagnosis(files)
+    ending, now = verdict(files, attempt.result, diagnosis), time.time()
+    return Story(
+        facts=facts(files, attempt),
+        verdict=ending,
+        diagnosis=diagnosis,
+        passage=passage(attempt, now if ending == RUNNING else None),
+        nodes=nodes(attempt),
+        training=training(files, attempt),
+        contents=contents(attempt),
+        written=now,
+        program=f"stager {__version__}",
+    )
+
+
+def _diagnosis(files: JobFiles) -> Diagnosis | None:
+    """The diagnosis; None where the events are not as a driver writes them.
+
+    What else is known is still worth a page then.
+    """
+    try:
+        return diagnose(files)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Put a file into its place, all of it at once.
+
+    Raises:
+        StagerError: it cannot be written, or is something else than a file.
+    """
+    final = path.resolve()  # a link stays one, and what it leads to is renewed
+    hint = "name another one with --output"
+    if final.exists() and not final.is_file():
+        raise StagerError(f"{path} is no file, and cannot become the report", hint=hint)
+    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
+    try:
+        try:
+            partial.write_bytes(data)
+            partial.replace(final)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as exc:
+        raise StagerError(f"{path} cannot be written: {exc.strerror or exc}", hint=hint) from exc

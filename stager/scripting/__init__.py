@@ -1,0 +1,1 @@
+"""The batch script's own text."""

@@ -1,0 +1,56 @@
+"""``[launch]``: how the ranks are started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import checks
+from .table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """``[launch]``: how the ranks are started."""
+
+    nproc_per_node: int | None
+    """Ranks on each node, 1 or more; None for one a GPU, else 1."""
+    launcher: str
+    """``torchrun`` or ``srun``."""
+    backend: str
+    """``nccl``, ``gloo``, or ``auto``: nccl where every node has a GPU."""
+    interface: str | tuple[tuple[str, str], ...]
+    """``auto``, one interface's name, or pairs of a node pattern and an interface's name."""
+    omp_num_threads: int | None
+    """Threads a rank, 1 or more; None for the task's CPUs divided by its ranks."""
+    max_restarts: int
+    """How often torchrun starts a failed group of ranks again, 0 or more."""
+    pass_env: tuple[str, ...]
+    """Names of secret variables that the ranks get; others that look like secrets are kept back."""
+
+
+def launch(table: Table) -> LaunchConfig:
+    """Read the table; problems are noted in it."""
+    count = 'a whole number, 1 or more, or "auto"'
+    return LaunchConfig(
+        nproc_per_node=table.take("nproc-per-node", None, checks.whole_or_auto(1), count),
+        launcher=table.take(
+            "launcher", "torchrun", checks.choice("torchrun", "srun"), '"torchrun" or "srun"'
+        ),
+        backend=table.take(
+            "backend", "auto", checks.choice("auto", "nccl", "gloo"), '"auto", "nccl" or "gloo"'
+        ),
+        interface=table.take(
+            "interface",
+            "auto",
+            checks.interface,
+            '"auto", a name like "ens1f1", or a table { "node0[1-3]" = "ens1f1" }',
+        ),
+        omp_num_threads=table.take("omp-num-threads", None, checks.whole_or_auto(1), count),
+        max_restarts=table.take("max-restarts", 0, checks.whole(0), "a whole number, 0 or more"),
+        pass_env=table.take(
+            "pass-env",
+            (),
+            checks.each(checks.matching(checks.VARIABLE)),
+            'a list of names of variables, without their values: ["HF_TOKEN"]',
+        ),
+    )

@@ -1,0 +1,67 @@
+"""``[project]`` and ``[assets]``: the user's own code, and the data it needs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import checks
+from .table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectConfig:
+    """``[project]``: the user's own code."""
+
+    path: Path | None
+    """The folder that is shipped; None (``path = false``) ships none."""
+    exclude: tuple[str, ...]
+    """Patterns in the form of ``.gitignore``, on top of that file, of what is not shipped."""
+    outputs: tuple[str, ...]
+    """Paths below the run directory that are brought back when the job ends."""
+    command: tuple[str, ...]
+    """What every rank runs when the command line names nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssetsConfig:
+    """``[assets]``: models and data, fetched at build time and never later."""
+
+    paths: tuple[Path, ...]
+    """Files and folders, absolute."""
+    models: tuple[str, ...]
+    """Names of models (and their tokenizers) on the model hub."""
+    datasets: tuple[str, ...]
+    """Names of data sets on the hub."""
+
+
+def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
+    """Read ``[project]``: the name, and the rest; problems are noted in the table."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", root.name).strip("-._") or "project"
+    name = table.take(
+        "name",
+        safe,
+        checks.matching(r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+        "letters, digits, dot, dash and underscore, a letter or digit first",
+    )
+    strings = "a list of strings"
+    return name, ProjectConfig(
+        path=table.take("path", root, checks.path_or_false(root), "a path, or false"),
+        exclude=table.take("exclude", (), checks.texts, strings),
+        outputs=table.take("outputs", (), checks.texts, strings),
+        command=table.take(
+            "command", (), checks.texts, 'a list of strings, for example ["train.py", "--epochs"]'
+        ),
+    )
+
+
+def assets(table: Table, root: Path) -> AssetsConfig:
+    """Read ``[assets]``; problems are noted in the table."""
+    hub_names = checks.each(checks.matching(r"[\w.-]+(/[\w.-]+)?"))
+    names = 'a list of names on the hub, for example ["google/bert_uncased_L-2_H-128_A-2"]'
+    return AssetsConfig(
+        paths=table.take("paths", (), checks.each(checks.path(root)), "a list of paths"),
+        models=table.take("models", (), hub_names, names),
+        datasets=table.take("datasets", (), hub_names, names),
+    )

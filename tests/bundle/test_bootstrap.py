@@ -1,0 +1,166 @@
+"""What runs first on a node, started as a step of Slurm's starts it, with a small program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle import slurm, venv
+from bundle.frames import Joiner
+
+BOOT = venv.source_of("bootstrap").decode()
+PROGRAM = """\
+import json, os, sys
+request = int(sys.argv[4])
+print(json.dumps({
+    "argv": sys.argv[1:4],
+    "program": sys.argv[0],
+    "python": sys.executable,
+    "flags": [sys.flags.isolated, sys.flags.no_site],
+    "request": json.load(os.fdopen(request)),
+    "behind": sys.stdin.readline(),
+}))
+"""
+
+
+@pytest.fixture
+def zipped(tmp_path: Path) -> bytes:
+    """A program like ``node.pyz``, as bytes."""
+    path = tmp_path / "program.pyz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("__main__.py", PROGRAM)
+    return path.read_bytes()
+
+
+def start(
+    data: bytes, node: str = "n07", pythons: tuple[str, ...] = (sys.executable,)
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the starter on a node with this standard input."""
+    return subprocess.run(
+        slurm.starter(BOOT, "probe", pythons),
+        input=data,
+        env={"PATH": os.defpath, "SLURMD_NODENAME": node, "SLURM_PROCID": "1"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+        cwd="/",
+    )
+
+
+def opening(program: bytes, request: dict[str, Any], behind: bytes = b"go\n") -> bytes:
+    asked = json.dumps(request).encode()
+    return b"%d %d\n" % (len(program), len(asked)) + program + asked + behind
+
+
+def test_the_program_gets_the_request_and_the_rest_of_the_talk(zipped: bytes) -> None:
+    request = {"common": {"job": {"id": "42"}}, "own": {"n08": {"root": "/b"}}}
+    done = start(opening(zipped, request))
+    assert (done.returncode, done.stderr) == (0, b"")
+    said = json.loads(done.stdout)
+    assert said["argv"] == ["agent", "probe", "--request"]
+    assert said["flags"] == [1, 1]
+    assert said["request"] == request
+    assert said["behind"] == "go\n"
+    assert said["program"].startswith("/proc/self/fd/")  # there is no file of it
+
+
+def test_a_large_program_comes_whole(zipped: bytes) -> None:
+    """In many reads; a zip's directory is at its end, so what comes before it does not matter."""
+    done = start(opening(os.urandom(5 << 20) + zipped, {"common": {}, "own": {}}))
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_python_of_the_request_runs_the_program(zipped: bytes, tmp_path: Path) -> None:
+    own = tmp_path / "own-python"
+    own.write_text(f'#!/bin/sh\necho "$0" >>{tmp_path}/ran\nexec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    request = {"common": {"python": "/no/such/python"}, "own": {"n07": {"python": str(own)}}}
+    done = start(opening(zipped, request))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "ran").read_text() == f"{own}\n"
+    same = {"common": {"python": str(own)}, "own": {"n08": {"python": "/no/such/python"}}}
+    assert start(opening(zipped, same)).returncode == 0
+
+
+def test_a_python_that_is_not_there_is_said(zipped: bytes) -> None:
+    done = start(opening(zipped, {"common": {"python": "/no/such/python"}, "own": {}}))
+    assert done.returncode == 1
+    assert b"/no/such/python" in done.stderr or b"No such file" in done.stderr
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200])
+def test_a_driver_that_goes_away_early_ends_it(zipped: bytes, kept: int) -> None:
+    done = start(opening(zipped, {"common": {}, "own": {}})[:kept])
+    assert done.returncode == 1
+    assert b"EOFError: whoever asked has gone" in done.stderr
+
+
+def test_the_first_python_that_is_new_enough_is_taken(zipped: bytes, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    new.write_text(f'#!/bin/sh\necho new >>{tmp_path}/ran\nexec {sys.executable} "$@"\n')
+    for path in (old, new):
+        path.chmod(0o755)
+    request = {"common": {"python": sys.executable}, "own": {}}
+    done = start(opening(zipped, request), pythons=("/no/python", str(old), str(new)))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "ran").read_text() == "new\nnew\n"  # asked for its version, then used
+
+
+def test_it_stands_alone() -> None:
+    """Its source is an argument: no longer than one may be, and without our package."""
+    assert len(BOOT.encode()) < 128 << 10
+    assert "from ." not in BOOT
+
+
+def test_where_memory_files_are_forbidden(zipped: bytes) -> None:
+    """The vm.memfd_noexec setting: the program is then in a file without a name."""
+    broken = BOOT.replace(
+        "import tempfile\n",
+        "import tempfile\ndef refuse(*_): raise PermissionError(13, 'memfd')\n"
+        "os.memfd_create = refuse\n",
+    )
+    assert broken != BOOT
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", broken, "probe"],
+        input=opening(zipped, {"common": {"x": 1}, "own": {}}),
+        env={"PATH": os.defpath, "SLURMD_NODENAME": "n07"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["request"]["common"] == {"x": 1}
+
+
+def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")  # one that is too old ends like this
+    old.chmod(0o755)
+    argv = slurm.starter("print(1)", "preflight", ["/no/python"])
+    env = {"PATH": str(tmp_path), "SLURMD_NODENAME": "n07", "SLURM_PROCID": "3"}
+    done = subprocess.run(argv, env=env, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (3, b"")
+    ((source, line),) = Joiner().feed(done.stdout)
+    assert source == "n07:3"
+    event = json.loads(line)
+    assert {key: event[key] for key in ("v", "event", "node", "ok")} == {
+        "v": 1,
+        "event": "preflight",
+        "node": "n07",
+        "ok": False,
+    }
+    (problem,) = event["problems"]
+    assert problem == {
+        "what": "no Python 3.9 or newer was found",
+        "where": "n07",
+        "why": "tried 7 names, python3 on PATH among them",
+        "fix": "install Python there, or leave the node out with --exclude=n07",
+    }

@@ -1,0 +1,148 @@
+"""Whose fault it is, decided from the answers of all nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bundle import findings
+from bundle.problem import Problem
+
+NODES = ("n1", "n2", "n3", "n4")
+OK: dict[str, Any] = {"ok": True, "exit_code": 0, "problems": []}
+BAD: dict[str, Any] = {"ok": False, "exit_code": 1, "problems": [], "tail": ["the end"]}
+
+
+def refused(node: str) -> dict[str, Any]:
+    problem = Problem("the head node cannot be reached", "h:61000", f"from {node}: refused", "look")
+    return {"problem": problem.to_json(), "differs": {}}
+
+
+def whats(found: findings.Problems) -> dict[str, list[str]]:
+    return {node: [problem.what for problem in problems] for node, problems in found.items()}
+
+
+def whys(found: findings.Problems) -> dict[str, list[str]]:
+    return {node: [problem.why for problem in problems] for node, problems in found.items()}
+
+
+# --- the way to the head -------------------------------------------------------------------------
+
+
+def test_a_node_that_does_not_reach_the_head_is_at_fault() -> None:
+    fine = {"seconds": 0.1, "differs": {}}
+    head = {"missing": ["n3"], "differs": {}}
+    assert findings.unreachable("n1", {"n1": head, "n2": fine}) == {}
+    answers = {"n1": head, "n2": fine, "n3": refused("n3"), "n4": fine}
+    assert list(findings.unreachable("n1", answers)) == ["n3"]
+    assert list(findings.unreachable("n1", {"n1": head, "n3": refused("n3")})) == ["n3"]
+
+
+def test_a_head_that_nobody_reaches_is_at_fault() -> None:
+    answers = {"n1": {"missing": ["n2", "n3"]}, "n2": refused("n2"), "n3": refused("n3")}
+    found = findings.unreachable("n1", answers)
+    assert whats(found) == {"n1": ["no other node can reach the head node"]}
+    assert whys(found) == {"n1": ["from n2: refused"]}
+
+
+def test_a_head_that_cannot_listen_is_alone_at_fault() -> None:
+    problem = Problem("the head node cannot listen", "h:61000", "in use", "end it").to_json()
+    answers = {"n1": {"problem": problem}, "n2": refused("n2"), "n3": refused("n3")}
+    assert whats(findings.unreachable("n1", answers)) == {"n1": ["the head node cannot listen"]}
+
+
+def test_nobody_is_blamed_for_a_head_that_was_lost() -> None:
+    assert findings.unreachable("n1", {"n2": refused("n2"), "n3": refused("n3")}) == {}
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_only_what_differs_was_sent() -> None:
+    expected = {"n1": ["10.0.0.1"], "n2": ["10.0.0.2"]}
+    answers: dict[str, Any] = {"n1": {"differs": {}}, "n2": {"differs": {}}}
+    assert findings.names_apart(expected, answers) == {}
+    answers["n3"] = {"differs": {"n2": ["10.0.0.9"]}}
+    assert whys(findings.names_apart(expected, answers)) == {"n3": ["n2 is 10.0.0.9, not 10.0.0.2"]}
+
+
+def test_the_driver_may_be_the_odd_one() -> None:
+    """A login node that cannot resolve the nodes' names."""
+    said = {"differs": {"n1": ["10.0.0.1"]}}
+    assert findings.names_apart({"n1": []}, {"n1": said, "n2": said}) == {}
+
+
+# --- the all-reduce ------------------------------------------------------------------------------
+
+
+def test_the_result_among_other_lines() -> None:
+    lines = ["noise", "ALL-REDUCE {not json", "ALL-REDUCE 3", 'ALL-REDUCE {"world_size": 6}']
+    assert findings.measured(lines) == {"world_size": 6}
+    assert findings.measured(["noise"]) is None
+
+
+def blamed(*errors: str, node: str = "n1", answers: Any = None) -> dict[str, list[str]]:
+    """Who is blamed when rank 0 prints these errors for all."""
+    lines = ["noise", f"error: {errors[0]}", *errors[1:], "hint: do this", "more noise"]
+    return whys(findings.blamed({(node, 0): lines}, answers or dict.fromkeys(NODES, BAD)))
+
+
+def test_two_nodes_between_which_nothing_passes() -> None:
+    text = "n2 and n3: n2 cannot connect to 10.0.0.3: no answer"
+    assert blamed(text) == {"n2": [text], "n3": [text]}
+
+
+def test_a_node_that_has_a_fault_with_several_is_blamed_alone() -> None:
+    texts = ["n1 and n3: it is stuck", "n2 and n3: it is stuck", "n3 and n4: it is stuck"]
+    assert blamed(*texts) == {"n3": texts}
+
+
+def test_a_node_that_names_its_own_fault() -> None:
+    assert blamed("n2: there is no interface x0 on n2") == {
+        "n2": ["there is no interface x0 on n2"]
+    }
+
+
+def test_a_rank_that_gives_no_word() -> None:
+    text = "no word from n3, n4 (rank 4, 6): timeout"
+    assert blamed(text) == {"n3": [text], "n4": [text]}
+
+
+def test_who_names_nobody_is_taken_to_mean_itself() -> None:
+    assert blamed("something odd", node="n4") == {"n4": ["something odd"]}
+    assert blamed("a and b: c", node="n4") == {"n4": ["a and b: c"]}
+
+
+def test_what_follows_from_a_fault_is_no_fault() -> None:
+    printed = {
+        ("n1", 0): ["[RANK 0] error: rank 0 on n1 lost the others: closed", "hint: see"],
+        ("n2", 1): ["[RANK 1] error: n2 (rank 1 of 2) did not meet the others at h:1", "hint: x"],
+    }
+    answers = {"n1": BAD, "n2": BAD}
+    assert list(findings.blamed(printed, answers)) == ["n2"]
+    del printed["n2", 1]
+    assert list(findings.blamed(printed, answers)) == ["n1"]
+
+
+def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
+    lost = Problem("launch gave no answer", "n2", "exit status 137", "see its log").to_json()
+    told_to_end = {**BAD, "exit_code": 143}
+    silent = {**BAD, "problems": [lost]}
+    answers: dict[str, Any] = {"n1": told_to_end, "n2": silent, "n3": OK}
+    assert whats(findings.blamed({}, answers)) == {"n2": ["launch gave no answer"]}
+    answers["n3"] = BAD  # which ended by itself: the others went with it
+    assert whys(findings.blamed({}, answers)) == {"n3": ["status 1; the end"]}
+
+
+@pytest.mark.parametrize(("message", "said"), [("no torch", ": no torch"), ("", "")])
+def test_without_that_the_first_rank_that_failed(message: str, said: str) -> None:
+    first = {"node": "n2", "rank": 3, "exit_code": 1, "message": message, "time": 5.0}
+    later = {"node": "n1", "rank": 0, "exit_code": 1, "message": "gone", "time": 6.0}
+    answers = {"n1": {**BAD, "failures": [later]}, "n2": {**BAD, "failures": [first]}}
+    why = f"rank 3 ended first, with status 1{said}"
+    assert whys(findings.blamed({}, answers)) == {"n2": [why]}
+
+
+def test_without_anything_the_statuses() -> None:
+    assert whys(findings.blamed({}, {"n1": OK, "n2": BAD})) == {"n2": ["status 1; the end"]}

@@ -1,0 +1,207 @@
+"""The model: the tree of a broadcast, its parts reckoned by hand, and that more takes longer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from bundle import slurm
+from bundle.forecast import (
+    BLOCK,
+    Nodes,
+    Staging,
+    Work,
+    a_step,
+    best_width,
+    block_seconds,
+    forecast,
+    levels,
+    sending,
+    staging,
+)
+from bundle.rates import ASSUMED, Rates, rates_from
+from stager.pack import Packed
+
+ROUND = Rates(
+    link=BLOCK / 0.02,
+    exchange=0.01,
+    broadcast=0.5,
+    received=1e-9,
+    byte=2e-9,
+    file=1e-4,
+    link_file=1e-5,
+    environment=0.25,
+    step=0.3,
+    node=0.01,
+    agent=0.1,
+    probe=0.4,
+    torchrun=2.0,
+)
+"""Rates that one can reckon with by hand: a block takes 20 ms to one node."""
+TEN_BLOCKS = Work(sent=10 * BLOCK, bytes=10**9, files=20_000)
+COUNTS = (1, 2, 3, 6, 8, 9, 64, 72, 73, 512, 584, 585, 4_000, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "width", "deep"),
+    [
+        *((1, 8, 1), (8, 8, 1), (9, 8, 2), (72, 8, 2), (73, 8, 3), (584, 8, 3), (585, 8, 4)),
+        *((4_000, 8, 4), (4_680, 8, 4), (4_681, 8, 5), (10_000, 8, 5)),
+        *((1, 1, 1), (5, 1, 5), (6, 2, 2), (7, 2, 3), (64, 64, 1), (65, 64, 2)),
+    ],
+)
+def test_the_levels_of_the_tree(nodes: int, width: int, deep: int) -> None:
+    assert levels(nodes, width) == deep
+
+
+def test_a_block_takes_its_levels_times_the_receivers_of_one_sender() -> None:
+    assert block_seconds(8, 8, ROUND) == pytest.approx(8 * 0.02 + 0.01)
+    assert block_seconds(9, 8, ROUND) == pytest.approx(2 * 8 * 0.02 + 2 * 0.01)
+    assert block_seconds(6, 2, ROUND) == pytest.approx(2 * 2 * 0.02 + 2 * 0.01)
+    # On one machine there are six copies, whoever makes them.
+    assert block_seconds(6, 2, ROUND, sharing=6) == pytest.approx(6 * 0.02 + 2 * 0.01)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "width"), [(1, 1), (2, 2), (3, 3), (6, 2), (9, 3), (64, 4), (4_000, 4), (10_000, 3)]
+)
+def test_the_width_that_takes_least_time(nodes: int, width: int) -> None:
+    assert best_width(nodes, 64, ROUND) == width
+    assert slurm.fanout(nodes, (23, 11)) == best_width(nodes, 64)
+    costs = [block_seconds(nodes, one, ROUND) for one in range(1, 65)]
+    assert block_seconds(nodes, width, ROUND) == min(costs)
+
+
+def test_where_messages_take_long_the_tree_is_flat() -> None:
+    assert best_width(8, 64, replace(ROUND, exchange=1.0)) == 8
+    assert best_width(100, 64, replace(ROUND, exchange=1.0)) == 10
+    assert best_width(100, 8, replace(ROUND, exchange=1.0)) == 5
+
+
+def test_sending_by_hand() -> None:
+    assert sending(10 * BLOCK, Nodes(3), ROUND) == pytest.approx(0.5 + 10 * (3 * 0.02 + 0.01))
+    assert sending(10 * BLOCK, Nodes(6), ROUND) == pytest.approx(0.5 + 10 * (4 * 0.02 + 0.02))
+    assert sending(10 * BLOCK, Nodes(6, sharing=6), ROUND) == pytest.approx(
+        0.5 + 10 * (0.12 + 0.02)
+    )
+    assert sending(0, Nodes(6), ROUND) == 0.0
+    # A part of a block takes its part of the link, and is acknowledged as well.
+    assert sending(BLOCK // 2, Nodes(1), ROUND) == pytest.approx(0.5 + 0.01 + 0.01)
+
+
+def test_staging_by_hand() -> None:
+    made = staging(TEN_BLOCKS, Nodes(3, cpus=4), ROUND)
+    content, received = 20_000 * 1e-4 + 10**9 * 2e-9, 10 * BLOCK * 1e-9
+    assert made.send == pytest.approx(1.2)
+    assert made.unpack == pytest.approx(0.25 + (content + received) / 4)
+    assert made.tail == pytest.approx(content / 4 / 10 + 0.125)
+    assert made.seconds == made.send + made.tail
+    assert made.apart == made.send + made.unpack
+    assert Staging(send=2.0, unpack=5.0, tail=0.5).seconds == 5.0  # hidden behind the unpacking
+
+
+def test_links_are_made_by_one_process() -> None:
+    made = staging(Work(sent=BLOCK, bytes=0, files=0, linked=30_000), Nodes(1, cpus=8), ROUND)
+    assert made.unpack == pytest.approx(0.25 + 0.3 + BLOCK * 1e-9 / 8)
+
+
+def test_a_bundle_that_is_read_where_it_lies() -> None:
+    made = staging(TEN_BLOCKS, Nodes(1000, cpus=4), ROUND, reading=BLOCK / 2)
+    assert made.send == pytest.approx(20)
+    assert made.unpack == pytest.approx(0.25 + 1.0)
+
+
+def test_nodes_that_share_a_machine_share_its_cpus() -> None:
+    alone, three = Nodes(3, cpus=2), Nodes(3, cpus=2, sharing=3)
+    assert staging(TEN_BLOCKS, three, ROUND).unpack == pytest.approx(
+        0.25 * 1.5 + 3 * (staging(TEN_BLOCKS, alone, ROUND).unpack - 0.25)
+    )
+    assert a_step(alone, ROUND) == pytest.approx(0.3 + 0.03 + 0.1)
+    assert a_step(three, ROUND) == pytest.approx(0.3 + 0.03 + 0.15)
+    assert a_step(Nodes(2, cpus=4, sharing=2), ROUND) == pytest.approx(0.3 + 0.02 + 0.1)
+
+
+def test_the_phases_by_hand() -> None:
+    nodes = Nodes(10, cpus=4)
+    staged = staging(TEN_BLOCKS, nodes, ROUND)
+    made = forecast([staged, staged], nodes, ROUND)
+    step = 0.3 + 0.1 + 0.1
+    assert made.preflight == pytest.approx(step)
+    assert made.stage == pytest.approx(2 * (staged.seconds + step))
+    assert made.probe == pytest.approx(0.4)
+    assert made.launch == pytest.approx(2.0)
+    assert made.total == pytest.approx(step + 2.4 + made.stage)
+    together = forecast([staged], nodes, ROUND)  # in the step that looked at the nodes
+    assert together.stage == pytest.approx(staged.seconds)
+    told = made.to_json()
+    assert list(told) == [*asdict(made), "total"]
+    assert told["send"] == round(2 * staged.send, 3)
+
+
+def test_nothing_to_stage_takes_no_time() -> None:
+    made = forecast([], Nodes(2), ROUND, launcher="srun")
+    assert (made.send, made.unpack, made.stage) == (0, 0, 0)
+    assert made.preflight == made.launch == pytest.approx(0.42)
+
+
+def test_torchrun_begins_while_nodes_that_are_ready_are_probed() -> None:
+    assert forecast([], Nodes(2), ROUND).launch == pytest.approx(2.0 - 0.4)
+
+
+def test_more_takes_longer() -> None:
+    def total(count: int, work: Work = TEN_BLOCKS) -> float:
+        nodes = Nodes(count, cpus=4)
+        return forecast([staging(work, nodes)], nodes).total
+
+    totals = [total(count) for count in COUNTS]
+    assert totals == sorted(totals)
+    assert totals[0] < totals[-1]
+    for field in ("sent", "bytes", "files", "linked"):
+        grown = [
+            total(8, replace(TEN_BLOCKS, **{field: getattr(TEN_BLOCKS, field) + more}))
+            for more in (0, 10**6, 10**8, 10**9)
+        ]
+        assert grown == sorted(grown)
+        assert grown[0] < grown[-1]
+    with_more_cpus = [staging(TEN_BLOCKS, Nodes(8, cpus=cpus)).unpack for cpus in (1, 2, 8, 64)]
+    assert with_more_cpus == sorted(with_more_cpus, reverse=True)
+
+
+def test_the_work_of_layers(standard: Packed) -> None:
+    layers = standard.manifest.layers
+    made = Work.of(layers[:2], layers, 4096)
+    assert made.files + made.linked == standard.manifest.files
+    assert made.bytes == sum(layer.unpacked_size for layer in layers[:2])
+    assert Work.of(layers, layers, 1).linked == 0
+
+
+# --- rates ---------------------------------------------------------------------------------------
+
+
+def test_rates_that_are_scaled() -> None:
+    nodes = Nodes(3, cpus=4)
+    twice = ROUND.scaled(send=2.0)
+    assert sending(10 * BLOCK, nodes, twice) == pytest.approx(2 * sending(10 * BLOCK, nodes, ROUND))
+    unpacked = staging(TEN_BLOCKS, nodes, ROUND.scaled(unpack=3.0))
+    assert unpacked.unpack == pytest.approx(3 * staging(TEN_BLOCKS, nodes, ROUND).unpack)
+    assert unpacked.send == staging(TEN_BLOCKS, nodes, ROUND).send
+    assert a_step(nodes, ROUND.scaled(step=0.5)) == pytest.approx(a_step(nodes, ROUND) / 2)
+    assert ROUND.scaled() == ROUND
+
+
+def test_rates_travel_as_json() -> None:
+    assert rates_from(asdict(ROUND)) == ROUND
+    assert rates_from(None) is None
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "1", None, True])
+def test_a_rate_that_no_clock_has_shown_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"rates\.byte"):
+        rates_from({**asdict(ASSUMED), "byte": value})
+
+
+@pytest.mark.parametrize("raw", [[], {}, {**asdict(ASSUMED), "colour": 1.0}, "fast"])
+def test_what_are_no_rates_is_refused(raw: object) -> None:
+    with pytest.raises(TypeError):
+        rates_from(raw)  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""Outputs as they are written in ``stager.toml``, found and recognised by the same rules."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bundle.patterns import expand, split, wanted
+
+NAMES = [
+    "out/a.json",
+    "out/b.pt",
+    "out/deep/er/c.pt",
+    "out/[1]/d.pt",
+    "top.pt",
+    "é\n.pt",
+    ".hidden/e.pt",
+    ".env",
+]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    for name in NAMES:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (folder / "out" / "loop").symlink_to("..")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("output", "found"),
+    [
+        ("out", {"out"}),
+        ("./out//", {"out"}),
+        ("out/deep/../b.pt", None),
+        ("*.pt", {"top.pt", "é\n.pt"}),
+        ("o*/?.pt", {"out/b.pt"}),
+        ("out/[1]", {"out/[1]"}),
+        ("out/[ab].*", {"out/a.json", "out/b.pt"}),
+        ("**/c.pt", {"out/deep/er/c.pt"}),
+        ("out/**/*.pt", {"out/b.pt", "out/deep/er/c.pt", "out/[1]/d.pt"}),
+        ("**/**/top.pt", {"top.pt"}),
+        ("**", {"out", "top.pt", "é\n.pt"}),
+        ("out/deep/**", {"out/deep/er"}),
+        (".", {"out", "top.pt", "é\n.pt", ".hidden", ".env"}),
+        (".*", {".hidden", ".env"}),
+        (".hidden/*", {".hidden/e.pt"}),
+        ("nothing", set()),
+        ("nothing/*", set()),
+        ("top.pt/*", set()),
+        ("", None),
+        ("..", None),
+        ("/etc", None),
+        ("a/../../b", None),
+        ("a\0b", None),
+    ],
+)
+def test_what_an_output_stands_for(tree: Path, output: str, found: set[str] | None) -> None:
+    pattern = split(output)
+    assert (None if pattern is None else expand(str(tree), pattern)) == found
+    # Home recognises exactly what the node finds.
+    every = [
+        os.path.relpath(os.path.join(top, name), tree)
+        for top, folders, files in os.walk(tree)
+        for name in (*folders, *files)
+    ]
+    known = {name for name in every if wanted(name, [output])}
+    assert known == (found or set())
+
+
+def test_nobody_asked_for_hidden_files() -> None:
+    assert not wanted(".ssh/authorized_keys", ["**", "*", "*/*", "**/*"])
+    assert not wanted("out/x", ["out"])
+    assert not wanted("ou", ["out"])
+    assert wanted("b", ["a", "b"])

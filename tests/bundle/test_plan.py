@@ -1,0 +1,253 @@
+"""What travels to which node: every way to decide, and that the sizes are the real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.archive import BundleFile
+from bundle.excerpt import write_excerpt
+from bundle.forecast import Nodes, Work, staging
+from bundle.manifest import Manifest
+from bundle.plan import Group, Plan, make_plan, parcel_size, where
+from bundle.rates import ASSUMED
+from stager.pack import Packed
+
+Facts = dict[str, dict[str, Any]]
+SIZE = 300_000_000
+FAST, SLOW = 15e9, 1.5e6
+
+
+@pytest.fixture
+def manifest(standard: Packed) -> Manifest:
+    return standard.manifest
+
+
+def node(rate: float | None = FAST, **more: Any) -> dict[str, Any]:
+    return {"ready": False, "rate": rate, "root": "/tmp/stager-7", **more}
+
+
+READY = node(None, ready=True)
+
+
+def ways(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
+    return [(group.how, group.nodes) for group in plan.groups]
+
+
+@pytest.mark.parametrize("stage", ["auto", "always", "never"])
+@pytest.mark.parametrize("seen", [True, False])
+def test_where_all_is_there_nothing_travels(manifest: Manifest, stage: str, seen: bool) -> None:
+    facts = {"n1": READY, "n2": READY}
+    plan, problems = make_plan(facts, stage, manifest if seen else None, SIZE)
+    assert ways(plan) == [("present", ("n1", "n2"))]
+    assert (plan.bytes, problems) == (0, {})
+    assert plan.why == "nothing travels: every node has the environment"
+
+
+def test_a_shared_bundle_that_is_read_quickly_is_read_where_it_lies(manifest: Manifest) -> None:
+    facts = {"n1": node(), "n2": READY, "n3": node()}
+    plan, problems = make_plan(facts, "auto", manifest, SIZE)
+    assert ways(plan) == [("present", ("n2",)), ("shared", ("n1", "n3"))]
+    assert (plan.bytes, problems) == (0, {})
+    assert plan.why == (
+        "2 nodes read the shared bundle (15.0 GB/s on n1, about 0.3 s; sending would take 1.8 s)"
+    )
+
+
+def test_one_that_is_read_slowly_on_some_node_is_sent(manifest: Manifest) -> None:
+    facts = {"n1": node(), "n2": node(SLOW)}
+    plan, problems = make_plan(facts, "auto", manifest, SIZE)
+    assert ways(plan) == [("broadcast", ("n1", "n2"))]
+    assert (plan.bytes, problems) == (SIZE, {})
+    assert plan.why == (
+        "broadcast to 2 nodes: the shared bundle is slow "
+        "(1.5 MB/s on n2, about 200.2 s; sending 1.8 s)"
+    )
+
+
+def test_one_that_some_node_cannot_see_is_sent(manifest: Manifest) -> None:
+    facts: Facts = {"n1": node(), "n2": node(None), "n3": READY}
+    plan, problems = make_plan(facts, "auto", manifest, SIZE)
+    assert ways(plan) == [("present", ("n3",)), ("broadcast", ("n1", "n2"))]
+    assert problems == {}
+    assert plan.why == "broadcast to 2 nodes: n2 cannot see the bundle"
+    many = {f"n{number}": node(None) for number in range(5)}
+    plan, _ = make_plan(many, "auto", manifest, SIZE)
+    assert plan.why == "broadcast to 5 nodes: n0, n1, n2 and 2 more cannot see the bundle"
+
+
+def test_sending_on_request(manifest: Manifest) -> None:
+    plan, problems = make_plan({"n1": node()}, "always", manifest, SIZE)
+    assert (ways(plan), problems) == ([("broadcast", ("n1",))], {})
+    assert plan.why == "broadcast to 1 node: staging is asked for"
+
+
+def test_no_sending_on_request(manifest: Manifest) -> None:
+    facts: Facts = {"n1": node(SLOW), "n2": node(None), "n3": READY}
+    plan, problems = make_plan(facts, "never", manifest, SIZE)
+    assert ways(plan) == [("present", ("n3",)), ("shared", ("n1",))]
+    assert plan.why == "2 nodes read the shared bundle: staging is off"
+    assert {name: one.what for name, one in problems.items()} == {
+        "n2": "the bundle cannot be read there, and staging is off"
+    }
+
+
+@pytest.mark.parametrize(
+    ("stage", "others", "without"),
+    [
+        ("auto", {"n2": node()}, []),
+        ("auto", {"n2": node(SLOW)}, []),
+        ("auto", {"n2": node(None)}, ["n2"]),
+        ("auto", {"n2": node(None), "n3": node()}, ["n2"]),
+        ("always", {"n2": node()}, ["n2"]),
+        ("always", {"n2": node(None), "n3": node()}, ["n2"]),
+    ],
+)
+def test_a_driver_that_cannot_see_the_bundle_cannot_send_it(
+    stage: str, others: Facts, without: list[str]
+) -> None:
+    """In a batch job it is the first node, which may have the environment already."""
+    plan, problems = make_plan({"n1": READY, **others}, stage, None, 0)
+    assert sorted(problems) == without
+    assert all("cannot see the bundle" in one.what for one in problems.values())
+    shared = tuple(name for name in others if name not in without)
+    assert ways(plan) == [("present", ("n1",)), *([("shared", shared)] if shared else [])]
+    assert plan.bytes == 0
+    if not problems:
+        assert "read the shared bundle" in plan.why
+
+
+def test_nodes_with_other_roots_are_served_apart(manifest: Manifest) -> None:
+    """As a file is sent to one path."""
+    facts: Facts = {
+        "n1": node(None),
+        "n2": node(None, root="/scratch/stager-7"),
+        "n3": node(None),
+    }
+    plan, _ = make_plan(facts, "auto", manifest, SIZE)
+    assert [(group.nodes, group.root) for group in plan.groups] == [
+        (("n1", "n3"), "/tmp/stager-7"),
+        (("n2",), "/scratch/stager-7"),
+    ]
+    assert plan.bytes == 2 * SIZE
+
+
+# --- only what is missing ------------------------------------------------------------------------
+
+
+def sent(manifest: Manifest, *nodes: dict[str, Any]) -> Group:
+    facts = {f"n{number}": node(None, **one) for number, one in enumerate(nodes)}
+    plan, _ = make_plan(facts, "auto", manifest, SIZE)
+    (group,) = plan.groups
+    return group
+
+
+def test_nodes_without_an_older_environment_get_all_of_it(manifest: Manifest) -> None:
+    every = list(range(len(manifest.layers)))
+    for lacks in ({}, {"lacks": every}, {"lacks": every, "has_wheel": True}):
+        group = sent(manifest, lacks)
+        assert (group.members, group.bytes) == (None, SIZE)
+        assert group.layers == tuple(layer.name for layer in manifest.layers)
+    assert sent(manifest, {"lacks": [0], "has_wheel": True}, {}).members is None
+
+
+def test_what_any_node_of_a_group_lacks_is_sent_to_all(manifest: Manifest) -> None:
+    layers = manifest.layers
+    group = sent(
+        manifest,
+        {"lacks": [2], "has_wheel": True},
+        {"lacks": [0], "has_wheel": True},
+        {"lacks": []},
+    )
+    assert manifest.decompressor is None or group.members is not None
+    assert group.layers == (layers[0].name, layers[2].name)
+    wheel = [manifest.decompressor.name] if manifest.decompressor else []
+    lacking = [name for layer in (layers[0], layers[2]) for name, _ in layer.members]
+    assert sorted(group.members or ()) == sorted([*wheel, *lacking])
+
+
+def test_a_node_may_lack_nothing_but_the_list(manifest: Manifest) -> None:
+    """A bundle with fewer packages than the last one."""
+    group = sent(manifest, {"lacks": [], "has_wheel": True})
+    assert (group.members, group.layers) == ((), ())
+
+
+@pytest.mark.parametrize("lacks", [[], [0], [1, 3], [2]])
+@pytest.mark.parametrize("has_wheel", [True, False])
+def test_the_size_is_that_of_the_file_that_is_written(
+    standard: Packed, tmp_path: Path, lacks: list[int], has_wheel: bool
+) -> None:
+    group = sent(standard.manifest, {"lacks": lacks, "has_wheel": has_wheel})
+    assert group.members is not None
+    path = tmp_path / "parts.tar"
+    with BundleFile(str(standard.path)) as bundle:
+        written = write_excerpt(bundle, group.members, str(path))
+    assert group.bytes == written == path.stat().st_size
+
+
+def test_as_json(manifest: Manifest) -> None:
+    group = sent(manifest, {"lacks": [1], "has_wheel": True})
+    assert group.to_json() == {
+        "nodes": ["n0"],
+        "how": "broadcast",
+        "bytes": group.bytes,
+        "layers": [manifest.layers[1].name],
+        "work": {
+            "sent": group.bytes,
+            "bytes": manifest.layers[1].unpacked_size,
+            "files": manifest.layers[1].files,
+            "linked": manifest.files - manifest.layers[1].files,
+        },
+    }
+    assert Group(nodes=("n0",), how="present", root="/tmp/stager-7").to_json()["work"] is None
+
+
+# --- how long it takes ---------------------------------------------------------------------------
+
+
+def test_each_group_that_has_something_to_do_is_foretold(manifest: Manifest) -> None:
+    facts: Facts = {"n1": node(None), "n2": READY, "n3": node(None, root="/scratch/stager-7")}
+    plan, _ = make_plan(facts, "auto", manifest, SIZE)
+    work = Work.of(manifest.layers, manifest.layers, SIZE)
+    assert plan.staged == (staging(work, Nodes(1, cpus=1)),) * 2
+    assert make_plan({"n2": READY}, "auto", manifest, SIZE)[0].staged == ()
+    plan, _ = make_plan({"n1": node()}, "auto", manifest, SIZE)
+    assert plan.staged == (staging(work, Nodes(1, cpus=1), reading=FAST),)
+
+
+def test_a_slow_network_makes_reading_the_shared_bundle_pay(manifest: Manifest) -> None:
+    facts = {"n1": node(30e6), "n2": node(30e6)}
+    quick, _ = make_plan(facts, "auto", manifest, SIZE)
+    slow, _ = make_plan(facts, "auto", manifest, SIZE, ASSUMED.scaled(send=10))
+    assert (ways(quick), ways(slow)) == (
+        [("broadcast", ("n1", "n2"))],
+        [("shared", ("n1", "n2"))],
+    )
+
+
+def test_only_what_is_missing_is_weighed(manifest: Manifest) -> None:
+    """A few kilobytes are read as quickly as they are sent, however slow the file system."""
+    layers = len(manifest.layers)
+    old = {"lacks": [0], "has_wheel": True}
+    assert ways(make_plan({"n1": node(SLOW, **old)}, "auto", manifest, SIZE)[0]) == [
+        ("shared", ("n1",))
+    ]
+    fresh = {"lacks": list(range(layers))}
+    assert ways(make_plan({"n1": node(SLOW, **fresh)}, "auto", manifest, SIZE)[0]) == [
+        ("broadcast", ("n1",))
+    ]
+
+
+def test_the_nodes_as_the_model_sees_them() -> None:
+    facts: Facts = {"n1": {"host": {"cpus": 8}}, "n2": {"host": {"cpus": 4}}, "n3": {}}
+    assert where(("n1", "n2"), facts) == Nodes(2, cpus=4)
+    assert where(("n1", "n3"), facts, sharing=2) == Nodes(2, cpus=1, sharing=2)
+    assert where((), facts) == Nodes(1, cpus=1)
+
+
+def test_the_size_of_a_file_of_members() -> None:
+    """Each has a header and is padded to a full block; two blocks of zeros are the end."""
+    assert parcel_size([]) == 1024
+    assert parcel_size([("a", 1), ("b", 512)]) == 1024 + 1024 + 1024

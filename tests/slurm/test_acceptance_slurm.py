@@ -1,0 +1,167 @@
+"""What the tool promises on a cluster, shown on real Slurm with the real stack and real data."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cluster import REPO, Cluster
+from processes import until
+from slurm_torch import PATIENCE, SlurmRan, SlurmTorch
+from torch_project import STAGER, TorchProject
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+ACCURACY = 0.78
+
+
+def training(data: Path) -> list[str]:
+    """The command that learns AG News well enough in about a minute on two processors."""
+    options = ["--data", str(data / "ag_news.csv"), "--held-out", "1000", "--epochs", "3"]
+    options += ["--vocab", str(data / "bert_uncased_vocab.txt"), "--out", "out"]
+    return ["-m", "trainer", "tiny-bert", *options]
+
+
+def unpacked(logs: Path) -> bool:
+    """Whether every node has its environment."""
+    wanted = '"event": "end", "phase": "unpack"'
+    return any(wanted in path.read_text() for path in logs.glob("events.*.jsonl"))
+
+
+def assert_trained(ran: SlurmRan, work: Path) -> None:
+    """Six ranks on three nodes have learnt, and everything is where it belongs."""
+    metrics = json.loads((work / "out" / "metrics.json").read_text())
+    assert metrics["world_size"] == 6
+    assert metrics["accuracy"] >= ACCURACY, metrics
+    assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)]
+    names = {path.name.split(".", 2)[2] for path in ran.files()}
+    assert names == {f"node0{rank // 2 + 1}.{rank}.out" for rank in range(6)}
+    lines = (ran.logs / f"preflight.{ran.id}.txt").read_text().splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        [f"node0{number}", "proj=ok", "pkgs=ok"] for number in (1, 2, 3)
+    ]
+
+
+def test_training_from_the_nodes_own_disks(slurm_torch: SlurmTorch, data_dir: Path) -> None:
+    """Once it is staged, no node can see the offline root any more."""
+    slurm_torch.clean()
+    cluster, logs = slurm_torch.cluster, slurm_torch.work / "logs"
+    offline = slurm_torch.env["OFFLINE_ROOT"]
+    started = slurm_torch.start("run", "--nproc-per-node", "2", "--", *training(data_dir))
+    hidden = []
+    try:
+        assert until(lambda: started.poll() is not None or unpacked(logs), 120)
+        for node in cluster.nodes:
+            cluster.on(node, ["mount", "-t", "tmpfs", "-o", "mode=0", "none", offline])
+            hidden.append(node)
+            assert cluster.on(node, ["ls", offline]).stdout == ""
+        out, err = started.communicate(timeout=PATIENCE)
+    finally:
+        started.kill()
+        for node in hidden:
+            cluster.on(node, ["umount", offline])
+    report = json.loads(out)
+    ran = SlurmRan(code=started.returncode, report=report, stderr=err, logs=logs)
+    assert (ran.code, ran.report["ok"], ran.report["world_size"]) == (0, True, 6), err
+    assert_trained(ran, slurm_torch.work)
+    answers = ran.events("unpack")
+    assert [answer["reused"] for answer in answers] == [False] * 3
+    for answer in answers:
+        place = Path(answer["path"])
+        assert place.parts[1:3] == ("tmp", "stager-0")
+        assert not place.exists()  # it is in the node's own /tmp, which is not ours
+        assert cluster.on(answer["node"], ["test", "-x", f"{place}/bin/python"])
+
+
+def test_the_printed_script_does_the_same(
+    veiled: Cluster, torch_project: TorchProject, data_dir: Path
+) -> None:
+    """Submitted by hand; the nodes have neither the tool nor its source."""
+    for node in veiled.nodes:
+        assert veiled.on(node, ["ls", str(REPO)]).stdout == ""
+        assert veiled.on(node, [STAGER, "--version"], check=False).returncode == 127
+    work = veiled.shared / "sbatch"
+    work.mkdir()
+    here = SlurmTorch(project=torch_project, cluster=veiled, work=work)
+    options = here.argv("script", "--nproc-per-node", "2", "--", *training(data_dir))
+    options.remove("--json")
+    printed = subprocess.run(
+        options, cwd=work, env=here.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert printed.returncode == 0, printed.stderr
+    (work / "job.sbatch").write_text(printed.stdout)
+    done = subprocess.run(
+        ["sbatch", "--parsable", "--wait", "job.sbatch"],
+        cwd=work,
+        env=here.env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    number = done.stdout.strip()
+    log = next((work / "logs").glob(f"*.{number}.batch.out"), None)
+    assert done.returncode == 0, log.read_text() if log else done.stderr
+    assert_trained(SlurmRan(code=0, report={"job_id": number}, stderr="", logs=work / "logs"), work)
+
+
+def test_a_rank_touches_nothing_that_is_shared(
+    slurm_torch: SlurmTorch, tmp_path: Path, data_dir: Path
+) -> None:
+    """From its first moment: the tool's offline root, the home and the project are shared.
+
+    The run directory is one that only the login side has, and the data lie on the nodes: the files
+    that a program names are its own business. ``slurmd`` and all that it starts on one node is
+    traced; what counts begins where a process becomes the rank.
+    """
+    data = Path("/tmp/data")
+    for node in slurm_torch.cluster.nodes:
+        slurm_torch.cluster.on(node, ["cp", "-r", str(data_dir), str(data)])
+    command = [*training(data), "--subset", "600", "--epochs", "1"]
+    here = replace(slurm_torch, work=tmp_path)
+    assert here.job("verify").code == 0  # so that no unpacking is traced
+    trace = slurm_torch.work / "trace"
+    slurmd = slurm_torch.cluster.slurmd("node02")
+    calls = "trace=%file,%process"
+    with subprocess.Popen(
+        ["strace", "-f", "-y", "-q", "-s", "4096", "-e", calls, "-o", trace, "-p", str(slurmd)],
+        stderr=subprocess.DEVNULL,
+    ) as tracing:
+        try:
+            assert until(trace.exists, 10)
+            ran = here.job("run", "--stage", "never", "--", *command)
+        finally:
+            tracing.send_signal(signal.SIGINT)
+            for node in slurm_torch.cluster.nodes:
+                slurm_torch.cluster.on(node, ["rm", "-rf", str(data)])
+    assert ran.code == 0, ran.stderr
+    lines = trace.read_text(errors="replace").splitlines()
+    touched = rank_calls(lines)
+    assert len(touched) > 5000
+    shared = [str(slurm_torch.project.root.parent), str(slurm_torch.work), str(REPO)]
+    assert [line for line in touched if any(place in line for place in shared)] == []
+
+
+def rank_calls(lines: list[str]) -> list[str]:
+    """The calls of the process that becomes a rank, and of those that it starts."""
+    ours: set[str] = set()
+    found = []
+    for line in lines:
+        process, _, call = line.partition(" ")
+        call = call.strip()
+        if (
+            call.startswith("execve(")
+            and "run_wrapper.py" in call
+            and "distributed.run" not in call
+        ):
+            ours.add(process)
+            continue
+        if process in ours:
+            found.append(call)
+            if call.startswith(("clone", "fork", "vfork", "<... clone", "<... vfork")):
+                ours.add(call.rpartition("= ")[2].split()[0])
+    return found

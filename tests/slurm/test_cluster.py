@@ -1,0 +1,350 @@
+"""scripts/cluster: nodes that are apart and offline, and nothing left when they are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import SCRIPT, STATES, Cluster, make_cluster, needs_slurm, remove_cluster, script
+from processes import living, until
+
+NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
+CONNECT = """
+import socket, sys, time
+start = time.monotonic()
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20).close()
+    print("connected")
+except OSError as error:
+    print(error.errno, round(time.monotonic() - start))
+"""
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Of a cluster that the test makes itself."""
+    needs_slurm()
+    chosen = f"test-{os.getpid()}-own"
+    yield chosen
+    remove_cluster(chosen)
+
+
+def links() -> set[str]:
+    """Interfaces on the login side, other clusters' aside: those may come and go meanwhile."""
+    found = json.loads(subprocess.check_output(["ip", "-j", "link"], text=True))
+    return {link["ifname"] for link in found}
+
+
+def bridge_of(name: str) -> str:
+    """The interface with the address that the cluster's nodes know the login side by."""
+    address = (STATES / name / "subnet").read_text().strip() + ".1"
+    found = json.loads(subprocess.check_output(["ip", "-j", "address"], text=True))
+    (bridge,) = [
+        link["ifname"]
+        for link in found
+        if any(one.get("local") == address for one in link["addr_info"])
+    ]
+    return str(bridge)
+
+
+def inhabited() -> set[str]:
+    """Every network and mount namespace that a process is in, one that is no mere zombie."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        for kind in ("net", "mnt"):
+            try:
+                found.add(os.readlink(process / "ns" / kind))
+            except OSError:  # not a process, or one that has ended
+                continue
+    return found
+
+
+class Traces:
+    """What a cluster that stands has on this machine, to be looked for when it is gone."""
+
+    def __init__(self, name: str) -> None:
+        self.state = STATES / name
+        self.bridge = bridge_of(name)
+        self.namespaces = set()
+        for node in (self.state / "nodes").read_text().split():
+            init = (self.state / node / "init").read_text().strip()
+            self.namespaces |= {os.readlink(f"/proc/{init}/ns/{kind}") for kind in ("net", "mnt")}
+        assert self.namespaces <= inhabited()
+        assert self.bridge in links()
+
+    def assert_gone(self) -> None:
+        assert not self.state.exists()
+        assert living(self.state) == []
+        assert not {link for link in links() if link.startswith(self.bridge)}
+        assert not self.namespaces & inhabited()
+
+
+def machine() -> dict[str, object]:
+    """What no cluster may change outside of its own."""
+    return {
+        "mounts": Path("/proc/self/mounts").read_text(),
+        "hosts": Path("/etc/hosts").read_text(),
+        "namespaces": subprocess.check_output(["ip", "netns"], text=True),
+        "default route": subprocess.check_output(["ip", "route", "show", "default"], text=True),
+        "forwarding": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+        "run": sorted(entry for entry in os.listdir("/run") if entry != STATES.name),
+        "slurm": sorted(os.listdir("/etc/slurm")) if Path("/etc/slurm").exists() else [],
+    }
+
+
+def test_jobs_run_on_all_nodes(cluster: Cluster) -> None:
+    done = cluster.run(["srun", "--nodes=3", "--ntasks=6", "-c2", "--label", "hostname"])
+    assert sorted(line.split()[1] for line in done.stdout.splitlines()) == sorted(cluster.nodes * 2)
+
+
+def test_a_batch_job_broadcasts_a_file(cluster: Cluster, shared: Path) -> None:
+    (shared / "payload").write_bytes(os.urandom(20 << 20))
+    (shared / "job.sh").write_text(
+        "#!/bin/bash\n"
+        f"sbcast --compress=none {shared}/payload /tmp/payload\n"
+        f"srun --ntasks-per-node=1 cmp {shared}/payload /tmp/payload && echo same\n"
+    )
+    try:
+        argv = ["sbatch", "--wait", "--nodes=3", f"--output={shared}/out", str(shared / "job.sh")]
+        cluster.run(argv)
+        assert (shared / "out").read_text() == "same\n"
+        assert not Path("/tmp/payload").exists()
+    finally:
+        for node in cluster.nodes:
+            cluster.on(node, ["rm", "-f", "/tmp/payload"])
+
+
+def test_nodes_are_apart(cluster: Cluster, tmp_path: Path) -> None:
+    first, second, _ = cluster.nodes
+    for place in ("/tmp", "/dev/shm"):
+        cluster.on(first, ["touch", f"{place}/{cluster.name}"])
+        assert cluster.name not in cluster.on(second, ["ls", place]).stdout.split()
+        assert not Path(place, cluster.name).exists()
+        cluster.on(first, ["rm", f"{place}/{cluster.name}"])
+    assert cluster.on(first, ["ls", "-d", str(tmp_path)], check=False).returncode  # ours
+    assert cluster.on(first, ["hostname"]).stdout.strip() == first
+    assert sorted(cluster.on(first, ["ls", "/sys/class/net"]).stdout.split()) == ["eth0", "lo"]
+    assert cluster.on(first, ["cat", "/proc/1/comm"]).stdout.strip() == "bash"
+    assert "slurmctld" not in cluster.on(first, ["sh", "-c", "cat /proc/*/comm"]).stdout
+    seen = {
+        (kind, cluster.on(node, ["readlink", f"/proc/1/ns/{kind}"]).stdout)
+        for node in cluster.nodes
+        for kind in NAMESPACES
+    }
+    assert len(seen) == len(NAMESPACES) * 3
+
+
+def test_nodes_are_offline_and_the_login_side_is_not(cluster: Cluster) -> None:
+    first, second, _ = cluster.nodes
+    subnet = cluster.address(first).rpartition(".")[0]
+    outside = ["192.0.2.1", "1.1.1.1"]
+    link = json.loads(subprocess.check_output(["ip", "-j", "-4", "address"], text=True))
+    outside += [
+        one["local"]
+        for interface in link
+        for one in interface["addr_info"]
+        if not one["local"].startswith(("127.", "10.213."))
+    ]
+
+    def connect(address: str, port: int) -> str:
+        argv = ["python3", "-c", CONNECT, address, str(port)]
+        return cluster.on(first, argv).stdout.strip()
+
+    for address in outside:
+        assert connect(address, 443) == "101 0", address  # ENETUNREACH, at once
+    routes = cluster.on(first, ["ip", "route"]).stdout.splitlines()
+    assert [route.split()[0] for route in routes] == [f"{subnet}.0/24"]
+    assert cluster.on(first, ["ip", "-6", "route", "show", "default"]).stdout == ""
+    # Names of nodes are known to each other, and each is found where it says it is.
+    assert connect(second, 6818) == "connected"
+    names = cluster.on(first, ["getent", "ahostsv4", second]).stdout.split()
+    assert names[0] == cluster.address(second)
+    assert subprocess.run(["ip", "route", "get", "192.0.2.1"], check=False).returncode == (
+        0 if subprocess.check_output(["ip", "route", "show", "default"]) else 2
+    )
+
+
+def test_a_dead_slurmd_is_noticed_and_comes_back(cluster: Cluster) -> None:
+    node = cluster.nodes[1]
+    before = cluster.slurmd(node)
+    assert before
+    cluster.stop_slurmd(node)
+    assert cluster.slurmd(node) is None
+    assert script("status", "--name", cluster.name, check=False).returncode == 1
+    cluster.wait_state(node, "down*", "down")  # 25 s later: see scripts/cluster_up.sh
+    cluster.start_slurmd(node)
+    cluster.wait_state(node, "idle")
+    assert cluster.slurmd(node) not in {None, before}
+
+
+def test_a_lost_node_takes_its_processes_with_it_and_comes_back(cluster: Cluster) -> None:
+    node = cluster.nodes[2]
+    mark = "86413.5"  # seconds; nobody else sleeps just so long
+    argv = ["srun", f"--nodelist={node}", "sleep", mark]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as srun:
+        try:
+            on_node = [*cluster.entering(node), "pgrep", "-f", mark]
+            assert until(lambda: subprocess.run(on_node, check=False).returncode == 0)
+            cluster.on(node, ["touch", "/tmp/mine"])
+            cluster.lose(node)
+            assert cluster.slurmd(node) is None
+            assert [line for line in living(mark) if not line.startswith("srun ")] == []
+            # Its exit code is 0 all the same, in 22.05 at least.
+            assert f"Node failure on {node}" in srun.communicate(timeout=60)[1]
+        finally:
+            srun.kill()
+    script("up", "--name", cluster.name)
+    cluster.wait_state(node, "idle")
+    assert cluster.on(node, ["ls", "/tmp"]).stdout == ""
+    assert cluster.run(["srun", "-N3", "hostname"]).stdout.split().count(node) == 1
+
+
+def test_up_twice_is_harmless_and_other_options_are_refused(cluster: Cluster) -> None:
+    before = [cluster.slurmd(node) for node in cluster.nodes]
+    script("up", "--name", cluster.name)
+    script("up", "--name", cluster.name, "--nodes", "3", "--cpus", "4")
+    assert [cluster.slurmd(node) for node in cluster.nodes] == before
+    refused = script("up", "--name", cluster.name, "--nodes", "2", check=False)
+    assert refused.returncode == 1
+    assert "other options: --nodes 3 --cpus 4" in refused.stderr
+    shown = script("env", "--name", cluster.name).stdout
+    assert shown == f"export SLURM_CONF={cluster.env['SLURM_CONF']}\n"
+
+
+@pytest.mark.parametrize("end", ["with a job", "all killed"])
+def test_down_leaves_nothing(name: str, end: str, tmp_path: Path) -> None:
+    before = machine()
+    hidden = Path("/var/tmp") / f"hidden-{name}"
+    (hidden / "inner").mkdir(parents=True)
+    try:
+        own = make_cluster(name, "--nodes", "2", "--cpus", "2", "--hide", str(hidden))
+        assert own.on("node01", ["ls", str(hidden)]).stdout == ""
+        assert os.listdir(hidden) == ["inner"]
+        job = subprocess.Popen(["srun", "-N2", "-c2", "sleep", "600"], env=os.environ | own.env)
+        assert until(lambda: own.state("node02") == "allocated")
+        traces = Traces(name)
+        if end == "all killed":
+            for program in (b"slurmctld", b"slurmd", b"munged", b"unshare"):
+                kill_all(program, own.state_dir)
+            job.kill()
+        down = script("down", "--name", name)
+        assert ("cancelling jobs" in down.stderr) == (end == "with a job")
+        assert job.wait(timeout=30) != 0
+    finally:
+        shutil.rmtree(hidden)
+    traces.assert_gone()
+    assert machine() == before
+    assert "is down" in script("down", "--name", name).stderr
+
+
+def kill_all(program: bytes, state: Path) -> None:
+    for process in Path("/proc").iterdir():
+        try:
+            line = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if line.startswith(program + b"\0") and os.fsencode(state) in line:
+            os.kill(int(process.name), signal.SIGKILL)
+
+
+def stand_in(folder: Path, program: str, shell: str) -> dict[str, str]:
+    """PATH with a program of that name in front, which is what breaks."""
+    folder.mkdir()
+    (folder / program).write_text(f"#!/bin/sh\n{shell}\n")
+    (folder / program).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("slurmd", "slurmd did not start on node01"), ("slurmctld", "slurmctld did not start")],
+)
+def test_an_up_that_fails_says_why_and_cleans_up(
+    name: str, program: str, said: str, tmp_path: Path
+) -> None:
+    before = machine(), {link for link in links() if not link.startswith("sc")}
+    env = stand_in(
+        Path("/var/tmp") / f"stager-{name}", program, "echo 'no such luck'; [ \"$1\" = -V ]"
+    )
+    failed = script("up", "--name", name, env=env, check=False)
+    assert failed.returncode == 1
+    assert said in failed.stderr
+    assert "no such luck" in failed.stderr
+    assert not (STATES / name).exists()
+    assert living(STATES / name) == []
+    assert (machine(), {link for link in links() if not link.startswith("sc")}) == before
+
+
+def test_down_after_an_up_that_was_killed(name: str) -> None:
+    env = stand_in(Path("/var/tmp") / f"stager-{name}", "slurmd", "sleep 600")
+    before = machine()
+    with subprocess.Popen(
+        [str(SCRIPT), "up", "--name", name], env=os.environ | env, stderr=subprocess.PIPE
+    ) as up:
+        made = STATES / name / "node01" / "made"
+        assert until(made.exists)
+        up.kill()
+    bridge = bridge_of(name)
+    assert living(STATES / name)
+    script("down", "--name", name)
+    assert not (STATES / name).exists()
+    assert living(STATES / name) == []
+    assert not {link for link in links() if link.startswith(bridge)}
+    assert machine() == before
+
+
+@pytest.mark.parametrize(
+    ("prefix", "said"),
+    [
+        (["unshare", "--user"], "must be run as root"),
+        (["setpriv", "--bounding-set=-sys_admin"], "does not let root make namespaces"),
+    ],
+)
+def test_without_the_right_to(name: str, prefix: list[str], said: str) -> None:
+    refused = subprocess.run(
+        [*prefix, str(SCRIPT), "up", "--name", name], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert said in refused.stderr
+    assert not (STATES / name).exists()
+
+
+def test_missing_programs_are_named(name: str, tmp_path: Path) -> None:
+    few = tmp_path / "bin"
+    few.mkdir()
+    for program in ("bash", "dirname", "basename", "id", "cksum", "sort"):
+        (few / program).symlink_to(str(shutil.which(program)))
+    missing = script("up", "--name", name, env={"PATH": str(few)}, check=False)
+    assert missing.returncode == 1
+    assert "not found:" in missing.stderr
+    assert "srun" in missing.stderr.splitlines()[0]
+    assert "apt-get install" in missing.stderr
+    assert "slurm-client" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["up", "--nodes", "none"], 1, "--nodes none: give a number from 1 to 99"),
+        (["up", "--name", "No/Name"], 1, "not a cluster's name"),
+        (["up", "--hide", "/nowhere"], 1, "--hide /nowhere: no such directory"),
+        (["up", "--hide", "/run"], 1, "the nodes need what is in it"),
+        (["down", "--force"], 2, "there is no option --force"),
+        (["lower"], 2, "there is no command lower"),
+        (["stop"], 2, "stop which node?"),
+        (["status"], 1, "there is no cluster named"),
+        (["stop", "node01"], 1, "there is no cluster named"),
+    ],
+)
+def test_wrong_command_lines(name: str, arguments: list[str], code: int, said: str) -> None:
+    named = [] if "--name" in arguments else ["--name", name]
+    done = script(*arguments, *named, check=False)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert not (STATES / name).exists()

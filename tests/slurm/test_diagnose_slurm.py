@@ -1,0 +1,279 @@
+"""Twenty failures provoked on a real cluster: of each the first node, the rank and the class.
+
+Every job is diagnosed twice: by ``stager run`` when it ends, and later from its files alone. What
+``stager`` does not let happen, somebody else's launcher does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, make_cluster, remove_cluster
+from failing import (
+    LOGS,
+    Scene,
+    Told,
+    an_urgent_partition,
+    little_memory,
+    make_scene,
+    mounted,
+    remounted,
+    told,
+)
+from provoking import empty_nodes, instead
+from test_bad_input import listening, only_python, other_pythons
+
+from bundle.net import port_for
+
+pytestmark = pytest.mark.slow
+
+PORT = 29500
+TORCHRUN = (
+    f"srun --ntasks-per-node=1 --kill-on-bad-exit=1 --output=$1/{LOGS} bash -c 'exec "
+    f"{sys.executable} -m torch.distributed.run --nnodes=3 --nproc-per-node=2 "
+    f"--node-rank=$SLURM_NODEID --master-addr=node01 --master-port={PORT} failing.py WORDS'\n"
+)
+"""One torchrun a node, as many a batch script starts them; logs are named by node."""
+SRUN = (
+    f"srun --ntasks-per-node=1 --kill-on-bad-exit=1 --output=$1/{LOGS} bash -c '"
+    f"RANK=$SLURM_PROCID WORLD_SIZE=3 MASTER_ADDR=node01 MASTER_PORT={PORT} "
+    f"exec {sys.executable} failing.py WORDS'\n"
+)
+"""One rank a task, with the variables set by hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Two jobs that Slurm ends by itself, which takes it half a minute and more."""
+
+    limited: Scene
+    limited_job: subprocess.Popen[str]
+    bereft: Scene
+    bereft_job: subprocess.Popen[str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waiting(small_project: Path, cluster: Cluster) -> Iterator[Waiting]:
+    """Both are begun before all other tests, on a cluster of their own, and looked at last."""
+    name = f"{cluster.name}-waiting"
+    try:
+        own = make_cluster(name)
+        env = {**own.env, "HOME": str(own.shared), "STAGER_NODE_ROOT": "/tmp"}
+        scenes = [make_scene(own, small_project, own.shared / one, **env) for one in ("1", "2")]
+        limited = scenes[0].start(
+            "all=sleeps", options=("--nodes", "1", "--exclude", "node02,node03", "--time", "5")
+        )
+        bereft = scenes[1].start("all=sleeps", options=("--nodes", "2", "--exclude", "node01"))
+        scenes[0].bench.at_work(limited, 2)
+        update = f"JobId={scenes[0].bench.job_id()}"
+        own.run(["scontrol", "update", update, "EndTime=now+1"])
+        scenes[1].bench.at_work(bereft, 4)
+        own.lose("node03")
+        yield Waiting(limited=scenes[0], limited_job=limited, bereft=scenes[1], bereft_job=bereft)
+    finally:
+        remove_cluster(name)
+
+
+@pytest.fixture
+def scene(
+    cluster: Cluster, small_project: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
+    """A directory of this test's own; what earlier ones have staged stays on the nodes."""
+    monkeypatch.delenv("STAGER_NODE_ROOT", raising=False)  # a directory that only we have
+    return make_scene(cluster, small_project, shared)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("3=raises", Told("node02", 3, "python-error")),
+        ("4=is_killed", Told("node03", 4, "killed")),
+        ("2=asks_for_too_much", Told("node02", 2, "out-of-memory")),
+        ("5=lacks_a_module", Told("node03", 5, "missing-module")),
+        ("1=fetches_data", Told("node01", 1, "missing-asset")),
+        ("2=does_not_copy", Told("node02", 2, "environment")),
+    ],
+)
+def test_a_rank(scene: Scene, words: str, expected: Told) -> None:
+    """It fails by itself; the others would sleep on, and are ended because of it."""
+    said = scene.run(words, "all=sleeps")
+    found = scene.assert_told(said, expected)
+    assert said.report["consequences"] == found["consequences"]
+    assert expected.rank not in found["consequences"]
+
+
+def test_a_rank_that_the_kernel_kills_for_memory(scene: Scene) -> None:
+    with little_memory() as group:
+        scene.bench.env["GROUP"] = str(group)
+        said = scene.run("4=uses_too_much", "all=sleeps")
+    found = scene.assert_told(said, Told("node03", 4, "out-of-memory"))
+    assert found["first_failure"]["exit_code"] == -9
+
+
+def test_a_checkpoint_that_cannot_be_written(scene: Scene) -> None:
+    with mounted(scene.cluster, "node01", "ro"):
+        said = scene.run("0=saves", "all=sleeps", options=("--nodes", "2"))
+    scene.assert_told(said, Told("node01", 0, "environment"))
+
+
+def test_a_disk_that_a_rank_fills(scene: Scene) -> None:
+    with mounted(scene.cluster, "node02", "size=4M"):
+        said = scene.run("2=fills_the_disk", "all=sleeps", options=("--nodes", "2"))
+    scene.assert_told(said, Told("node02", 2, "disk-full"))
+
+
+def test_a_disk_that_is_full_when_the_bundle_comes(scene: Scene) -> None:
+    empty_nodes(scene.cluster)
+    gate = scene.bench.gate("sbcast")
+    started = scene.start("all=sleeps", options=("--stage", "always"))
+    gate.reached(started)
+    with remounted(scene.cluster, "node02", "size=1M", "size=100%"):
+        gate.open()
+        said = scene.finish(started)
+    scene.assert_told(said, Told("node02", None, "disk-full"))
+
+
+def test_a_rank_that_hangs(scene: Scene) -> None:
+    """The others time out in a collective that it does not come to."""
+    said = scene.run("1=does_not_come", "all=meets", options=("--nproc-per-node", "1"))
+    found = scene.assert_told(said, Told("node02", 1, "hang"))
+    assert (found["missing_ranks"], found["consequences"]) == ([1], [0, 2])
+
+
+def test_an_interface_that_is_not_there(scene: Scene) -> None:
+    with (scene.bench.root / "stager.toml").open("a") as settings:
+        settings.write('interface = { "node0[2-3]" = "ib7" }\n')
+    scene.assert_told(scene.run("all=sleeps"), Told("node02", None, "interface"))
+
+
+def test_ports_that_are_taken(scene: Scene) -> None:
+    gate = scene.bench.gate("srun", "--job-name=stager-preflight")
+    started = scene.start("all=sleeps")
+    port = port_for(gate.reached(started))
+    with listening(scene.cluster, "node01", port, port + 64):
+        gate.open()
+        said = scene.finish(started)
+    scene.assert_told(said, Told("node01", None, "port"))
+
+
+def test_another_python(scene: Scene) -> None:
+    others = other_pythons(range(9, 20))
+    shell = f'exec {others[0]} "$@"' if others else "exit 127"
+    with only_python(scene.cluster, "node02", shell, scene.bench.logs.parent):
+        said = scene.run("all=sleeps")
+    scene.assert_told(said, Told("node02", None, "environment"))
+
+
+def test_a_place_where_nothing_can_be_executed(scene: Scene) -> None:
+    empty_nodes(scene.cluster)
+    scene.bench.env["STAGER_NODE_ROOT"] = "/tmp"  # no other place will do
+    with remounted(scene.cluster, "node03", "noexec", "exec"):
+        said = scene.run("all=sleeps")
+    scene.assert_told(said, Told("node03", None, "environment"))
+
+
+def test_a_damaged_layer(scene: Scene) -> None:
+    """One node sees other bytes of the last layer than the rest."""
+    empty_nodes(scene.cluster)
+    data = bytearray(scene.bundle.read_bytes())
+    data[len(data.rstrip(b"\0")) - 100] ^= 1
+    copy = scene.bench.root / "damaged.tar"
+    copy.write_bytes(data)
+    with instead(scene.cluster, "node03", {str(scene.bundle): copy}):
+        said = scene.run("all=sleeps")
+    scene.assert_told(said, Told("node03", None, "damaged-copy"))
+
+
+def test_preemption(scene: Scene) -> None:
+    with an_urgent_partition(scene.cluster) as partition:
+        started = scene.start("all=sleeps")
+        scene.bench.at_work(started, 6)
+        scene.cluster.run(["srun", f"--partition={partition}", "--exclusive", "true"])
+        said = scene.finish(started)
+    assert said.report["ended_by"] == "preempted"
+    scene.assert_told(said, Told("", None, "preemption"))
+
+
+def test_somebody_elses_port_that_is_taken(scene: Scene) -> None:
+    """It is torchrun that fails, before it has ranks."""
+    with listening(scene.cluster, "node01", PORT, PORT + 1):
+        found = scene.theirs(TORCHRUN.replace("WORDS", "all=meets"))
+    assert told(found["first_failure"]) == Told("node01", None, "port")
+
+
+def test_somebody_elses_head_that_cannot_be_resolved(scene: Scene) -> None:
+    hosts = scene.bench.root / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    with instead(scene.cluster, "node02", {"/etc/hosts": hosts}):
+        # The others wait for it however late it begins, and are ended when it has failed.
+        patient = "PATIENCE=$((SLURM_PROCID == 1 ? 4 : 60)) MASTER_ADDR=node01"
+        script = SRUN.replace("MASTER_ADDR=node01", patient).replace("WORDS", "all=meets")
+        found = scene.theirs(script)
+    assert told(found["first_failure"]) == Told("node02", 1, "name-resolution")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(4, Told("node01", 0, "rendezvous")), (2, Told("node03", 2, "rendezvous"))],
+)
+def test_somebody_elses_world_size(scene: Scene, size: int, expected: Told) -> None:
+    """Three ranks: the head waits for one more, or the last one is one too many."""
+    script = SRUN.replace("WORLD_SIZE=3", f"WORLD_SIZE={size}").replace("WORDS", "all=meets")
+    if size > 3:  # the others give up a second earlier, and it would be ended before it said why
+        script = script.replace("--kill-on-bad-exit=1", "--kill-on-bad-exit=0")
+    assert told(scene.theirs(script)["first_failure"]) == expected
+
+
+def test_somebody_elses_exec_bit(scene: Scene) -> None:
+    program, copy = scene.bench.root / "train.sh", scene.bench.root / "copy.sh"
+    for path, mode in ((program, 0o755), (copy, 0o644)):
+        path.write_text("#!/bin/bash\nsleep 600\n")
+        path.chmod(mode)
+    with instead(scene.cluster, "node02", {str(program): copy}):
+        found = scene.theirs(f"srun --kill-on-bad-exit=1 --output=$1/{LOGS} ./train.sh")
+    assert told(found["first_failure"]) == Told("node02", 1, "environment")
+
+
+def test_somebody_elses_step_that_is_blocked(scene: Scene) -> None:
+    """An earlier step of theirs holds all CPUs, and is ended when the next one cannot begin."""
+    script = f"""
+        srun --ntasks-per-node=4 sleep 600 &
+        sleep 1
+        srun --immediate=1 --ntasks-per-node=1 --output=$1/{LOGS} hostname
+        kill %1
+    """
+    found = scene.theirs(script, "--exclusive")
+    assert told(found["first_failure"]) == Told("", None, "environment")
+    assert "another step of the same job" in found["first_failure"]["cause"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "others"),
+    [
+        ("3=raises all=sleeps", Told("node02", 3, "python-error"), None),
+        ("3=does_not_come all=meets", Told("node02", 3, "hang"), [0, 1, 2, 4, 5]),
+    ],
+)
+def test_somebody_elses_ranks(
+    scene: Scene, words: str, expected: Told, others: list[int] | None
+) -> None:
+    """Two in each torchrun, and so in each log; no name says which is which."""
+    found = scene.theirs(TORCHRUN.replace("WORDS", words))
+    assert told(found["first_failure"]) == expected, found
+    assert others in (None, found["consequences"])
+
+
+def test_a_time_limit(waiting: Waiting) -> None:
+    said = waiting.limited.finish(waiting.limited_job)
+    assert said.report["ended_by"] == "time-limit"
+    waiting.limited.assert_told(said, Told("", None, "time-limit"))
+
+
+def test_a_node_that_is_lost(waiting: Waiting) -> None:
+    said = waiting.bereft.finish(waiting.bereft_job)
+    waiting.bereft.assert_told(said, Told("node03", None, "node-failure"))

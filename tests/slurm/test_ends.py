@@ -1,0 +1,229 @@
+"""How jobs end on a real cluster: every way is answered for, in bounded time, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from provoking import PROGRAM, Bench, Said
+from slurm_torch import SlurmTorch
+
+pytestmark = pytest.mark.slow
+
+BOUND = 30.0
+"""Seconds in which everything must have ended."""
+SLEEP = ("run", "--nodes", "3", "--", "train.py", "all=sleep")
+SEND = ("verify", "--nodes", "3", "--stage", "always")
+
+
+def looking(bench: Bench) -> bool:
+    """Whether agents look at the nodes."""
+    return any("agent session" in line for line in bench.processes("node02").values())
+
+
+def sending(bench: Bench) -> bool:
+    """Whether a part of the file has arrived."""
+    parts = (bench.place("node02") / "incoming").glob("job-*/bundle.tar")
+    return any(part.stat().st_size for part in parts)
+
+
+def unpacking(bench: Bench) -> bool:
+    """Whether an environment is half made."""
+    return any((bench.place("node02") / "incoming").glob("*.*/env/*"))
+
+
+@pytest.mark.parametrize("moment", [looking, sending, unpacking])
+def test_ctrl_c(large_bench: Bench, moment: Callable[[Bench], bool]) -> None:
+    bench = large_bench
+    action = SEND if moment is sending else SEND[:3]
+    started = bench.start(*action)
+    reach(bench, started, moment)
+    said = ended(bench, started, lambda: os.killpg(started.pid, signal.SIGINT))
+    assert said.code == 130, said.talk
+    assert "interrupted; nothing is left running" in said.talk
+    assert not list((bench.place("node02") / "envs").glob("*"))
+
+
+def test_ctrl_c_at_a_rank_that_does_not_listen(bench: Bench) -> None:
+    started = bench.start("run", "--nodes", "3", "--", "train.py", "1=deaf", "all=sleep")
+    bench.at_work(started, 3)
+    said = ended(bench, started, lambda: os.killpg(started.pid, signal.SIGINT))
+    assert (said.code, said.report["first_failure"]) == (130, None), said.talk
+
+
+def test_scancel_while_it_is_sent(large_bench: Bench) -> None:
+    bench = large_bench
+    started = bench.start(*SEND)
+    reach(bench, started, sending)
+    said = ended(bench, started, lambda: bench.cluster.run(["scancel", bench.job_id()]))
+    assert (said.code, said.report["ended_by"]) == (3, "cancelled"), said.talk
+    assert "cancelled" in said.talk
+
+
+def test_scancel_of_ranks_that_do_not_listen(bench: Bench) -> None:
+    started = bench.start("run", "--nodes", "3", "--", "train.py", "all=deaf")
+    bench.at_work(started, 3)
+    cancel = ["scancel", bench.job_id()]
+    said = ended(bench, started, lambda: bench.cluster.run(cancel), killed=True)
+    assert (said.code, said.report["ended_by"]) == (3, "cancelled"), said.talk
+    assert "cancelled from outside" in said.failure["cause"]
+
+
+def test_a_driver_that_is_killed(bench: Bench) -> None:
+    started = bench.start(*SLEEP)
+    bench.at_work(started, 3)
+    said = ended(bench, started, lambda: kill(bench, "drive"), killed=True)
+    assert said.code == 3
+    assert f"job {bench.job_id()} ended without a result" in said.error["message"]
+    assert str(bench.logs) in said.error["hint"]
+
+
+def test_an_srun_that_is_killed(bench: Bench) -> None:
+    started = bench.start(*SLEEP)
+    bench.at_work(started, 3)
+    said = ended(bench, started, lambda: kill(bench, "--job-name=stager-launch"), killed=True)
+    assert said.code == 3, said.talk
+    assert "ended by SIGKILL" in said.failure["cause"]
+
+
+def test_an_agent_that_is_killed(bench: Bench) -> None:
+    started = bench.start(*SLEEP)
+    bench.at_work(started, 3)
+
+    def kill_agent() -> None:
+        lines = bench.processes("node02").items()
+        (agent,) = [number for number, line in lines if "agent launch" in line]
+        os.kill(agent, signal.SIGKILL)
+
+    said = ended(bench, started, kill_agent, killed=True)
+    assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
+    assert "Killed" in said.failure["cause"]
+    assert said.report["task_codes"]["1"] == -9
+
+
+@pytest.mark.network
+def test_an_agent_that_is_killed_over_torchrun(slurm_torch: SlurmTorch) -> None:
+    """The ranks are torchrun's children, each in a session of its own: they end all the same."""
+    work = slurm_torch.work
+    (work / "idle.py").write_text(PROGRAM)
+    bench = Bench(cluster=slurm_torch.cluster, root=work, logs=work / "logs", env={})
+    launch = ("--nproc-per-node", "2", "--backend", "gloo", "--", "idle.py", "all=sleep")
+    started = slurm_torch.start("run", *launch)
+    bench.at_work(started, 6)
+
+    def kill_agent() -> None:
+        lines = bench.processes("node02").items()
+        (agent,) = [number for number, line in lines if "agent session" in line]
+        os.kill(agent, signal.SIGKILL)
+
+    said = ended(bench, started, kill_agent, killed=True)
+    assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
+
+
+def test_a_node_that_is_lost(bench: Bench) -> None:
+    started = bench.start(*SLEEP)
+    bench.at_work(started, 3)
+    bench.cluster.lose("node02")
+    said = bench.finish(started, 90)
+    assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
+    assert said.failure["class"] == "node-failure"
+    assert "--exclude" in said.failure["hint"]
+    bench.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "kind", "cause"),
+    [
+        ("kill", -9, "killed", "it was killed by SIGKILL"),
+        ("raise", 1, "python-error", "ValueError: this rank is unhappy"),
+    ],
+)
+def test_a_rank_that_fails(bench: Bench, what: str, code: int, kind: str, cause: str) -> None:
+    """Of six ranks the fourth; the others would sleep on."""
+    argv = ("--nodes", "3", "--nproc-per-node", "2", "--", "train.py", f"3={what}", "all=sleep")
+    said = bench.stager("run", *argv)
+    assert said.code == 3, said.talk
+    failure = said.failure
+    assert (failure["node"], failure["rank"], failure["exit_code"]) == ("node02", 3, code)
+    assert (failure["class"], failure["cause"]) == (kind, cause)
+    codes = said.report["task_codes"]
+    assert codes["3"] == (code if code > 0 else 128 - code)
+    assert said.report["exit_codes"]["node02"] == codes["3"], said.report
+    assert set(codes) == set("012345")
+    bench.assert_clean()
+
+
+def test_ranks_that_hang_at_their_end(bench: Bench) -> None:
+    """A thread and an exit handler; the first node has ended, and nobody will ever wake them."""
+    bench.env["SLURM_WAIT"] = "3"
+    said = bench.stager("run", "--nodes", "3", "--", "train.py", "1=hang", "2=atexit")
+    assert said.code == 3, said.talk
+    assert (said.failure["node"], said.failure["rank"]) == ("node02", 1)
+    assert said.failure["class"] == "hang"
+    assert "the ranks did not end: other nodes had ended 3 s before" in said.failure["cause"]
+    assert "SLURM_WAIT" in said.failure["hint"]
+    codes = said.report["task_codes"]
+    assert (codes["0"], codes["1"], codes["2"]) == (0, 143, 143)
+    bench.assert_clean()
+
+
+def test_the_time_limit(bench: Bench) -> None:
+    """Slurm's shortest is a minute; an end that is moved nearer is the same to it."""
+    started = bench.start("run", "--nodes", "1", "--time", "5", "--", "train.py", "all=sleep")
+    bench.at_work(started, 1)
+    update = ["scontrol", "update", f"JobId={bench.job_id()}", "EndTime=now+1"]
+    bench.cluster.run(update)
+    said = bench.finish(started, 90)
+    assert (said.code, said.report["ended_by"]) == (3, "time-limit"), said.talk
+    assert said.failure["class"] == "time-limit"
+    assert "the time limit was reached" in said.failure["cause"]
+    assert "--time" in said.failure["hint"]
+    bench.assert_clean()
+
+
+def reach(bench: Bench, started: subprocess.Popen[str], moment: Callable[[Bench], bool]) -> None:
+    """Wait for the moment, closely."""
+    end = time.monotonic() + 60
+    while not moment(bench):
+        if started.poll() is not None or time.monotonic() > end:
+            started.terminate()
+            pytest.fail(f"the moment did not come: {started.communicate(timeout=60)}")
+        time.sleep(0.01)
+
+
+def ended(
+    bench: Bench,
+    started: subprocess.Popen[str],
+    end_it: Callable[[], object],
+    *,
+    killed: bool = False,
+) -> Said:
+    """End it; all must be gone in time. See :meth:`Bench.left` for ``killed``."""
+    before = time.monotonic()
+    end_it()
+    said = bench.finish(started, BOUND)
+    bench.assert_clean(before + BOUND - time.monotonic(), killed=killed)
+    return said
+
+
+def kill(bench: Bench, word: str) -> None:
+    """Kill a process of the login side by SIGKILL: the driver, or one of its steps."""
+    number = bench.job_id()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode()
+            env = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        words = line.split("\0")
+        ours = f"SLURM_JOB_ID={number}".encode() in env
+        config = f"SLURM_CONF={bench.cluster.env['SLURM_CONF']}".encode() in env
+        if ours and config and word in words and "agent" not in words:
+            os.kill(int(entry.name), signal.SIGKILL)
+            return
+    pytest.fail(f"no process with {word}")

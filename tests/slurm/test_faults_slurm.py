@@ -1,0 +1,176 @@
+"""Training that is hurt on a real cluster goes on from its last checkpoint, by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import until
+from provoking import Bench
+from slurm_torch import SlurmTorch
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+EPOCHS = 6
+TRAINING = (
+    "-m", "trainer", "mlp", "--subset", "12000", "--epochs", str(EPOCHS), "--batch-size", "8",
+    "--save-every", "25", "--precision", "float32", "--out", "out",
+)  # fmt: skip
+"""Some thousands of short steps: long enough to be hurt in the middle."""
+AGAIN = "[environment]\nrequirements = []\n[launch]\nmax-restarts = 2\n"
+RESUMED = re.compile(r"resuming from \S+, after (\d+) steps \((\d+) steps are done again\)")
+SAVE_EVERY = 25
+LATE = 3
+"""Steps between what a rank has done and what rank 0 has heard of."""
+
+
+def steps(work: Path) -> int:
+    """How many steps are noted."""
+    log = work / "out" / "metrics.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    with_loss = [line for line in lines if '"loss"' in line and line.endswith("}")]
+    return int(json.loads(with_loss[-1])["step"]) if with_loss else 0
+
+
+def at_step(job: SlurmTorch, step: int, started: subprocess.Popen[str]) -> None:
+    """Wait until the training is so far."""
+    assert until(lambda: steps(job.work) >= step or started.poll() is not None, 120)
+    assert started.poll() is None, started.communicate()
+
+
+def bench_of(job: SlurmTorch) -> Bench:
+    """What tests of failures look at."""
+    return Bench(cluster=job.cluster, root=job.work, logs=job.work / "logs", env={})
+
+
+def finished(job: SlurmTorch, started: subprocess.Popen[str]) -> dict[str, object]:
+    """The report of a job that goes on to its end in spite of all."""
+    out, said = started.communicate(timeout=240)
+    assert started.returncode == 0, said
+    metrics = json.loads((job.work / "out" / "metrics.json").read_text())
+    assert metrics["accuracy"] > 0.95
+    assert metrics["epochs"] == EPOCHS
+    return {**json.loads(out), "metrics": metrics}
+
+
+def resumed(lines: list[str]) -> tuple[int, int]:
+    """After how many steps it went on, and how many were lost."""
+    found = {match.groups() for line in lines if (match := RESUMED.search(line))}
+    assert len(found) == 1, lines[-40:]
+    ((after, lost),) = found
+    return int(after), int(lost)
+
+
+def ranks(bench: Bench, node: str) -> list[int]:
+    """The processes of a node's ranks."""
+    lines = bench.processes(node).items()
+    return [pid for pid, line in lines if "run_wrapper.py" in line and "elastic" not in line
+            and "torch.distributed" not in line]  # fmt: skip
+
+
+def killed(pid: int) -> None:
+    """End a rank without a word."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def starved(pid: int) -> None:
+    """Let a rank have no memory beyond what it has: what it asks for next, it does not get."""
+    resource.prlimit(pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+
+
+@pytest.mark.parametrize(("hurt", "node"), [(killed, "node02"), (starved, "node01")])
+def test_a_rank_that_dies(slurm_torch: SlurmTorch, hurt: Callable[[int], None], node: str) -> None:
+    job = slurm_torch
+    (job.work / "stager.toml").write_text(AGAIN)
+    started = job.start("run", "--nproc-per-node", "1", "--", *TRAINING)
+    at_step(job, 100, started)
+    bench = bench_of(job)
+    before = steps(job.work)
+    (rank,) = ranks(bench, node)
+    hurt(rank)
+    report = finished(job, started)
+    assert report["metrics"]["world_size"] == 3
+    after, lost = resumed(bench.lines())
+    assert after >= before - SAVE_EVERY - LATE
+    assert 0 <= lost <= SAVE_EVERY + LATE
+    bench.assert_clean()
+
+
+def test_ranks_that_slurm_starts_train_too(slurm_torch: SlurmTorch) -> None:
+    """One task a rank, no torchrun; and the end is clean on every node."""
+    job = slurm_torch
+    few = [*TRAINING, "--epochs", "1"]
+    started = job.start("run", "--launcher", "srun", "--nproc-per-node", "2", "--", *few)
+    out, said = started.communicate(timeout=240)
+    assert started.returncode == 0, said
+    report = json.loads(out)
+    assert set(report["task_codes"].values()) == {0}
+    assert len(report["task_codes"]) == 6
+    metrics = json.loads((job.work / "out" / "metrics.json").read_text())
+    assert metrics["world_size"] == 6
+    assert metrics["accuracy"] > 0.9
+    bench = bench_of(job)
+    assert {f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)} <= set(bench.lines())
+    bench.assert_clean()
+
+
+def test_a_node_that_is_lost_leaves_the_others_at_work(slurm_torch: SlurmTorch) -> None:
+    """Two or three nodes; the third goes in the middle, and two take over its rows."""
+    job = slurm_torch
+    (job.work / "stager.toml").write_text(AGAIN)
+    started = job.start("run", "--nodes", "2:3", "--nproc-per-node", "1", "--", *TRAINING)
+    at_step(job, 100, started)
+    bench = bench_of(job)
+    assert "[RANK 2] WORLD_SIZE=3" in bench.lines()
+    bench.cluster.lose("node03")
+    report = finished(job, started)
+    assert report["metrics"]["world_size"] == 2
+    _, lost = resumed(bench.lines())
+    assert lost <= SAVE_EVERY + LATE
+    bench.assert_clean()
+
+
+def test_a_time_limit_that_comes_near(slurm_torch: SlurmTorch) -> None:
+    """Slurm says so beforehand: all is saved, the job goes back into the queue and goes on."""
+    job = slurm_torch
+    argv = [*job.argv("script", "--requeue", "--time", "10", "--nproc-per-node", "1")]
+    argv.remove("--json")
+    long = [*TRAINING, "--epochs", "400"]
+    made = subprocess.run(
+        [*argv, "--", *long], cwd=job.work, env=job.env, capture_output=True, text=True, check=True
+    )
+    submitted = subprocess.run(
+        ["sbatch", "--parsable"], input=made.stdout, cwd=job.work, env=job.env,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    number = submitted.stdout.strip()
+    log = job.work / "logs"
+
+    def said() -> str:
+        return "".join(path.read_text() for path in log.glob(f"*.{number}.*out"))
+
+    def state() -> str:
+        return job.cluster.run(["squeue", "--noheader", "--format=%T", f"--job={number}"]).stdout
+
+    try:
+        assert until(lambda: steps(job.work) >= 100, 120), said()
+        # As Slurm does ahead of the limit, some time within a minute of when it was asked to.
+        job.cluster.run(["scancel", "--batch", "--signal=USR1", number])
+        assert until(lambda: "back into the queue (restart 1)" in said(), 120), said()
+        (stopped,) = set(re.findall(r"stopped after step (\d+)", said()))
+        time.sleep(3)  # slurmd refuses a credential of the second in which the last one ended
+        job.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
+        assert until(lambda: RESUMED.search(said()) is not None, 180), said()
+        after, lost = resumed(said().splitlines())
+        assert (after, lost) == (int(stopped), 0)
+    finally:
+        job.cluster.run(["scancel", number], check=False)
+        assert until(lambda: not state().strip(), 60)

@@ -1,0 +1,181 @@
+"""A home that the nodes cannot see: results and logs come back through srun, and only so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import Project
+from cluster import Cluster
+
+from stager.store import Store
+
+pytestmark = pytest.mark.slow
+
+RESULT = """\
+import contextlib, os, pathlib, socket, sys, time
+
+def meet(rank, size):  # what one rank does then comes after what all have done
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0:
+        with socket.create_server(place) as server:
+            others = [server.accept()[0] for _ in range(size - 1)]
+        for other in others:
+            other.sendall(b".")
+        return
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            with socket.create_connection(place) as head:
+                return head.recv(1)
+        time.sleep(0.05)
+
+rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+print(f"[RANK {rank}] WORLD_SIZE={size}", flush=True)
+print("in", os.getcwd(), "token", os.environ.get("HF_TOKEN"), flush=True)
+out = pathlib.Path("out")
+out.mkdir(exist_ok=True)
+(out / f"rank{rank}.txt").write_text(" ".join(sys.argv[1:]) or "fine")
+if sys.argv[1:2] == ["large"]:
+    (out / f"large{rank}").write_bytes(os.urandom(3 << 20))
+print("[LAST]", rank, flush=True)
+meet(int(rank), int(size))
+if sys.argv[1:] == ["fail"] and rank == "3":
+    raise ValueError("rank three is unhappy")
+"""
+SETTINGS = """\
+[project]
+outputs = ["out"]
+
+[launch]
+launcher = "srun"
+backend = "gloo"
+nproc-per-node = 2
+"""
+
+
+@pytest.fixture
+def at_home(
+    veiled: Cluster,
+    private_home: Path,
+    index_env: dict[str, str],
+    zstandard_wheel: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Project]:
+    """A project that lies in the home with its offline root, its run directory and its logs."""
+    base = private_home / "user"
+    (base / "project").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(base))
+    monkeypatch.setenv("OFFLINE_ROOT", str(base / "offline"))
+    monkeypatch.delenv("STAGER_NODE_ROOT", raising=False)
+    made = Project(root=base / "project", store=Store(base / "offline"))
+    (made.root / "train.py").write_text(RESULT)
+    (made.store.wheels / zstandard_wheel.name).write_bytes(zstandard_wheel.read_bytes())
+    made.settings("alpha", more=SETTINGS)
+    made.build()
+    for node in veiled.nodes:
+        assert veiled.on(node, ["ls", str(private_home)]).stdout == ""
+    yield made
+    shutil.rmtree(base)
+
+
+def run(project: Project, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, JSON and talk of a run on three nodes with two ranks each."""
+    bundle = [] if "--bundle" in arguments else ["--bundle", str(newest(project))]
+    done = project.stager("run", "--json", "--nodes", "3", *bundle, *arguments)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def newest(project: Project) -> Path:
+    """The project's bundle; results that came home do not make it out of date."""
+    return next((project.store.root / "bundles").iterdir())
+
+
+def rank_logs(project: Project, report: Mapping[str, Any]) -> dict[str, str]:
+    """The text of each rank's log, by node and rank; where logs are unless one says otherwise."""
+    folder = project.root.parent / "slurm_logs"
+    found = folder.glob(f"project.{report['job_id']}.node*.out")
+    return {path.name.split(".", 2)[2]: path.read_text() for path in found}
+
+
+def jobs_left(cluster: Cluster) -> str:
+    """Private directories of jobs that are still on the nodes."""
+    shell = "ls -d /tmp/stager-0/jobs/* 2>/dev/null || true"
+    return "".join(cluster.on(node, ["sh", "-c", shell]).stdout for node in cluster.nodes)
+
+
+def assert_logs_complete(project: Project, report: Mapping[str, Any]) -> None:
+    logs = rank_logs(project, report)
+    assert set(logs) == {f"node0{rank // 2 + 1}.{rank}.out" for rank in range(6)}
+    for name, text in logs.items():
+        rank = name.split(".")[1]
+        assert text.count(f"[RANK {rank}] WORLD_SIZE=6\n") == 1
+        assert text.count(f"[LAST] {rank}\n") == 1
+
+
+def test_results_come_home(veiled: Cluster, at_home: Project) -> None:
+    """After success and after a failure; what is at home already is not touched."""
+    code, report, said = run(at_home, "--", "train.py")
+    assert (code, report["world_size"]) == (0, 6), said
+    assert report["bytes_broadcast"] == Path(report["bundle"]).stat().st_size
+    assert "cannot see the bundle" in report["plan"]["why"]
+    [collected] = report["collected"]
+    assert (collected["node"], collected["to"]) == ("node01", str(at_home.root))
+    assert (collected["files"], collected["renamed"], collected["problems"]) == (2, {}, [])
+    out = at_home.root / "out"
+    assert {path.name: path.read_text() for path in out.iterdir()} == {
+        "rank0.txt": "fine",
+        "rank1.txt": "fine",
+    }
+    assert_logs_complete(at_home, report)
+    preflight = at_home.root.parent / "slurm_logs" / f"preflight.{report['job_id']}.txt"
+    assert preflight.read_text().count(" proj=missing pkgs=missing ") == 3
+    assert f"in {collected['from']}" in "".join(rank_logs(at_home, report).values())
+    assert jobs_left(veiled) == ""
+
+    code, report, said = run(at_home, "--", "train.py", "fail")
+    assert (code, report["bytes_broadcast"]) == (3, 0), said
+    failure = report["first_failure"]
+    assert (failure["node"], failure["rank"]) == ("node02", 3)
+    assert failure["cause"] == "ValueError: rank three is unhappy"
+    [collected] = report["collected"]
+    assert collected["renamed"] == {"out": "out.1"}
+    assert "out.1" in said
+    assert (at_home.root / "out.1" / "rank0.txt").read_text() == "fail"
+    assert (out / "rank0.txt").read_text() == "fine"
+    assert_logs_complete(at_home, report)
+    assert jobs_left(veiled) == ""
+    assert not list(at_home.root.glob(".stager-*"))
+    # What came home is not shipped with the project the next time, under any of its names.
+    before = newest(at_home)
+    assert at_home.build().packed.path == before
+
+
+def test_no_room_at_home(veiled: Cluster, at_home: Project) -> None:
+    """Nothing is written there, what lacks is said, and the results stay on the node."""
+    tiny = at_home.root.parent / "tiny"
+    tiny.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tiny)], check=True)
+    try:
+        for name in ("stager.toml", "train.py"):
+            shutil.copy(at_home.root / name, tiny)
+        small = Project(root=tiny, store=at_home.store)
+        options = ("--bundle", str(newest(at_home)), "--log-dir", str(at_home.root.parent / "logs"))
+        code, report, said = run(small, *options, "--", "train.py", "large")
+        assert sorted(path.name for path in tiny.iterdir()) == ["stager.toml", "train.py"]
+    finally:
+        subprocess.run(["umount", str(tiny)], check=True)
+    assert code == 0, said  # the ranks did what they were to do
+    [collected] = report["collected"]
+    [problem] = collected["problems"]
+    assert problem["what"] == "the results do not fit"
+    assert problem["where"] == str(tiny)
+    assert "free" in problem["why"]
+    place = collected["from"]
+    assert f"it is still on node01 in {place}" in said
+    size = veiled.on("node01", ["stat", "-c", "%s", f"{place}/out/large0"]).stdout
+    assert int(size) == 3 << 20

@@ -1,0 +1,113 @@
+"""How ranks are started and started again, on real Slurm with the real stack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from slurm_torch import SlurmRan, SlurmTorch
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+REDUCE = """\
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+
+failed = pathlib.Path("failed")
+first = sys.argv[1:] == ["once"] and not failed.exists()
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+total = torch.tensor(float(rank))
+dist.all_reduce(total)
+assert total.item() == size * (size - 1) / 2
+names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+print("SEEN", *(os.environ.get(name) for name in names), flush=True)
+print("TOKEN", os.environ.get("HF_TOKEN"), flush=True)
+if first and rank == 3:
+    failed.touch()
+    raise ValueError("the first time is hard")
+if first:
+    time.sleep(300)  # in a collective these would fail as well, and use up their nodes' restarts
+print(f"[RANK {rank}] WORLD_SIZE={size}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+SECRET = "hf_" + "notforanybody" * 2
+
+
+@pytest.fixture
+def job(slurm_torch: SlurmTorch) -> SlurmTorch:
+    """The project, with a script that lets the ranks talk in the directory of its jobs."""
+    (slurm_torch.work / "script.py").write_text(REDUCE)
+    return slurm_torch
+
+
+def seen(ran: SlurmRan) -> list[list[str]]:
+    """Rank, local rank, head and interface as the ranks have them, in the order of the ranks."""
+    lines = (line.split()[1:] for line in ran.lines() if line.startswith("SEEN "))
+    return sorted(lines)
+
+
+def settings(job: SlurmTorch, text: str) -> None:
+    (job.work / "stager.toml").write_text(f"[environment]\nrequirements = []\n{text}")
+
+
+def test_slurm_starts_the_ranks(job: SlurmTorch) -> None:
+    """PyTorch finds its group by the variables that are made of Slurm's."""
+    options = ("--launcher", "srun", "--nproc-per-node", "2")
+    ran = job.job("run", *options, "--", "script.py")
+    assert (ran.code, ran.report["launcher"]) == (0, "srun"), ran.stderr
+    assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)]
+    head = job.cluster.address("node01")
+    assert [fields[:3] for fields in seen(ran)] == [
+        [str(rank), str(rank % 2), head] for rank in range(6)
+    ]
+    assert ran.report["task_codes"] == {str(rank): 0 for rank in range(6)}
+
+
+def test_a_rank_that_fails_once_is_started_again(job: SlurmTorch) -> None:
+    """All ranks on all nodes, which then meet anew; with an interface chosen by the node's name."""
+    settings(
+        job, '[launch]\nmax-restarts = 1\ninterface = { "node0[1-2]" = "eth0", "node03" = "auto" }'
+    )
+    ran = job.job("run", "--nproc-per-node", "2", "--", "script.py", "once")
+    assert ran.code == 0, ran.stderr
+    assert [fields[0] for fields in seen(ran)] == [str(rank) for rank in range(6) for _ in "12"]
+    assert {fields[3] for fields in seen(ran)} == {"eth0"}
+    assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)]
+    assert "the first time is hard" in "".join(ran.lines())
+
+
+def test_as_many_nodes_as_there_are(job: SlurmTorch) -> None:
+    """Asked for two or three, with one of the three left out."""
+    ran = job.job("run", "--nodes", "2:3", "--exclude", "node02", "--", "script.py")
+    assert ran.code == 0, ran.stderr
+    assert ran.report["nodes"] == ["node01", "node03"]
+    assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=2" for rank in range(2)]
+
+
+def test_a_secret_is_nowhere_but_in_the_ranks(job: SlurmTorch) -> None:
+    secret = {"HF_TOKEN": SECRET}
+    quiet = REDUCE.replace('print("TOKEN", ', 'print("TOKEN", "notforanybody" in str(')
+    quiet = quiet.replace('os.environ.get("HF_TOKEN"), flush', 'os.environ.get("HF_TOKEN")), flush')
+    (job.work / "script.py").write_text(quiet)
+    for asked in ((), ("--pass-env", "HF_TOKEN")):
+        dry = job.job("run", "--dry-run", *asked, "--", "script.py", env=secret)
+        assert SECRET not in f"{dry.report}{dry.stderr}"
+        ran = job.job("run", "-v", *asked, "--", "script.py", env=secret)
+        assert ran.code == 0, ran.stderr
+        assert ran.lines().count(f"TOKEN {bool(asked)}") == 3
+        assert SECRET not in f"{ran.report}{ran.stderr}"
+        assert holding(job.work) == []
+        for node in job.cluster.nodes:
+            grep = ["grep", "-rlsI", "--exclude-dir=envs", SECRET, "/tmp"]
+            assert job.cluster.on(node, grep, check=False).stdout == ""
+
+
+def holding(folder: Path) -> list[Path]:
+    """Files in which the secret is."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]

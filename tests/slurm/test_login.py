@@ -1,0 +1,313 @@
+"""The command line with a real Slurm behind it: asking for nodes, following, ending, cleaning."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import Project
+from cluster import Cluster
+from processes import living, until
+
+pytestmark = pytest.mark.slow
+
+STAGER = str(Path(sys.executable).with_name("stager"))
+SECRET = "hf_" + "verysecret" * 3
+
+
+def job(
+    project: Project, action: str, *arguments: str, env: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, JSON and talk of a job; its logs are beside the project."""
+    options = ["--json", "--log-dir", str(logs(project))]
+    done = project.stager(action, *options, *arguments, env=env)
+    assert "Traceback" not in done.stderr.replace("  | Traceback", ""), done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def logs(project: Project) -> Path:
+    return project.root.parent / "logs"
+
+
+def output(project: Project, report: Mapping[str, Any]) -> list[str]:
+    """The lines of all ranks."""
+    found = sorted(logs(project).glob(f"project.{report['job_id']}.node*.out"))
+    return [line for path in found for line in path.read_text().splitlines()]
+
+
+def queued(cluster: Cluster) -> str:
+    return cluster.run(["squeue", "--noheader"]).stdout
+
+
+def nothing_left(cluster: Cluster) -> bool:
+    ranks = [
+        line
+        for node in cluster.nodes
+        for line in cluster.on(node, ["ps", "-eo", "args"]).stdout.splitlines()
+        if "train.py" in line or "run_wrapper" in line or " agent " in line
+    ]
+    return not ranks and not queued(cluster)
+
+
+def test_verify_asks_for_nodes(cluster: Cluster, slurm_project: Project) -> None:
+    code, report, said = job(slurm_project, "verify", "--nodes", "3")
+    assert (code, report["ok"]) == (0, True), said
+    assert [node["node"] for node in report["nodes"]] == list(cluster.nodes)
+    assert {node["packages"]["alpha"] for node in report["nodes"]} == {"1.0"}
+    assert f"job {report['job_id']}: 3 nodes (node01,node02,node03)" in said
+    assert (report["left_out"], report["ended_by"]) == ([], "")
+    assert not list(logs(slurm_project).glob(".job*"))
+    kept = json.loads((logs(slurm_project) / f"job.{report['job_id']}.json").read_text())
+    assert kept["nodes"] == list(cluster.nodes)
+    assert queued(cluster) == ""
+
+    _, again, said = job(slurm_project, "verify", "--nodes", "3")
+    assert (again["ok"], again["bytes_broadcast"], again["plan"]["bytes"]) == (True, 0, 0), said
+
+
+def test_people_get_a_line_a_node(cluster: Cluster, slurm_project: Project) -> None:
+    done = slurm_project.stager("verify", "--nodes", "2", "--log-dir", str(logs(slurm_project)))
+    assert done.returncode == 0, done.stderr
+    assert sorted(line[:14] for line in done.stdout.splitlines()) == [
+        "NODE node01 OK",
+        "NODE node02 OK",
+    ]
+    assert "the nodes are ours" in done.stderr
+
+
+def test_run_starts_every_rank(cluster: Cluster, slurm_project: Project) -> None:
+    code, report, said = job(
+        slurm_project, "run", "--nodes", "3", "--nproc-per-node", "2", "--", "train.py"
+    )
+    assert (code, report["world_size"]) == (0, 6), said
+    assert report["nodes"] == list(cluster.nodes)
+    ranks = sorted(line for line in output(slurm_project, report) if line.startswith("[RANK"))
+    assert ranks == [f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)]
+    assert report["exit_codes"] == dict.fromkeys(cluster.nodes, 0)
+
+
+def test_an_allocation_that_stands_is_used(cluster: Cluster, slurm_project: Project) -> None:
+    inner = ["stager", "verify", "--json", "--log-dir", str(logs(slurm_project))]
+    done = subprocess.run(
+        ["salloc", "--nodes=2", STAGER, *inner[1:]],
+        cwd=slurm_project.root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert f"Granted job allocation {report['job_id']}" in done.stderr
+    assert [node["node"] for node in report["nodes"]] == ["node01", "node02"]
+    assert done.stderr.count("Granted job allocation") == 1
+
+
+def test_the_users_own_options(cluster: Cluster, slurm_project: Project) -> None:
+    env = {"SALLOC_OPTS": "--exclude=node01 --comment='two words'"}
+    code, report, said = job(slurm_project, "verify", "--nodes", "2", env=env)
+    assert code == 0, said
+    assert [node["node"] for node in report["nodes"]] == ["node02", "node03"]
+
+
+def test_a_batch_job_that_is_followed(cluster: Cluster, slurm_project: Project) -> None:
+    argv = ("--batch", "--wait", "--nodes", "2", "--nproc-per-node", "2", "--", "train.py")
+    code, report, said = job(slurm_project, "run", *argv)
+    assert (code, report["ok"], report["world_size"]) == (0, True, 4), said
+    assert f"submitted batch job {report['job_id']}" in said
+    assert "  node01 proj=ok pkgs=ok" in said.splitlines()
+    assert sum(line.startswith("[RANK") for line in output(slurm_project, report)) == 4
+
+
+def test_the_verdict_of_a_batch_job_that_fails(cluster: Cluster, slurm_project: Project) -> None:
+    argv = ("--batch", "--wait", "--nodes", "2", "--", "train.py", "fail")
+    code, report, said = job(slurm_project, "run", *argv)
+    assert (code, report["ok"]) == (3, False)
+    failure = report["first_failure"]
+    assert (failure["node"], failure["rank"]) == ("node02", 1), said
+    assert failure["cause"] == "ValueError: rank one is unhappy"
+
+
+def test_a_batch_job_that_is_not_followed(cluster: Cluster, slurm_project: Project) -> None:
+    code, report, said = job(slurm_project, "verify", "--batch", "--nodes", "1")
+    assert (code, report["submitted"]) == (0, True)
+    assert f"scancel {report['job_id']}" in said
+    events = Path(report["events"])
+    assert until(lambda: events.exists() and '"result"' in events.read_text(), 60)
+    assert Path(report["log"]).exists()
+
+
+def test_a_printed_script_runs_by_itself(cluster: Cluster, slurm_project: Project) -> None:
+    """And a command for one machine becomes one for several."""
+    command = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py"]
+    done = slurm_project.stager(
+        "script", "--nodes", "2", "--log-dir", str(logs(slurm_project)), "--", *command
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--standalone" in done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH ")
+    file = slurm_project.root.parent / "job.sbatch"
+    file.write_text(done.stdout)
+    number = cluster.run(["sbatch", "--parsable", "--wait", str(file)]).stdout.strip()
+    ranks = [line for line in output(slurm_project, {"job_id": number}) if line.startswith("[RANK")]
+    assert sorted(ranks) == [f"[RANK {rank}] WORLD_SIZE=4" for rank in range(4)]
+
+
+@pytest.mark.parametrize("batch", [(), ("--batch",)], ids=["salloc", "sbatch"])
+@pytest.mark.parametrize(
+    ("options", "said", "hint"),
+    [
+        (("--partition", "nope"), "invalid partition specified: nope", "sinfo"),
+        (("--exclude", "node99"), "Invalid node name specified", "--exclude"),
+    ],
+)
+def test_what_slurm_refuses(
+    cluster: Cluster,
+    slurm_project: Project,
+    batch: tuple[str, ...],
+    options: tuple[str, ...],
+    said: str,
+    hint: str,
+) -> None:
+    code, report, _ = job(slurm_project, "verify", "--nodes", "2", *batch, *options)
+    assert (code, report["ok"]) == (1, False)
+    assert said in report["error"]["message"]
+    assert hint in report["error"]["hint"]
+    assert queued(cluster) == ""
+
+
+def test_a_dry_run_asks_for_nothing(cluster: Cluster, slurm_project: Project) -> None:
+    for more in ((), ("--batch",)):
+        code, report, _ = job(
+            slurm_project, "run", "--nodes", "3", "--dry-run", *more, "--", "a.py"
+        )
+        assert (code, report["dry_run"]) == (0, True)
+        assert report["argv"][0] == ("sbatch" if more else "salloc")
+        assert report["bytes_at_most"] == Path(report["bundle"]).stat().st_size
+    assert queued(cluster) == ""
+    assert not list(logs(slurm_project).glob("events.*"))
+
+
+def test_a_secret_reaches_ranks_only_when_asked_for(
+    cluster: Cluster, slurm_project: Project
+) -> None:
+    env = {"HF_TOKEN": SECRET, "MINE": "kept"}
+    for asked, shown in (((), "None"), (("--pass-env", "HF_TOKEN"), SECRET)):
+        for batch in ((), ("--batch", "--wait")):
+            options = ("--nodes", "2", "-v", *asked, *batch)
+            code, report, said = job(slurm_project, "run", *options, "--", "train.py", env=env)
+            assert code == 0, said
+            assert f"token: {shown} mine: kept" in output(slurm_project, report)
+            written = [path for path in logs(slurm_project).iterdir() if "node" not in path.name]
+            texts = [path.read_text() for path in written if path.is_file()]
+            if not batch:  # a batch job's own log has what its ranks print
+                said = "\n".join(line for line in said.splitlines() if "token: " not in line)
+                assert SECRET not in said
+                assert not [text for text in texts if SECRET in text]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_an_ending_from_outside(
+    cluster: Cluster, slurm_project: Project, number: signal.Signals
+) -> None:
+    """A second Ctrl-C changes nothing; the nodes are given back, and nothing is left running."""
+    started = begin(slurm_project, "run", "--nodes", "3", "--", "train.py", "sleep")
+    for _ in range(2 if number == signal.SIGINT else 1):
+        if number == signal.SIGKILL:
+            started.kill()
+        else:
+            os.killpg(started.pid, number)
+        time.sleep(0.3)
+    out, err = started.communicate(timeout=30)
+    answered = number in (signal.SIGINT, signal.SIGTERM)
+    assert started.returncode == (130 if answered else -number), err
+    if answered:
+        assert json.loads(out)["first_failure"] is None
+        assert "interrupted; nothing is left running" in err
+    assert until(lambda: nothing_left(cluster), 30)
+    assert living(slurm_project.root.parent) == []
+
+
+def test_giving_up_while_the_job_waits(cluster: Cluster, slurm_project: Project) -> None:
+    with subprocess.Popen(["salloc", "--nodes=3", "--exclusive", "sleep", "60"]) as other:
+        until(lambda: " R " in queued(cluster), 20)
+        started = start(slurm_project, "verify", "--nodes", "1")
+        assert until(lambda: " PD " in queued(cluster), 20)
+        os.killpg(started.pid, signal.SIGINT)
+        _, err = started.communicate(timeout=30)
+        assert started.returncode == 130
+        assert "interrupted; nothing is left running" in err
+        assert " PD " not in queued(cluster)
+        other.terminate()
+
+
+def test_scancel_is_a_failure_with_a_cause(cluster: Cluster, slurm_project: Project) -> None:
+    started = begin(slurm_project, "run", "--nodes", "2", "--", "train.py", "sleep")
+    number = queued(cluster).split()[0]
+    cluster.run(["scancel", number])
+    out, err = started.communicate(timeout=40)
+    report = json.loads(out)
+    assert (started.returncode, report["ended_by"]) == (3, "cancelled"), err
+    assert "was cancelled from outside" in report["first_failure"]["cause"]
+    assert err.count("cancelled") <= 2
+    assert until(lambda: nothing_left(cluster), 30)
+
+
+def test_an_interrupted_wait_leaves_the_batch_job(cluster: Cluster, slurm_project: Project) -> None:
+    started = begin(slurm_project, "run", "--batch", "--wait", "--", "train.py", "sleep")
+    number = queued(cluster).split()[0]
+    os.killpg(started.pid, signal.SIGINT)
+    _, err = started.communicate(timeout=30)
+    assert started.returncode == 130
+    assert f"job {number} goes on; scancel {number} ends it" in err
+    assert queued(cluster).split()[0] == number
+    cluster.run(["scancel", number])
+    assert until(lambda: nothing_left(cluster), 30)
+
+
+def test_clean(cluster: Cluster, slurm_project: Project) -> None:
+    code, _, said = job(slurm_project, "verify", "--nodes", "3")
+    assert code == 0, said
+    for _ in range(2):  # what earlier tests have left, too
+        code, report, said = job(slurm_project, "clean", "--nodes", "3", "--nodes-only")
+        assert code == 0, said
+    assert report["items"] == []  # the project's newest stays
+    code, report, said = job(slurm_project, "clean", "--nodes", "3", "--nodes-only", "--all")
+    assert code == 0, said
+    assert {item["place"] for item in report["items"]} == set(cluster.nodes)
+    assert report["bytes"] > 0
+    for node in cluster.nodes:
+        assert cluster.on(node, ["ls", "/tmp"]).stdout.count("stager-") == 0
+
+
+def start(project: Project, action: str, *arguments: str) -> subprocess.Popen[str]:
+    """The command line as a shell starts it, in a process group of its own."""
+    return subprocess.Popen(
+        [STAGER, action, "--json", "--log-dir", str(logs(project)), *arguments],
+        cwd=project.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def begin(project: Project, action: str, *arguments: str) -> subprocess.Popen[str]:
+    """The same, once its ranks are at work."""
+    started = start(project, action, *arguments)
+
+    def at_work() -> bool:
+        return any("[RANK" in path.read_text() for path in logs(project).glob("*.node*.out"))
+
+    if not until(at_work, 60):
+        started.terminate()
+        pytest.fail(f"the ranks did not begin: {started.communicate(timeout=30)}")
+    return started

@@ -1,0 +1,137 @@
+"""Nodes that cannot do their part, found and named by ``stager verify`` on real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import Project
+from cluster import Cluster
+from processes import until
+
+pytestmark = pytest.mark.slow
+
+SIZE = 8 << 20
+"""Bytes of a file in the project: more than there is room for, and nothing that is linked."""
+
+THERE = {"STAGER_NODE_ROOT": "/tmp"}
+"""No other place will do."""
+
+
+@pytest.fixture
+def fresh(slurm_project: Project) -> Project:
+    """A project of which no node has all layers."""
+    (slurm_project.root / "weights.bin").write_bytes(os.urandom(SIZE))
+    slurm_project.build()
+    return slurm_project
+
+
+def verify(
+    project: Project, *options: str, env: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, JSON and talk of a verify on three nodes."""
+    logs = str(project.root.parent / "logs")
+    done = project.stager("verify", "--json", "--nodes", "3", "--log-dir", logs, *options, env=env)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def bad(report: dict[str, Any]) -> dict[str, str]:
+    """What is wrong, by node."""
+    return {
+        node["node"]: "; ".join(node["problems"]) for node in report["nodes"] if node["problems"]
+    }
+
+
+def incoming(cluster: Cluster) -> str:
+    """What unfinished work has left on the nodes."""
+    shell = "ls /tmp/stager-0/incoming 2>/dev/null || true"
+    return "".join(cluster.on(node, ["sh", "-c", shell]).stdout for node in cluster.nodes)
+
+
+@pytest.fixture
+def full(cluster: Cluster) -> Iterator[str]:
+    """A node whose ``/tmp`` has a megabyte left."""
+    node = "node02"
+    fields = ["df", "-B1", "--output=size,used", "/tmp"]
+    size, used = cluster.on(node, fields).stdout.split()[-2:]
+    remount = ["mount", "-o", f"remount,size={int(used) + (1 << 20)}", "/tmp"]
+    cluster.on(node, remount)
+    yield node
+    cluster.on(node, [*remount[:2], f"remount,size={size}", remount[3]])
+
+
+@pytest.mark.parametrize("stage", ["auto", "always"])
+def test_a_full_node(cluster: Cluster, fresh: Project, full: str, stage: str) -> None:
+    code, report, said = verify(fresh, "--stage", stage, env=THERE)
+    assert code == 3, said
+    assert list(bad(report)) == [full]
+    assert "free" in bad(report)[full]
+    assert report["bytes_broadcast"] == 0  # it was known before anything was sent
+    assert f"--exclude={full}" in said
+    assert incoming(cluster) == ""
+
+
+def test_a_full_node_has_another_place(cluster: Cluster, fresh: Project, full: str) -> None:
+    code, _, said = verify(fresh)
+    assert code == 0, said
+    assert f"{full} staged -> /dev/shm/stager-0/envs/" in said
+
+
+def test_a_bad_node_is_left_out(cluster: Cluster, fresh: Project, full: str) -> None:
+    code, report, said = verify(fresh, "--min-nodes", "2", env=THERE)
+    assert code == 0, said
+    assert report["left_out"] == [full]
+    assert full in said
+    good = {node["node"] for node in report["nodes"] if node["ok"]}
+    assert good == {"node01", "node03"}
+
+
+@pytest.mark.parametrize("stage", ["auto", "never"])
+def test_a_damaged_copy_of_the_bundle(cluster: Cluster, fresh: Project, stage: str) -> None:
+    """One node sees other bytes than the rest."""
+    bundle = max((fresh.store.root / "bundles").iterdir(), key=lambda path: path.stat().st_mtime)
+    copy = fresh.root.parent / "damaged.tar"
+    data = bytearray(bundle.read_bytes())
+    where = len(data) // 2
+    data[where] ^= 1
+    copy.write_bytes(data)
+    cluster.on("node03", ["mount", "--bind", str(copy), str(bundle)])
+    try:
+        code, report, said = verify(fresh, "--stage", stage)
+    finally:
+        cluster.on("node03", ["umount", str(bundle)])
+    assert code == 3, said
+    assert list(bad(report)) == ["node03"]
+    assert "damaged" in bad(report)["node03"]
+    assert "--exclude=node03" in said
+    assert incoming(cluster) == ""
+
+
+def test_a_node_that_is_down(cluster: Cluster, fresh: Project) -> None:
+    """It was up when the allocation was given."""
+    go = fresh.root.parent / "go"
+    granted = fresh.root.parent / "granted"
+    wait = f'touch {granted}; until [ -e {go} ]; do sleep 0.1; done; exec "$@"'
+    tool = str(Path(sys.executable).with_name("stager"))
+    inner = [tool, "verify", "--json", "--log-dir", str(fresh.root.parent / "logs")]
+    with subprocess.Popen(
+        ["salloc", "--nodes=3", "--no-kill", "sh", "-c", wait, "sh", *inner],
+        cwd=fresh.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as started:
+        assert until(granted.exists, 30)
+        cluster.lose("node02")
+        cluster.wait_state("node02", "down*", "down", seconds=60)
+        go.touch()
+        out, said = started.communicate(timeout=200)
+    assert started.returncode == 3, said
+    assert list(bad(json.loads(out))) == ["node02"]
+    assert "--exclude=node02" in said

@@ -1,0 +1,143 @@
+"""Where nodes come from: every way to decide, and the exact command that asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stager.allocation import COMMANDS, Request, choose, request, salloc_argv
+from stager.config import parse
+from stager.errors import ConfigError
+
+
+def config(root: Path, **tables: Any) -> Any:
+    raw = {"environment": {"requirements": []}, "project": {"name": "demo"}, **tables}
+    return parse(raw, root=root, source=root / "stager.toml")
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "batch", "inside", "found", "source"),
+    [
+        ("auto", 1, False, "", (), "local"),
+        ("auto", 1, False, "", COMMANDS, "salloc"),
+        ("auto", 4, False, "", COMMANDS, "salloc"),
+        ("slurm", 1, False, "", COMMANDS, "salloc"),
+        ("auto", 4, False, "77", COMMANDS, "inside"),
+        ("slurm", 4, False, "77", COMMANDS, "inside"),
+        # A compute node may lack the commands that ask for nodes.
+        ("auto", 4, False, "77", ("srun", "sbcast", "scontrol", "squeue"), "inside"),
+        ("auto", 4, True, "", COMMANDS, "sbatch"),
+        ("auto", 4, True, "77", COMMANDS, "sbatch"),
+        ("local", 4, False, "", (), "local"),
+        ("local", 4, False, "77", COMMANDS, "local"),
+    ],
+)
+def test_where_the_nodes_come_from(
+    asked: str, nodes: int, batch: bool, inside: str, found: tuple[str, ...], source: str
+) -> None:
+    assert choose(asked, nodes=nodes, batch=batch, inside=inside, found=found) == source
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "batch", "inside", "said"),
+    [
+        ("auto", 2, False, "", "2 nodes are asked for, and there is no Slurm here"),
+        ("slurm", 1, False, "", "--allocation slurm: Slurm's commands are missing here"),
+        ("auto", 1, True, "", "--batch: Slurm's commands are missing here"),
+        ("auto", 1, False, "77", "job 77: Slurm's commands are missing here"),
+    ],
+)
+def test_without_slurms_commands(
+    asked: str, nodes: int, batch: bool, inside: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose(asked, nodes=nodes, batch=batch, inside=inside, found=["salloc", "squeue"])
+    assert caught.value.message.startswith(said)
+    assert "srun, sbcast, scontrol" in caught.value.message
+    assert "squeue" not in caught.value.message
+    assert "--allocation local" in caught.value.hint
+    assert caught.value.exit_code == 1
+
+
+def test_choices_that_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="--batch and --allocation local"):
+        choose("local", nodes=1, batch=True, inside="", found=COMMANDS)
+    with pytest.raises(ConfigError, match="--allocation cloud: it is none of auto, slurm, local"):
+        choose("cloud", nodes=1, batch=False, inside="", found=COMMANDS)
+
+
+def test_the_whole_command(tmp_path: Path) -> None:
+    cluster = {
+        "nodes": 3,
+        "partition": "torch",
+        "account": "lab",
+        "time": "00:30:00",
+        "exclude": ["node07", "node1[0-2]"],
+        "cpus-per-task": 4,
+        "gpus-per-node": "a100:2",
+        "salloc-args": ["--mem=8G", "--exclude", "node20"],
+    }
+    env = {"SALLOC_OPTS": "--exclude=hpc42,node07 -xhpc43 --comment 'two words'"}
+    asked = request(config(tmp_path, cluster=cluster), env)
+    assert salloc_argv(asked, ["python3", "-I", "-S", "node.pyz", "drive", "job.json"]) == (
+        "salloc",
+        "--job-name=demo",
+        "--nodes=3",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=4",
+        "--gpus-per-node=a100:2",
+        "--partition=torch",
+        "--account=lab",
+        "--time=00:30:00",
+        "--exclude=node07,node1[0-2],node20,hpc42,node07,hpc43",
+        "--kill-command=TERM",
+        "--no-kill",
+        "--mem=8G",
+        "--comment",
+        "two words",
+        "python3",
+        "-I",
+        "-S",
+        "node.pyz",
+        "drive",
+        "job.json",
+    )
+
+
+def test_what_is_not_said_is_left_to_slurm(tmp_path: Path) -> None:
+    asked = request(config(tmp_path), {})
+    assert asked.options() == ["--job-name=demo", "--nodes=1", "--ntasks-per-node=1"]
+    elastic = request(config(tmp_path, cluster={"nodes": "2:4"}), {"SALLOC_OPTS": ""})
+    assert "--nodes=2-4" in elastic.options()
+    assert not [one for one in elastic.options() if "ntasks" in one]  # else Slurm gives two
+
+
+def test_each_rank_gets_a_cpu(tmp_path: Path) -> None:
+    """Slurm's default is one CPU a node, which two ranks would share."""
+    asked = request(config(tmp_path, launch={"nproc-per-node": 2}), {})
+    assert "--cpus-per-task=2" in asked.options()
+    both = {"launch": {"nproc-per-node": 2}, "cluster": {"cpus-per-task": 8}}
+    assert "--cpus-per-task=8" in request(config(tmp_path, **both), {}).options()
+
+
+@pytest.mark.parametrize("form", ["-x n9", "-xn9", "-x=n9", "--exclude n9", "--exclude=n9"])
+def test_each_way_to_write_exclude(tmp_path: Path, form: str) -> None:
+    asked = request(config(tmp_path), {"SALLOC_OPTS": f"--mem=1G {form} -v"})
+    assert (asked.exclude, asked.args) == ("n9", ("--mem=1G", "-v"))
+
+
+def test_an_exclude_without_nodes_is_dropped(tmp_path: Path) -> None:
+    asked = request(config(tmp_path), {"SALLOC_OPTS": "-v --exclude"})
+    assert (asked.exclude, asked.args) == (None, ("-v",))
+
+
+def test_an_open_quote(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="SALLOC_OPTS cannot be read: No closing quotation"):
+        request(config(tmp_path), {"SALLOC_OPTS": "--comment='two words"})
+
+
+def test_a_request_is_a_value(tmp_path: Path) -> None:
+    assert isinstance(request(config(tmp_path), {}), Request)
+    assert request(config(tmp_path), {}) == request(config(tmp_path), {})

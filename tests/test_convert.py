@@ -1,0 +1,215 @@
+"""Single-node commands of all kinds, and what a job makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from stager.convert import Converted, convert
+from stager.converting import tables
+from stager.errors import ConfigError
+
+
+def made(line: str) -> Converted:
+    return convert(shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "values"),
+    [
+        ("train.py --epochs 3", "train.py --epochs 3", {}),
+        ("-m package.train --x", "-m package.train --x", {}),
+        ("python train.py -m x", "train.py -m x", {}),
+        ("/usr/bin/python3.11 -m package.train", "-m package.train", {}),
+        ("python -mpackage.train", "-m package.train", {}),
+        (
+            "python -m torch.distributed.run --nproc_per_node=8 train.py --lr 1",
+            "train.py --lr 1",
+            {"nproc_per_node": 8},
+        ),
+        (
+            "python3 -m torch.distributed.run --nproc-per-node 8 -m a.b -m c",
+            "-m a.b -m c",
+            {"nproc_per_node": 8},
+        ),
+        ("python -um torch.distributed.run --nproc 2 t.py", "t.py", {"nproc_per_node": 2}),
+        ("torchrun t.py --nproc_per_node=4", "t.py --nproc_per_node=4", {}),
+        ("torchrun --nnodes 1:1 --nproc-per-node=2 t.py", "t.py", {"nproc_per_node": 2}),
+        ("torchrun --nnodes=2:4 --max_restarts=3 -- t.py", "t.py",
+         {"nnodes": (2, 4), "max_restarts": 3}),
+        ("venv/bin/torchrun --nnodes=3 t.py", "t.py", {"nnodes": (3, 3)}),
+        ("torchrun --nproc-per-node=gpu t.py", "t.py", {"backend": "nccl"}),
+        ("torchrun --nproc-per-node=cpu t.py", "t.py", {"backend": "gloo"}),
+        ("torchrun --module a.b", "-m a.b", {}),
+        ("uv run --no-sync python -m torch.distributed.run --nproc_per_node=8 t.py --a", "t.py --a",
+         {"nproc_per_node": 8}),
+        ("uv run torchrun --nproc-per-node 2 t.py", "t.py", {"nproc_per_node": 2}),
+        ("uv --quiet run -p 3.11 -- torchrun t.py", "t.py", {}),
+        ("uv run -m torch.distributed.run --nproc_per_node=2 t.py", "t.py", {"nproc_per_node": 2}),
+        ("uv run t.py --x", "t.py --x", {}),
+        ("accelerate launch t.py", "t.py", {}),
+        ("accelerate launch --multi_gpu --num_processes 8 --num_machines 2 t.py --cpu",
+         "t.py --cpu", {"nproc_per_node": 4, "nnodes": (2, 2), "backend": "nccl"}),
+        ("accelerate launch --cpu --num-processes=2 --mixed-precision no -m a.b", "-m a.b",
+         {"nproc_per_node": 2, "backend": "gloo"}),
+        ("python -m accelerate.commands.launch t.py", "t.py", {}),
+        ("env A=1 B= torchrun t.py", "t.py", {}),
+    ],
+)  # fmt: skip
+def test_commands(line: str, command: str, values: dict[str, Any]) -> None:
+    converted = made(line)
+    assert shlex.join(converted.command) == command
+    said = {
+        key: value
+        for key in ("nproc_per_node", "nnodes", "max_restarts", "backend")
+        if (value := getattr(converted, key)) is not None
+    }
+    assert said == values
+
+
+@pytest.mark.parametrize(
+    ("line", "notes"),
+    [
+        ("torchrun --nproc-per-node=2 t.py", []),
+        ("torchrun --nproc-per-node=gpu t.py", []),
+        ("torchrun --standalone t.py", ["--standalone is left out"]),
+        (
+            "torchrun --node_rank=$SLURM_NODEID --master_addr $H --rdzv-id=1 --rdzv_id=2 t.py",
+            ["--node-rank is left out", "--master-addr is left out", "--rdzv-id is left out"],
+        ),
+        ("torchrun --nnodes=$SLURM_NNODES t.py", ["--nodes or [cluster] nodes says it"]),
+        ("torchrun --nproc-per-node= t.py", ["no shell has filled it in"]),
+        ("torchrun --nproc-per-node=auto t.py", ["becomes: one rank a GPU"]),
+        ("torchrun -r3 -t 1 t.py", ["--redirects is left out", "--tee is left out"]),
+        ("python -u -W ignore -X dev t.py", ["python -u -W -X: left out"]),
+        ("python -m torch.distributed.launch t.py", ["LOCAL_RANK"]),
+        ("python -m torch.distributed.launch --use_env t.py", []),
+        ("uv run --with numpy t.py", ["[environment] requirements"]),
+        ("accelerate launch --main_process_port 1 t.py", ["--main-process-port is left out"]),
+    ],
+)
+def test_what_is_left_out_is_said(line: str, notes: list[str]) -> None:
+    found = made(line).notes
+    assert len(found) == len(notes)
+    for note, part in zip(found, notes, strict=True):
+        assert part in note
+        assert "\n" not in note
+
+
+def test_values_of_variables_are_not_told() -> None:
+    converted = made("HF_TOKEN=hf_secret OMP_NUM_THREADS=2 torchrun t.py")
+    assert converted.command == ("t.py",)
+    assert [note.split("=")[0] for note in converted.notes] == ["HF_TOKEN", "OMP_NUM_THREADS"]
+    assert "hf_secret" not in "".join(converted.notes)
+    assert "--pass-env HF_TOKEN" in converted.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "nothing to run"),
+        ("A=1", "nothing to run"),
+        ("uv run", "nothing to run"),
+        ("uv sync", "only `uv run`"),
+        ("uv run --directory x t.py", "--directory"),
+        ("torchrun", "the script is missing"),
+        ("torchrun -m", "the script is missing"),
+        ("python", "the script is missing"),
+        ("-m", "name of the module is missing"),
+        ("--epochs 3", "--epochs is no script"),
+        ("torchrun --nproc-per-gpu=2 t.py", "torchrun --nproc-per-gpu: not an option"),
+        ("torchrun --n 2 t.py", "torchrun --n: not an option"),
+        ("torchrun -x t.py", "torchrun -x: not an option"),
+        ("torchrun --no-python ./t", "--no-python: ranks are Python programs"),
+        ("torchrun --nproc-per-node", "its value is missing"),
+        ("torchrun --standalone=1 t.py", "takes no value"),
+        ("torchrun --nproc-per-node=0 t.py", "not a number from 1 on"),
+        ("torchrun --nproc-per-node=two t.py", "not a number from 1 on"),
+        ("torchrun --nnodes=4:2 t.py", "the smaller one"),
+        ("torchrun --nnodes=2: t.py", "--nnodes"),
+        ("torchrun --max-restarts=-1 t.py", "--max-restarts -1: not a whole number"),
+        ("python -c pass", "only a script or a module"),
+        ("env -i torchrun t.py", "env -i"),
+        ("srun -N 2 python t.py", "srun cannot be converted"),
+        ("bash run.sh", "bash cannot be converted"),
+        ("accelerate config", "only `accelerate launch`"),
+        ("accelerate launch --mixed_precision bf16 t.py", "--mixed-precision bf16"),
+        ("accelerate launch --use_deepspeed t.py", "--use_deepspeed: not an option"),
+        ("accelerate launch --config_file c.yaml t.py", "cannot be carried over"),
+        ("accelerate launch --num_processes 3 --num_machines 2 t.py", "not a multiple"),
+    ],
+)
+def test_what_cannot_be_converted(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(line)
+    assert message in str(caught.value)
+
+
+def test_words_stay_words() -> None:
+    """What a shell has split is not joined and split again."""
+    words = ["torchrun", "t.py", "two words", "", "a\nb", "--x=$HOME"]
+    assert convert(words).command == tuple(words[1:])
+
+
+_ACTIONS = """
+import json
+from torch.distributed import run
+parser = run.get_args_parser()
+print(json.dumps([[a.option_strings, a.nargs == 0] for a in parser._actions if a.option_strings]))
+"""
+
+
+@pytest.mark.slow
+def test_the_table_is_that_of_the_installed_torchrun() -> None:
+    """Every option of torchrun is known, and known to take a value or not."""
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", _ACTIONS], capture_output=True, text=True, check=True, timeout=120
+    )
+    for spellings, flag in json.loads(done.stdout):
+        if "--help" in spellings:
+            continue
+        for spelling in spellings:
+            long = spelling.startswith("--")
+            name = spelling.lstrip("-").replace("_", "-")
+            fits = [
+                option
+                for key, option in tables.TORCHRUN.items()
+                if (key == name if long else option.short == name)
+            ]
+            assert len(fits) == 1, spelling
+            assert fits[0].takes is not flag, spelling
+
+
+def test_the_reading_of_options_is_that_of_argparse() -> None:
+    """The same words, the same split into options and program, as torchrun's own parser makes."""
+    parser = argparse.ArgumentParser()
+    for name, option in tables.TORCHRUN.items():
+        spellings = [f"--{name}", f"--{name.replace('-', '_')}"]
+        spellings += [f"-{option.short}"] if option.short else []
+        parser.add_argument(
+            *dict.fromkeys(spellings),
+            dest=name,
+            **({} if option.takes else {"action": "store_true"}),
+        )
+    parser.add_argument("script")
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    for line in (
+        "--nproc_per_node 2 --standalone t.py --nnodes 4",
+        "-m --nproc-per-node=2 a.b -m x",
+        "--tee=3 -r 1 t.py --x",
+        "-t3 t.py",
+        "--standal --nproc-per-n 2 t.py",
+        "--nproc-per-node 2 -- t.py a",
+    ):
+        theirs = parser.parse_args(shlex.split(line))
+        ours = made(f"torchrun {line}")
+        module = ("-m",) if theirs.module else ()
+        assert ours.command == (*module, theirs.script, *theirs.rest), line
+        assert ours.nproc_per_node == (vars(theirs)["nproc-per-node"] and 2), line

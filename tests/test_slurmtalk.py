@@ -1,0 +1,140 @@
+"""What salloc and sbatch say, as Slurm 22.05 said it: understood, and turned into advice."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.errors import JobError, StagerError
+from stager.slurmtalk import failure, hint_for, plain, read, time_is_up
+
+PARTITION = """\
+salloc: error: invalid partition specified: nope
+salloc: error: Job submit/allocate failed: Invalid partition name specified
+"""
+TOO_MUCH = """\
+salloc: error: Memory specification can not be satisfied
+salloc: Job allocation 7 has been revoked.
+salloc: error: Job submit/allocate failed: Requested node configuration is not available
+"""
+OPTION = """\
+salloc: unrecognized option '--nonsense'
+Try "salloc --help" for more information
+"""
+CANCELLED = """\
+salloc: Pending job allocation 14
+salloc: job 14 queued and waiting for resources
+salloc: Job allocation 14 has been revoked.
+salloc: Job has been cancelled
+salloc: error: Job submit/allocate failed: Job/step already completing or completed
+"""
+TIME_LIMIT = """\
+salloc: Granted job allocation 15
+salloc: Job 15 has exceeded its time limit and its allocation has been revoked.
+"""
+REVOKED = """\
+salloc: Granted job allocation 10
+salloc: Job allocation 10 has been revoked.
+"""
+DIED = """\
+salloc: Granted job allocation 11
+Traceback (most recent call last):
+ValueError: what the driver did not expect
+salloc: Relinquishing job allocation 11
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "job_id", "shown"),
+    [
+        (
+            "salloc: Pending job allocation 9",
+            "pending",
+            "9",
+            "job 9 waits for its nodes (Ctrl-C gives it up)",
+        ),
+        ("salloc: Granted job allocation 9", "granted", "9", "job 9: the nodes are ours"),
+        ("salloc: job 9 queued and waiting for resources", "quiet", "9", ""),
+        ("salloc: job 9 has been allocated resources", "quiet", "9", ""),
+        ("salloc: Waiting for resource configuration", "quiet", "", ""),
+        ("salloc: Nodes node[01-03] are ready for job", "quiet", "", ""),
+        ("salloc: Relinquishing job allocation 9", "quiet", "9", ""),
+        ("salloc: Job allocation 9 has been revoked.", "revoked", "9", ""),
+        ("salloc: Job aborted due to signal", "revoked", "", ""),
+        ("salloc: error: Invalid --time specification", "error", "", ""),
+        (
+            "salloc: Requested partition configuration not available now",
+            "unlikely",
+            "",
+            "Slurm has not that many nodes of this kind now: too few, or some are down",
+        ),
+        (
+            "salloc: error: s_p_parse_file: cannot stat file /x: No such file, retrying in 1sec",
+            "error",
+            "",
+            "Slurm does not answer: s_p_parse_file: cannot stat file /x: No such file, "
+            "retrying in 1sec (Ctrl-C gives it up)",
+        ),
+        ("salloc: something new", "other", "", "salloc: something new"),
+        ("Traceback (most recent call last):", "other", "", "Traceback (most recent call last):"),
+    ],
+)
+def test_single_lines(line: str, kind: str, job_id: str, shown: str) -> None:
+    told = read(line)
+    assert (told.kind, told.job_id) == (kind, job_id)
+    assert plain(told) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message", "hint"),
+    [
+        (
+            PARTITION,
+            StagerError,
+            "Slurm gives no nodes: invalid partition specified: nope",
+            "sinfo",
+        ),
+        (TOO_MUCH, StagerError, "Slurm gives no nodes: Memory specification", "ask for less"),
+        (OPTION, StagerError, "unrecognized option '--nonsense'", "SALLOC_OPTS"),
+        (CANCELLED, JobError, "job 14 was cancelled before it had nodes", "sacct --jobs=14"),
+        (TIME_LIMIT, JobError, "job 15 ended without a result: Slurm took the nodes", "time limit"),
+        (REVOKED, JobError, "job 10 ended without a result: Slurm took the nodes", "/logs"),
+        (DIED, JobError, "job 11 ended without a result: exit status 1", "/logs"),
+        ("", StagerError, "Slurm gives no nodes: exit status 1", "squeue --me"),
+    ],
+)
+def test_why_there_is_no_result(
+    text: str, error: type[StagerError], message: str, hint: str
+) -> None:
+    found = failure(text.splitlines(), 1, "/logs")
+    assert type(found) is error
+    assert message in found.message
+    assert hint in found.hint
+    assert "has been revoked" not in found.message
+
+
+def test_the_time_limit() -> None:
+    assert time_is_up(TIME_LIMIT.splitlines())
+    assert not time_is_up(REVOKED.splitlines())
+
+
+def test_what_is_not_slurms_is_context() -> None:
+    found = failure(DIED.splitlines(), 1, "/logs")
+    assert found.context == (
+        "Traceback (most recent call last):",
+        "ValueError: what the driver did not expect",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("salloc: error: Job submit/allocate failed: Invalid node name specified", "--exclude"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "gpus-per-node"),
+        ("salloc: error: Invalid --time specification", "--time"),
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", "login node"),
+        ("sbatch: error: invalid account or account/partition combination", "--account"),
+        ("salloc: error: s_p_parse_file: cannot stat file /etc/slurm/slurm.conf", "login node"),
+    ],
+)
+def test_hints(text: str, word: str) -> None:
+    assert word in hint_for(text)

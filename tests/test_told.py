@@ -1,0 +1,229 @@
+"""The first failure, out of what nodes and ranks left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bundle.problem import Problem
+from stager.diagnosing.failure import FirstFailure
+from stager.diagnosing.told import LINES, first_failure
+
+GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"
+CLASSES = {
+    "python-error", "out-of-memory", "killed", "port", "rendezvous", "interface",
+    "name-resolution", "missing-asset", "missing-module", "damaged-copy", "disk-full",
+    "time-limit", "preemption", "node-failure", "hang", "environment", "unknown",
+}  # fmt: skip
+
+
+def rank(number: int, *, time: float = 10.0, **changed: Any) -> dict[str, Any]:
+    """The record of a rank that failed, two ranks a node."""
+    fields = {
+        "node": f"n{number // 2 + 1}", "rank": number, "local_rank": number % 2, "exit_code": 1,
+        "exception": "ValueError", "message": "wrong", "lines": ["ValueError: wrong"], "time": time,
+    }  # fmt: skip
+    return {**fields, **changed}
+
+
+def killed(number: int, code: int, **changed: Any) -> dict[str, Any]:
+    fields = {"exception": "", "message": "", "lines": [], **changed}
+    return rank(number, exit_code=code, **fields)
+
+
+def lost(number: int, **changed: Any) -> dict[str, Any]:
+    return rank(number, exception="RuntimeError", message=GLOO, **changed)
+
+
+def result(*failures: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """A driver's result event of two nodes that both failed."""
+    codes = {"n1": 1, "n2": 1}
+    return {"problems": {"n1": [], "n2": []}, "exit_codes": codes, "failures": list(failures),
+            "tails": {"n1": ["=" * 60], "n2": ["=" * 60]}, **changed}  # fmt: skip
+
+
+def problem(what: str, why: str = "", where: str = "n1") -> dict[str, str]:
+    return Problem(what=what, where=where, why=why, fix="mend it").to_json()
+
+
+def found(raw: dict[str, Any]) -> FirstFailure:
+    failure = first_failure(raw)
+    assert failure is not None
+    assert failure.kind in CLASSES
+    assert failure.hint
+    return failure
+
+
+def test_nothing_failed() -> None:
+    assert first_failure({"ok": True, "problems": {}}) is None
+    assert first_failure(result(exit_codes={"n1": 0, "n2": 0}, tails={})) is None
+
+
+def test_the_earliest_of_several_causes() -> None:
+    failure = found(result(rank(0, time=12.5), rank(3, time=12.1), rank(2, time=99.0)))
+    assert (failure.node, failure.rank, failure.exit_code) == ("n2", 3, 1)
+    assert (failure.kind, failure.cause) == ("python-error", "ValueError: wrong")
+    assert failure.lines == ("ValueError: wrong",)
+
+
+@pytest.mark.parametrize(
+    "consequences",
+    [
+        [killed(0, -15, time=1.0), killed(2, 143, time=1.0)],
+        [lost(0, time=1.0), lost(1, time=1.1), lost(2, time=1.2)],
+        [lost(2, time=1.0), killed(0, -15, time=0.5)],
+    ],
+)
+@pytest.mark.parametrize("cause", [rank(3, time=50.0), killed(3, -9, time=50.0)])
+def test_a_consequence_is_not_blamed_though_it_came_first(
+    consequences: list[dict[str, Any]], cause: dict[str, Any]
+) -> None:
+    failure = found(result(*consequences, cause))
+    assert (failure.node, failure.rank) == ("n2", 3)
+
+
+def test_a_node_that_vanished_comes_before_ranks_that_missed_it() -> None:
+    gone = problem("launch gave no answer", "exit status -9", "n2")
+    failure = found(result(lost(0), problems={"n1": [], "n2": [gone]}, exit_codes={"n1": 1}))
+    assert (failure.node, failure.rank, failure.exit_code) == ("n2", None, None)
+    assert failure.kind == "node-failure"
+    assert failure.cause == "n2: launch gave no answer: exit status -9"
+    assert failure.hint == "mend it"
+
+
+def test_a_node_that_srun_took_along_is_not_blamed() -> None:
+    along = problem("launch gave no answer", "srun ended it, as n2 had failed", "n1")
+    gone = problem("launch gave no answer", "task 1: Killed", "n2")
+    failure = found({"problems": {"n1": [along], "n2": [gone]}})
+    assert (failure.node, failure.kind) == ("n2", "killed")
+    assert found({"problems": {"n1": [along]}}).node == "n1"  # where there is no other
+
+
+def test_an_agent_that_ends_without_a_word_is_no_lost_node() -> None:
+    gone = problem("launch gave no answer", "task 2-3: Exited with exit code 1", "n2")
+    failure = found({"problems": {"n2": [gone]}})
+    assert (failure.node, failure.kind) == ("n2", "environment")
+
+
+def test_a_rank_that_hangs_is_named() -> None:
+    late = problem("the ranks did not end", "other nodes had ended 60 s before", "n2")
+    ended = killed(3, 143, lines=["last words"])
+    failure = found(result(ended, problems={"n2": [late]}))
+    assert (failure.node, failure.rank, failure.exit_code) == ("n2", 3, 143)
+    assert (failure.kind, failure.lines) == ("hang", ("last words",))
+
+
+def test_a_launcher_that_never_had_ranks() -> None:
+    tail = [
+        "Traceback (most recent call last):",
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+        "network address. port: 61000, useIpv6: false, code: -98, name: EADDRINUSE, message: "
+        "address already in use",
+        "",
+    ]
+    raw = result(exit_codes={"n1": 1, "n2": 143}, tails={"n1": tail, "n2": ["SignalException"]})
+    failure = found(raw)
+    assert (failure.node, failure.rank, failure.exit_code) == ("n1", None, 1)
+    assert failure.kind == "port"
+    assert failure.cause == tail[1]
+    assert failure.lines == tuple(tail)
+
+
+def test_the_launcher_that_was_told_to_end_follows_the_other() -> None:
+    raw = result(exit_codes={"n1": 143, "n2": 1}, tails={"n1": ["told"], "n2": ["own fault"]})
+    assert (found(raw).node, found(raw).cause) == ("n2", "own fault")
+    # Even where it had ranks, which were ended with it.
+    assert found({**raw, "failures": [killed(0, -15), lost(1)]}).node == "n2"
+
+
+def test_without_any_words_the_exit_status_is_left() -> None:
+    failure = found(result(exit_codes={"n1": 1, "n2": 0}, tails={}))
+    assert (failure.node, failure.cause) == ("n1", "the launcher ended with exit status 1")
+    assert (failure.kind, failure.lines) == ("unknown", ())
+
+
+def test_only_consequences_are_known() -> None:
+    """A rank that left with status 0 makes the others lose it; there is nobody else to show."""
+    assert found(result(killed(0, -15, time=1.0), lost(3, time=2.0))).rank == 3
+    failure = found(result(killed(2, -15), killed(1, -15, time=3.0)))
+    assert (failure.rank, failure.kind) == (1, "killed")
+
+
+@pytest.mark.parametrize(
+    ("exception", "message", "kind"),
+    [
+        ("ModuleNotFoundError", "No module named 'x'", "missing-module"),
+        ("ImportError", "cannot run -m x: No module named x", "missing-module"),
+        ("FileNotFoundError", "no script a.py: there is neither ...", "missing-module"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'a.csv'", "missing-asset"),
+        ("LocalEntryNotFoundError", "outgoing traffic has been disabled", "missing-asset"),
+        ("OSError", "[Errno 28] No space left on device", "disk-full"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate", "out-of-memory"),
+        ("MemoryError", "", "out-of-memory"),
+        ("RuntimeError", "Unable to find address for: ib0", "interface"),
+        ("RuntimeError", "Gloo connectFullMesh failed with timed out", "interface"),
+        ("OSError", "[Errno 98] Address already in use", "port"),
+        ("SystemExit", "5", "python-error"),
+        ("KeyError", "'label'", "python-error"),
+    ],
+)
+def test_exceptions_are_classed(exception: str, message: str, kind: str) -> None:
+    shown = f"{exception}: {message}" if message else exception
+    failure = found(result(rank(0, exception=exception, message=message, lines=[shown])))
+    assert failure.kind == kind
+    if exception == "SystemExit":
+        assert failure.cause == "the program ended itself: sys.exit(5)"
+    else:
+        assert failure.cause == shown
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "cause"),
+    [
+        (-9, "killed", "it was killed by SIGKILL"),
+        (-11, "killed", "it was killed by SIGSEGV"),
+        (137, "killed", "it was killed by SIGKILL"),
+        (-63, "killed", "it was killed by signal 63"),
+        (7, "unknown", "it ended with exit status 7"),
+    ],
+)
+def test_a_rank_without_a_word_is_classed_by_its_status(code: int, kind: str, cause: str) -> None:
+    failure = found(result(killed(1, code)))
+    assert (failure.kind, failure.cause, failure.exit_code) == (kind, cause, code)
+
+
+def test_lines_of_others_do_not_class_a_rank_that_was_killed() -> None:
+    raw = killed(1, -9)
+    raw["lines"] = ["ModuleNotFoundError: No module named 'optional'; going on without"]
+    assert found(result(raw)).kind == "killed"
+
+
+@pytest.mark.parametrize(
+    ("what", "why", "kind"),
+    [
+        ("the bundle is damaged or not a bundle", "it is truncated", "damaged-copy"),
+        ("this is another bundle than the job was made for", "", "damaged-copy"),
+        ("the environment does not fit", "needs 1.4 GB, 0.2 GB are free", "disk-full"),
+        ("no directory on this node can hold the environment", "/x: noexec", "environment"),
+        ("this node has no such interface, or it has no address", "", "interface"),
+        ("the name cannot be resolved", "", "name-resolution"),
+        ("none of 500 ports from 61000 on can be listened on", "", "port"),
+        ("there is no CPython 3.77, which the bundle was built for", "", "environment"),
+    ],
+)
+def test_problems_of_nodes_are_classed(what: str, why: str, kind: str) -> None:
+    failure = found({"problems": {"n1": [problem(what, why)]}})
+    assert (failure.node, failure.rank, failure.exit_code) == ("n1", None, None)
+    assert failure.kind == kind
+    assert what in failure.cause
+
+
+def test_only_the_last_lines_are_kept_and_the_json_has_the_documented_keys() -> None:
+    failure = found(result(rank(0, lines=[str(number) for number in range(40)])))
+    assert failure.lines == tuple(str(number) for number in range(40 - LINES, 40))
+    assert failure.to_json() == {
+        "node": "n1", "rank": 0, "exit_code": 1, "class": "python-error",
+        "cause": "ValueError: wrong", "hint": failure.hint, "lines": list(failure.lines),
+        "meaning": "", "time": 10.0,
+    }  # fmt: skip

@@ -1,0 +1,174 @@
+"""Images from IDX and npz files; what is wrong is told with file and place."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import pytest
+
+from trainer import images
+from trainer.config import TrainerError, parse
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+
+
+def idx(path, array):
+    """Write an array of bytes as IDX."""
+    array = np.asarray(array, dtype=np.uint8)
+    head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+    data = head + array.tobytes()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def mnist(folder, split, count, ending=".gz", prefix=""):
+    pictures = np.arange(count * 28 * 28).reshape(count, 28, 28) % 251
+    idx(folder / f"{prefix}{split}-images-idx3-ubyte{ending}", pictures)
+    idx(folder / f"{prefix}{split}-labels-idx1-ubyte{ending}", np.arange(count) % 10)
+    return pictures
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("prefix", ["", "mnist-"])
+def test_both_splits_are_read(tmp_path, ending, prefix):
+    pictures = mnist(tmp_path, "train", 30, ending, prefix)
+    mnist(tmp_path, "t10k", 12, ending, prefix)
+    found = images.read_mnist(tmp_path)
+    assert (len(found.train), len(found.held_out)) == (30, 12)
+    assert found.train.inputs.numpy().tolist() == pictures.tolist()
+    assert found.train.labels.tolist() == [number % 10 for number in range(30)]
+
+
+def test_of_one_split_the_last_images_are_held_out(tmp_path):
+    mnist(tmp_path, "t10k", 21)
+    found = images.read_mnist(tmp_path)
+    assert found.held_out is None
+    by_default = images.choose(found, parse(["mnist", "--data", str(tmp_path)]))
+    assert (len(by_default.train), len(by_default.held_out)) == (18, 3)
+    asked = images.choose(found, parse(["mnist", "--held-out", "5", "--subset", "10"]))
+    assert asked.held_out.labels.tolist() == [6, 7, 8, 9, 0]
+    assert len(asked.train) == 10
+    with pytest.raises(TrainerError, match="--held-out 21 leaves none of the 21 images"):
+        images.choose(found, parse(["mnist", "--held-out", "21"]))
+
+
+def test_pixels_come_out_around_zero(tmp_path):
+    mnist(tmp_path, "t10k", 8)
+    rows = images.scaled(images.read_mnist(tmp_path).train, mean=0.5, spread=0.25)
+    assert tuple(rows.inputs.shape) == (8, 1, 28, 28)
+    assert float(rows.inputs[0, 0, 0, 0]) == -2
+    assert float(rows.inputs[0, 0, 0, 2]) == pytest.approx((2 / 255 - 0.5) / 0.25)
+
+
+def damaged(folder, change):
+    path = folder / "t10k-images-idx3-ubyte"
+    mnist(folder, "t10k", 4, ending="")
+    path.write_bytes(change(path.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: data[:-1], "byte 3151: its head says 4 x 28 x 28, which is 3152 bytes"),
+        (lambda data: data + b"x", "byte 3152: its head says 4 x 28 x 28"),
+        (
+            lambda data: b"\x1f\x8b" + data[2:],
+            "byte 0: this is no IDX file .* begins with 1f 8b 08",
+        ),
+        (lambda _: b"", "byte 0: this is no IDX file of bytes with 3 axes .*begins with nothing"),
+    ],
+)
+def test_a_damaged_idx_file_is_named_with_the_place(tmp_path, change, said):
+    path = damaged(tmp_path, change)
+    with pytest.raises(TrainerError, match=said) as caught:
+        images.read_mnist(tmp_path)
+    assert str(path) in caught.value.message
+
+
+def test_a_compressed_file_that_is_cut_short(tmp_path):
+    mnist(tmp_path, "t10k", 4)
+    path = tmp_path / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(TrainerError, match=r"t10k-labels-idx1-ubyte\.gz cannot be read"):
+        images.read_mnist(tmp_path)
+
+
+def test_images_of_another_size_or_none_at_all(tmp_path):
+    idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((4, 20, 28)))
+    idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(4))
+    with pytest.raises(TrainerError, match="an image has to be 28 x 28"):
+        images.read_mnist(tmp_path)
+    mnist(tmp_path, "t10k", 0, ending="")
+    with pytest.raises(TrainerError, match=r"leaves none|nothing to learn"):
+        images.choose(images.read_mnist(tmp_path), parse(["mnist"]))
+
+
+def test_labels_that_do_not_belong_to_the_images(tmp_path):
+    mnist(tmp_path, "t10k", 4)
+    idx(tmp_path / "t10k-labels-idx1-ubyte.gz", [1, 2, 3])
+    with pytest.raises(TrainerError, match="has 3 labels"):
+        images.read_mnist(tmp_path)
+    idx(tmp_path / "t10k-labels-idx1-ubyte.gz", [1, 2, 10, 77])
+    with pytest.raises(TrainerError, match="label 2 is 10, and 2 of 4 are not from 0 to 9"):
+        images.read_mnist(tmp_path)
+
+
+def test_files_that_are_missing(tmp_path):
+    with pytest.raises(TrainerError, match="has no IDX files of MNIST"):
+        images.read_mnist(tmp_path)
+    mnist(tmp_path, "train", 4)
+    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(TrainerError, match="the labels that belong to it are not"):
+        images.read_mnist(tmp_path)
+    for argv in (["mnist"], ["mnist", "--data", __file__]):
+        with pytest.raises(TrainerError, match="mnist needs --data, a folder"):
+            images.folder_of(parse(argv))
+
+
+def npz(path, **more):
+    arrays = {
+        "x_train": np.zeros((6, 3, 32, 32), dtype=np.uint8), "y_train": np.arange(6),
+        "x_test": np.zeros((3, 3, 32, 32), dtype=np.uint8), "y_test": np.arange(3),
+    }  # fmt: skip
+    np.savez_compressed(path, **{**arrays, **more})
+    return path
+
+
+def test_npz(tmp_path):
+    found = images.read_npz(npz(tmp_path / "cifar10.npz"))
+    assert (tuple(found.train.inputs.shape), len(found.held_out)) == ((6, 3, 32, 32), 3)
+    path = images.file_of(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
+    assert path.name == "cifar10.npz"
+    npz(tmp_path / "cifar10-b.npz")
+    with pytest.raises(TrainerError, match=r"cifar10-b\.npz, cifar10\.npz"):
+        images.file_of(parse(["cifar10", "--data", str(tmp_path)]), "cifar10*.npz")
+    with pytest.raises(TrainerError, match="--data is missing"):
+        images.file_of(parse(["cifar10"]), "cifar10*.npz")
+
+
+def test_an_npz_file_that_is_none_or_another_or_dangerous(tmp_path):
+    path = tmp_path / "x.npz"
+    path.write_bytes(b"PK\x03\x04nonsense")
+    with pytest.raises(TrainerError, match="cannot be read as npz"):
+        images.read_npz(path)
+    np.savez(path, x_train=np.zeros(1))
+    with pytest.raises(TrainerError, match="has no y_train, x_test, y_test"):
+        images.read_npz(path)
+    npz(path, y_train=np.array([{"not": "numbers"}] * 6, dtype=object))
+    with pytest.raises(TrainerError, match="cannot be read as npz: Object arrays"):
+        images.read_npz(path)
+    for name, array, said in [
+        ("x_train", np.zeros((6, 32, 32, 3), dtype=np.uint8), r"has to be 3 x 32 x 32"),
+        ("x_train", np.zeros((6, 3, 32, 32), dtype=np.float32), "numbers of type torch.float32"),
+        ("y_test", np.array([0.5, 1.5, 2.5]), "of type torch.float64"),
+        ("y_test", np.array([0, 1]), "has 2 labels"),
+    ]:
+        npz(path, **{name: array})
+        with pytest.raises(TrainerError, match=said):
+            images.read_npz(path)
+    npz(path, y_test=np.array([0, 1, 10]))
+    with pytest.raises(TrainerError, match="label 2 is 10, and 1 of 3"):
+        images.read_npz(path)

@@ -1,0 +1,190 @@
+"""Runs that are killed, stopped or started again end as one that was left in peace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from launching import command, losses, metrics, notes, same_bits, train, variables, weights
+
+pytestmark = pytest.mark.slow
+
+STEPS = 60
+MLP = (
+    "mlp", "--subset", "600", "--held-out", "100", "--epochs", "3", "--batch-size", "10",
+    "--precision", "float32", "--save-every", "3", "--out", "out",
+)  # fmt: skip
+"""Three ranks of ten rows: 20 steps an epoch. With two, a sum has but one order."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(3, folder, *MLP)
+    return folder / "out"
+
+
+LONG = (*MLP, "--epochs", "20", "--batch-size", "30", "--save-every", "1000")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    train(0, folder, *LONG)
+    return folder / "out"
+
+
+def started(folder, *arguments, ranks=3, options=(), **more):
+    """A run that goes on, in a session of its own."""
+    return subprocess.Popen(
+        command(ranks, folder, *arguments, options=options),
+        cwd=folder,
+        env=variables(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_step(folder, step, process):
+    """Wait until a run is so far."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        log = folder / "out" / "metrics.jsonl"
+        if log.exists() and log.read_text().count('"loss"') >= step:
+            return
+        if process.poll() is not None:
+            pytest.fail(f"it ended too soon: {process.communicate()[0]}")
+        time.sleep(0.002)
+    pytest.fail(f"step {step} did not come")
+
+
+def children(process):
+    """The processes that a launcher has started, by the rank that each one is."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if entry.name.isdigit() and parent == process.pid:
+                environ = (entry / "environ").read_bytes().split(b"\0")
+                rank = next(item for item in environ if item.startswith(b"RANK="))
+                found[int(rank[5:])] = int(entry.name)
+    return found
+
+
+def end_all(process):
+    """Kill a launcher with its ranks, which have sessions of their own."""
+    for child in children(process).values():
+        os.kill(child, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("step", [2, 31, 50])
+def test_killed_at_any_step_it_ends_with_the_same_weights(undisturbed, tmp_path, step):
+    process = started(tmp_path, *MLP)
+    wait_for_step(tmp_path, step, process)
+    end_all(process)
+    done = train(3, tmp_path, *MLP, "--resume")
+    assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
+    noted = [line["step"] for line in notes(tmp_path / "out") if "loss" in line]
+    assert noted == [*range(1, STEPS + 1)]
+    assert losses(tmp_path / "out") == losses(undisturbed)
+    assert metrics(tmp_path / "out")["steps"] == STEPS
+    if step > 3:
+        assert "resuming from out/checkpoint_" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_told_to_stop_it_saves_and_goes_on_from_there(alone, tmp_path, number):
+    """One process, which gets the signal itself."""
+    process = started(tmp_path, *LONG, ranks=0)
+    wait_for_step(tmp_path, 8, process)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "--resume goes on from there" in said
+    stopped = int(said.partition("stopped after step ")[2].partition(":")[0])
+    done = train(0, tmp_path, *LONG, "--resume")
+    assert f"after {stopped} steps (0 steps are done again)" in done.stdout
+    assert losses(tmp_path / "out") == losses(alone)
+    assert same_bits(weights(alone), weights(tmp_path / "out"))
+
+
+def test_torchrun_that_is_told_to_stop_lets_all_ranks_save(undisturbed, tmp_path):
+    process = started(tmp_path, *MLP)
+    wait_for_step(tmp_path, 8, process)
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+    assert "--resume goes on from there" in said
+    train(3, tmp_path, *MLP, "--resume")
+    assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
+
+
+def test_a_rank_that_is_killed_is_started_again_with_all_others(undisturbed, tmp_path):
+    """Torchrun starts the group anew, which goes on by itself."""
+    # As `stager run` sets it: else the new ranks read the addresses of those that have ended.
+    process = started(
+        tmp_path,
+        *MLP,
+        options=["--max-restarts", "2"],
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+    )
+    wait_for_step(tmp_path, 10, process)
+    os.kill(children(process)[1], signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "resuming from out/checkpoint_" in said
+    assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(undisturbed, tmp_path):
+    process = started(tmp_path, *MLP)
+    wait_for_step(tmp_path, 20, process)
+    end_all(process)
+    out = tmp_path / "out"
+    steps = {json.loads(note.read_text())["step"]: note for note in out.glob("checkpoint_*.json")}
+    newest = steps[max(steps)].with_suffix(".pt")
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    done = train(3, tmp_path, *MLP, "--resume", "--keep", "1")
+    assert f"warning: out/{newest.name} is damaged; the one before it is used" in done.stdout
+    assert same_bits(weights(undisturbed), weights(out))
+
+
+def test_fewer_ranks_go_on_where_more_were_killed(tmp_path):
+    process = started(tmp_path, *MLP)
+    wait_for_step(tmp_path, 10, process)
+    end_all(process)
+    train(2, tmp_path, *MLP, "--resume")
+    found = metrics(tmp_path / "out")
+    assert (found["world_size"], found["epochs"]) == (2, 3)
+    assert found["steps"] > STEPS  # each is of two ranks' rows now
+    assert found["accuracy"] > 0.9
+
+
+def test_a_job_that_is_started_again_goes_on_and_another_does_not(tmp_path):
+    """A finished run is replaced, an unfinished one of another job is kept."""
+    short = ("mlp", "--subset", "320", "--epochs", "1", "--out", "out")
+    train(0, tmp_path, *short, more={"SLURM_JOB_ID": "41"})
+    again = train(0, tmp_path, *short, "--lr", "0.5", more={"SLURM_JOB_ID": "41"})
+    assert "resuming" not in again.stdout  # it had finished: this is a second run in one job
+    (tmp_path / "out" / "metrics.json").unlink()  # as if it had been killed before its end
+    refused = train(0, tmp_path, *short, more={"SLURM_JOB_ID": "42"}, code=1)
+    assert "has checkpoints of a run that did not finish" in refused.stderr
+    resumed = train(0, tmp_path, *short, more={"SLURM_JOB_ID": "41"})
+    assert "resuming from out/checkpoint_epoch_1.pt" in resumed.stdout
+
+
+def test_fewer_rows_held_out_than_ranks(tmp_path):
+    train(3, tmp_path, "mlp", "--subset", "60", "--held-out", "1", "--epochs", "1", "--out", "out")
+    assert metrics(tmp_path / "out")["held_out_rows"] == 1
