@@ -22,14 +22,8 @@ from .problem import NodeError, Problem
 OnLines = Callable[["int | None", "list[str]"], None]
 """Called with the rank, None for the launcher itself, and some of its lines."""
 
-STOP_GRACE = 7.0
-"""Seconds between SIGTERM and SIGKILL for the ranks of a node.
-
-Less than any KillWait of Slurm's that one meets (30 by default): the agent has to tidy up before it
-is killed itself.
-"""
-AGENT_GRACE = STOP_GRACE + 5.0
-"""The same for an agent, which may have to wait for its ranks."""
+AGENT_SECONDS = 5.0
+"""How much longer than its ranks an agent may take to end: it waits for them, and tidies up."""
 KEPT = 200
 """Last lines that are remembered, of all and of each rank."""
 LONGEST_LINE = 1 << 20
@@ -70,13 +64,19 @@ class _Stream:
 class Outputs:
     """The named pipes of a node's ranks; they go when the block ends."""
 
-    def __init__(self, folder: str, ranks: int) -> None:
+    def __init__(self, folder: str, ranks: int, grace: float) -> None:
         """Make one pipe for each local rank in a new directory.
+
+        Args:
+            folder: the directory.
+            ranks: how many there are.
+            grace: seconds between SIGTERM and SIGKILL for the ranks, if they are to end.
 
         Raises:
             OSError: they cannot be made.
         """
         self.folder = folder
+        self._grace = grace
         self._streams: list[_Stream] = []
         os.mkdir(folder, 0o700)
         self._pipes = []
@@ -123,7 +123,7 @@ class Outputs:
         Not what the launcher writes, which only complains that it was told to end; and not much, as
         nobody may be there any more to read it.
         """
-        ending = threading.Thread(target=process.stop, args=(running, STOP_GRACE))
+        ending = threading.Thread(target=process.stop, args=(running, self._grace))
         heard = Heard()
         own = self._streams[1:] or self._streams  # a rank that Slurm started writes by itself
 
@@ -131,7 +131,7 @@ class Outputs:
             """Nothing yet: what counts is what comes last."""
 
         ending.start()
-        until = time.monotonic() + STOP_GRACE + _KILLING_SECONDS
+        until = time.monotonic() + self._grace + _KILLING_SECONDS
         with selectors.DefaultSelector() as waiting:
             for stream in self._streams:
                 waiting.register(stream.handle, selectors.EVENT_READ, stream)

@@ -46,6 +46,8 @@ class Launch:
     """Image that the ranks run in, for Slurm's pyxis plugin."""
     container_mounts: tuple[str, ...] = ()
     """``SOURCE:TARGET`` pairs for it, besides the node root."""
+    grace_seconds: int = 7
+    """Seconds that ranks which are told to end get to save what they have."""
 
 
 @dataclass(frozen=True)

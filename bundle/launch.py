@@ -33,6 +33,8 @@ SECRET = re.compile(
 
 _NO_SECRETS = ("HF_TOKEN_PATH", "TOKENIZERS_PARALLELISM", "SSH_AUTH_SOCK")
 
+_TORCHRUN_SECONDS = 30
+"""After which torchrun itself kills ranks that it told to end (``LaunchConfig``, torch 2.13)."""
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -94,6 +96,8 @@ class Group:
     """Fewest and most nodes that the group goes on with."""
     own_address: str = ""
     """This node's address on its interface."""
+    grace_seconds: int = 0
+    """Seconds that ranks get to end once they are told to."""
 
     @property
     def moving(self) -> bool:
@@ -153,6 +157,8 @@ def rank_variables(place: Place, group: Group, base: Mapping[str, str]) -> dict[
     }
     if group.backend == "nccl":
         env["NCCL_SOCKET_IFNAME"] = f"={group.interface}"
+    if group.grace_seconds > _TORCHRUN_SECONDS:
+        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(group.grace_seconds)
     if group.moving:
         # Else ranks that are started again meet in the store of the first time, where they read
         # addresses of ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).

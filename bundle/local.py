@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 from . import fs, process, signals
 from .agent import EARLY, SESSION
 from .base import base_for
-from .following import AGENT_GRACE
+from .following import AGENT_SECONDS
 from .job import Job
 from .problem import NodeError, Problem
 from .root import secure_root
@@ -46,6 +46,7 @@ class LocalTransport:
             NodeError: no place on this machine fits.
         """
         self.nodes_here = len(job.nodes)
+        self._grace = job.launch.grace_seconds + AGENT_SECONDS
         base = base_for(job, os.environ, copies=self._missing(job))
         own = secure_root(base)
         self._agents: dict[str, process.Process] = {}
@@ -75,11 +76,11 @@ class LocalTransport:
                 codes = _attend(asked, on_event, phase)
             except signals.Stopped:  # what the ranks say last belongs into their logs
                 _tell_to_end(asked)
-                _attend(asked, on_event, phase, time.monotonic() + AGENT_GRACE)
+                _attend(asked, on_event, phase, time.monotonic() + self._grace)
                 raise
             return {node: Ended(code, process.describe_exit(code)) for node, code in codes.items()}
         except BaseException:
-            _stop_all(self._agents)
+            _stop_all(self._agents, self._grace)
             raise
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class LocalTransport:
         until = time.monotonic() + _LEAVE_SECONDS
         while time.monotonic() < until and any(one.poll() is None for one in self._agents.values()):
             time.sleep(_LEAVE_SECONDS / 100)
-        _stop_all(self._agents)
+        _stop_all(self._agents, self._grace)
 
     def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
         """Not needed: the nodes are on this machine, and read the bundle where it lies.
@@ -229,10 +230,10 @@ def _event(node: str, line: bytes) -> dict[str, Any]:
     return {"v": 1, "event": "output", "node": node, "lines": [text]}
 
 
-def _stop_all(running: Mapping[str, process.Process]) -> None:
+def _stop_all(running: Mapping[str, process.Process], grace: float) -> None:
     """End what still runs: all are told first, then each is waited for."""
     _tell_to_end(running)
     for agent in running.values():
         _output(agent).close()  # one that cannot get rid of its lines would wait for ever
     for agent in running.values():
-        process.stop(agent, AGENT_GRACE)
+        process.stop(agent, grace)

@@ -49,7 +49,8 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
         begin = _start(job, place, group, request)
         hearing.emit({"event": "started", "argv": begin.argv, "interface": link.interface})
         try:
-            outputs = Outputs(os.path.join(place.job_dir, "output"), begin.ranks)
+            folder = os.path.join(place.job_dir, "output")
+            outputs = Outputs(folder, begin.ranks, job.launch.grace_seconds)
         except OSError as exc:
             raise NodeError(_no_pipes(place, exc)) from exc
 
@@ -129,6 +130,7 @@ def _group(job: Job, request: Mapping[str, Any]) -> tuple[launch.Group, net.Link
         threads=threads,
         max_restarts=job.launch.max_restarts,
         elastic=job.launch.elastic,
+        grace_seconds=job.launch.grace_seconds,
         own_address=link.address,
     )
     return group, link

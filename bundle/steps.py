@@ -68,6 +68,7 @@ class SlurmTransport:
         self._step: Conversation | None = None
         self._nodes: frozenset[str] = frozenset()
         self._kept = contextlib.ExitStack()
+        self._grace = settings.grace_seconds + following.AGENT_SECONDS
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes: in the step that is there for all phases, if it may."""
@@ -80,7 +81,7 @@ class SlurmTransport:
             try:
                 self._listen(step, answers, on_event)
             except signals.Stopped:  # what the ranks say last belongs into their logs
-                step.finish(answers.take, following.AGENT_GRACE)
+                step.finish(answers.take, self._grace)
                 raise
             ended = _endings(requests, step)
         except BaseException:
@@ -129,7 +130,7 @@ class SlurmTransport:
             if late:
                 on_event({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
             if late or (deadline is not None and time.monotonic() > deadline):
-                step.finish(answers.take, following.AGENT_GRACE)
+                step.finish(answers.take, self._grace)
             elif joins and answers.complete(faults):
                 return
 
@@ -161,7 +162,7 @@ class SlurmTransport:
             while not step.ended and not (joins and answers.complete(step.faults)):
                 step.pump(answers.take)
                 if time.monotonic() > deadline:
-                    step.finish(answers.take, following.AGENT_GRACE)
+                    step.finish(answers.take, self._grace)
             return Delivery(failed, _endings(requests, step), seconds)
 
     def _send(
@@ -205,7 +206,7 @@ class SlurmTransport:
             try:
                 take(cast("IO[bytes]", running.stdout))
             finally:
-                process.stop(running, following.AGENT_GRACE)
+                process.stop(running, self._grace)
 
     def close(self) -> None:
         """End the step that is there for all phases."""

@@ -180,6 +180,7 @@ def _launch(config: Config, manifest: Manifest, action: str, *, slurm: bool) -> 
         omp_num_threads=settings.omp_num_threads,
         max_restarts=settings.max_restarts,
         elastic=elastic,
+        grace_seconds=settings.grace_seconds,
         pass_env=settings.pass_env,
         container_image=config.cluster.container_image,
         container_mounts=config.cluster.container_mounts,

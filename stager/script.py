@@ -46,6 +46,9 @@ _HEADER_VARIABLES = re.compile(
 """Defaults of the user that would win over the script's own ``#SBATCH`` lines (man sbatch)."""
 
 
+_TELLING_SECONDS = 83
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """Everything that decides what a batch script says."""
@@ -78,6 +81,15 @@ class ScriptFacts:
     """Whether the script holds the program; otherwise it takes it out of the bundle with tar."""
     made_with: str = ""
     """The command that makes this script again, for its comment block."""
+
+    @property
+    def warning_seconds(self) -> int:
+        """How long before its time limit a job that is queued again is told.
+
+        Slurm is late by up to a minute (sbatch, ``--signal``); then the ranks save, and what they
+        made comes home.
+        """
+        return _TELLING_SECONDS + self.job.launch.grace_seconds
 
 
 def batch_script(facts: ScriptFacts) -> str:
@@ -168,7 +180,7 @@ def _directives(facts: ScriptFacts) -> Iterator[str]:
         "time": facts.time,
         "exclude": facts.exclude,
         "output": "/dev/null",
-        "signal": "B:USR1@90" if facts.requeue else None,
+        "signal": f"B:USR1@{facts.warning_seconds}" if facts.requeue else None,
     }
     for key, value in options.items():
         if value:

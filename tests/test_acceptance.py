@@ -6,7 +6,6 @@ import json
 import shlex
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -51,8 +50,9 @@ def decoy(folder: Path, place: str) -> Path:
 def test_the_bundles_torch_is_the_one_imported(torch_project: TorchProject, tmp_path: Path) -> None:
     """With a decoy in the interpreter's own packages, in the user's, and on ``PYTHONPATH``."""
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    variables = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    packages = sysconfig.get_path("purelib", "posix_prefix", variables)
+    asked = [str(base), "-I", "-c", "import site; print(*site.getsitepackages(), sep='\\n')"]
+    listed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+    packages = next(folder for folder in listed if Path(folder).is_dir())  # Debian's has its own
     home = tmp_path / "home"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     system = decoy(tmp_path / "system", "the interpreter")

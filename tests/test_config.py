@@ -53,6 +53,7 @@ backend = "gloo"
 interface = { "node0[1-3]" = "ens1f1", "node05" = "ens1f0np0" }
 omp-num-threads = 2
 max-restarts = 1
+grace-seconds = 60
 pass-env = ["HF_TOKEN"]
 """
 
@@ -121,6 +122,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             interface=(("node0[1-3]", "ens1f1"), ("node05", "ens1f0np0")),
             omp_num_threads=2,
             max_restarts=1,
+            grace_seconds=60,
             pass_env=("HF_TOKEN",),
         ),
     )
@@ -240,6 +242,7 @@ def test_a_wrong_table(tmp_path: Path) -> None:
         ("launch", "interface", "an-interface-with-a-long-name"),
         ("launch", "omp-num-threads", "many"),
         ("launch", "max-restarts", -1),
+        ("launch", "grace-seconds", 0),
         ("project", "path", True),
         ("project", "name", "../x"),
     ],

@@ -117,6 +117,14 @@ def test_the_job_in_the_script_is_the_job(tmp_path: Path) -> None:
     assert described.isascii()
 
 
+def test_a_job_is_told_the_earlier_the_longer_its_ranks_save() -> None:
+    job = SETTINGS["requeue"].job
+    patient = replace(job, launch=replace(job.launch, grace_seconds=300))
+    text = batch_script(replace(SETTINGS["requeue"], job=patient))
+    assert "#SBATCH --signal=B:USR1@383\n" in text
+    assert "# 383 s before the time limit" in text
+
+
 def test_nothing_begins_a_line_of_its_own() -> None:
     """A command may hold line breaks; in the comment it shows them, in the job they are escaped."""
     text = batch_script(SETTINGS["requeue"])

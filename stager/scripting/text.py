@@ -62,9 +62,9 @@ def comment(facts: ScriptFacts) -> Iterator[str]:
     if facts.requeue:
         yield "#"
         yield from _paragraph(
-            "90 s before the time limit Slurm sends USR1: the driver ends the ranks with TERM and"
-            " brings results home, and the job goes back into the queue, at most"
-            f" {MOST_RESTARTS} times. The training script must resume from its own checkpoint."
+            f"{facts.warning_seconds} s before the time limit Slurm sends USR1: the driver ends"
+            " the ranks with TERM and brings results home, and the job goes back into the queue, at"
+            f" most {MOST_RESTARTS} times. The training script must resume from its own checkpoint."
         )
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from . import checks
 from .table import Table
 
+GRACE_SECONDS = 7
+"""Short, as Slurm kills what still runs KillWait (30 s by default) after it ended a job."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
@@ -24,6 +27,8 @@ class LaunchConfig:
     """Threads a rank, 1 or more; None for the task's CPUs divided by its ranks."""
     max_restarts: int
     """How often torchrun starts a failed group of ranks again, 0 or more."""
+    grace_seconds: int
+    """Seconds that ranks which are told to end get to save what they have, 1 or more."""
     pass_env: tuple[str, ...]
     """Names of secret variables that the ranks get; others that look like secrets are kept back."""
 
@@ -47,6 +52,9 @@ def launch(table: Table) -> LaunchConfig:
         ),
         omp_num_threads=table.take("omp-num-threads", None, checks.whole_or_auto(1), count),
         max_restarts=table.take("max-restarts", 0, checks.whole(0), "a whole number, 0 or more"),
+        grace_seconds=table.take(
+            "grace-seconds", GRACE_SECONDS, checks.whole(1), "a whole number, 1 or more"
+        ),
         pass_env=table.take(
             "pass-env",
             (),

@@ -27,7 +27,7 @@ def followed(
     """Attend to a Python program, whose first argument is the pipes' folder."""
     said: list[Said] = []
     argv = [sys.executable, "-c", code, str(tmp_path / "output"), *arguments]
-    with contextlib.closing(Outputs(str(tmp_path / "output"), ranks)) as outputs:
+    with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 7)) as outputs:
         status, heard = following.attend(
             argv,
             os.environ,
@@ -102,7 +102,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None
 
 def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
     absent = [str(tmp_path / "absent")]
-    outputs = Outputs(str(tmp_path / "output"), 0)
+    outputs = Outputs(str(tmp_path / "output"), 0, 7)
     with pytest.raises(NodeError, match="the launcher cannot start"):
         following.attend(absent, {}, str(tmp_path), outputs, lambda rank, lines: None)
 
@@ -204,7 +204,7 @@ def test_much_from_a_rank_is_all_read(tmp_path: Path) -> None:
 def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     folder = tmp_path / "output"
-    outputs = Outputs(str(folder), 2)
+    outputs = Outputs(str(folder), 2, 7)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for name in ("0", "1"):
         state = (folder / name).stat()
@@ -214,27 +214,53 @@ def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
     outputs.close()  # twice does nothing more
     assert set(os.listdir("/proc/self/fd")) == before
     with pytest.raises(FileExistsError):
-        Outputs(str(folder), 1)
+        Outputs(str(folder), 1, 7)
 
 
-def test_being_told_to_end_while_a_rank_writes(tmp_path: Path) -> None:
-    """As the agent is: the ranks end, and the status says why."""
-    code = (
-        "import contextlib, os, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "from bundle import following, signals\n"
-        "signals.end_on_signals()\n"
-        "say = lambda rank, lines: print(*lines, flush=True)\n"
-        "argv = [sys.executable, '-c', 'import time\\nprint(1, flush=True)\\ntime.sleep(602)']\n"
-        "with contextlib.closing(following.Outputs(sys.argv[1], 1)) as outputs:\n"
-        "    code, heard = following.attend(argv, os.environ, '/', outputs, say)\n"
-        "print('status', code, *heard.tail)\n"
-    )
-    argv = [sys.executable, "-c", code, str(tmp_path / "output")]
+TOLD = f"""
+import contextlib, os, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from bundle import following, signals
+signals.end_on_signals()
+say = lambda rank, lines: print(*lines, flush=True)
+_, folder, grace, program = sys.argv
+with contextlib.closing(following.Outputs(folder, 1, float(grace))) as outputs:
+    argv = [sys.executable, "-c", program]
+    code, heard = following.attend(argv, os.environ, "/", outputs, say)
+print("status", code, *heard.tail)
+"""
+
+
+def told_to_end(program: str, grace: float, tmp_path: Path) -> str:
+    """What is written after SIGTERM, when a program that says 1 is attended to as an agent does."""
+    argv = [sys.executable, "-c", TOLD, str(tmp_path / "output"), str(grace), program]
     running = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     assert running.stdout.readline() == "1\n"
     running.send_signal(signal.SIGTERM)
-    out, _ = running.communicate(timeout=30)
-    assert out == "status 143 1\n"
+    out, _ = running.communicate(timeout=60)
+    return out
+
+
+def test_being_told_to_end_while_a_rank_writes(tmp_path: Path) -> None:
+    """As the agent is: the ranks end, and the status says why."""
+    program = "import time\nprint(1, flush=True)\ntime.sleep(602)"
+    assert told_to_end(program, 7, tmp_path) == "status 143 1\n"
     assert living("sleep(602)") == []
+
+
+@pytest.mark.parametrize(("grace", "saved"), [(30, True), (0.2, False)])
+def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> None:
+    """One that has not ended by then is killed."""
+    done = tmp_path / "saved"
+    program = (
+        "import pathlib, signal, time\n"
+        "def save(*_):\n"
+        f"    time.sleep(2); pathlib.Path({str(done)!r}).touch(); raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print(1, flush=True)\n"
+        "time.sleep(603)"
+    )
+    assert told_to_end(program, grace, tmp_path) == "status 143 1\n"
+    assert done.exists() == saved
+    assert living("sleep(603)") == []

@@ -105,6 +105,12 @@ def test_ranks_that_may_meet_again_meet_through_c10d() -> None:
     command(six, "--nnodes=3", *meeting(0, "[fd00::1]:61042"), restarts=2)
 
 
+@pytest.mark.parametrize(("grace", "said"), [(7, None), (30, None), (31, "31"), (600, "600")])
+def test_torchrun_waits_as_long_as_ranks_may_save(grace: int, said: str | None) -> None:
+    variables = launch.rank_variables(PLACE, replace(GROUP, grace_seconds=grace), {})
+    assert variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == said
+
+
 @pytest.mark.parametrize(("span", "said"), [((2, 3), "2:3"), ((3, 3), "3"), ((1, 8), "1:3")])
 def test_an_elastic_group(span: tuple[int, int], said: str) -> None:
     group = replace(GROUP, elastic=span, own_address="10.1.2.4")

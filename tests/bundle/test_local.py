@@ -207,6 +207,6 @@ def test_an_agent_that_nobody_listens_to_is_ended_all_the_same() -> None:
     stuck = agent(code)
     time.sleep(1)
     started = time.monotonic()
-    local._stop_all({"a": stuck})
+    local._stop_all({"a": stuck}, 12)
     assert time.monotonic() - started < 5
     assert stuck.returncode not in (None, -9)

@@ -245,12 +245,12 @@ def little_memory() -> Iterator[Path]:
 
 
 @contextmanager
-def an_urgent_partition(cluster: Cluster) -> Iterator[str]:
+def an_urgent_partition(cluster: Cluster, mode: str = "CANCEL") -> Iterator[str]:
     """A partition whose jobs take the nodes of those in others, for as long as the block runs."""
     conf = cluster.state_dir / "slurm.conf"
     before = conf.read_text()
     own = "PartitionName=urgent Nodes=ALL PriorityTier=9 State=UP"
-    conf.write_text(f"{before}PreemptType=preempt/partition_prio\nPreemptMode=CANCEL\n{own}\n")
+    conf.write_text(f"{before}PreemptType=preempt/partition_prio\nPreemptMode={mode}\n{own}\n")
     try:
         cluster.run(["scontrol", "reconfigure"])
         yield "urgent"

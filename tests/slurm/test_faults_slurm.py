@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,10 +10,11 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from failing import an_urgent_partition
 from processes import until
 from provoking import Bench
 from slurm_torch import SlurmTorch
@@ -138,9 +140,12 @@ def test_a_node_that_is_lost_leaves_the_others_at_work(slurm_torch: SlurmTorch) 
     bench.assert_clean()
 
 
-def test_a_time_limit_that_comes_near(slurm_torch: SlurmTorch) -> None:
-    """Slurm says so beforehand: all is saved, the job goes back into the queue and goes on."""
-    job = slurm_torch
+@contextlib.contextmanager
+def in_the_queue(job: SlurmTorch) -> Iterator[tuple[str, Callable[[], str]]]:
+    """A training that goes on and on, as a batch job that may start again.
+
+    Yields its number, and what gives all that was written so far.
+    """
     argv = [*job.argv("script", "--requeue", "--time", "10", "--nproc-per-node", "1")]
     argv.remove("--json")
     long = [*TRAINING, "--epochs", "400"]
@@ -152,25 +157,45 @@ def test_a_time_limit_that_comes_near(slurm_torch: SlurmTorch) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     number = submitted.stdout.strip()
-    log = job.work / "logs"
 
     def said() -> str:
-        return "".join(path.read_text() for path in log.glob(f"*.{number}.*out"))
+        return "".join(p.read_text() for p in (job.work / "logs").glob(f"*.{number}.*out"))
 
     def state() -> str:
         return job.cluster.run(["squeue", "--noheader", "--format=%T", f"--job={number}"]).stdout
 
     try:
         assert until(lambda: steps(job.work) >= 100, 120), said()
-        # As Slurm does ahead of the limit, some time within a minute of when it was asked to.
-        job.cluster.run(["scancel", "--batch", "--signal=USR1", number])
-        assert until(lambda: "back into the queue (restart 1)" in said(), 120), said()
-        (stopped,) = set(re.findall(r"stopped after step (\d+)", said()))
-        time.sleep(3)  # slurmd refuses a credential of the second in which the last one ended
-        job.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
-        assert until(lambda: RESUMED.search(said()) is not None, 180), said()
-        after, lost = resumed(said().splitlines())
-        assert (after, lost) == (int(stopped), 0)
+        yield number, said
     finally:
         job.cluster.run(["scancel", number], check=False)
         assert until(lambda: not state().strip(), 60)
+
+
+def goes_on(job: SlurmTorch, number: str, said: Callable[[], str]) -> None:
+    """It has been stopped and is queued again: it goes on where it was."""
+    (stopped,) = set(re.findall(r"stopped after step (\d+)", said()))
+    time.sleep(3)  # slurmd refuses a credential of the second in which the last one ended
+    job.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
+    assert until(lambda: RESUMED.search(said()) is not None, 180), said()
+    assert resumed(said().splitlines()) == (int(stopped), 0)
+
+
+def test_a_time_limit_that_comes_near(slurm_torch: SlurmTorch) -> None:
+    """Slurm says so beforehand: all is saved, the job goes back into the queue and goes on."""
+    job = slurm_torch
+    with in_the_queue(job) as (number, said):
+        # As Slurm does ahead of the limit, some time within a minute of when it was asked to.
+        job.cluster.run(["scancel", "--batch", "--signal=USR1", number])
+        assert until(lambda: "back into the queue (restart 1)" in said(), 120), said()
+        goes_on(job, number, said)
+
+
+def test_a_job_whose_nodes_another_one_takes(slurm_torch: SlurmTorch) -> None:
+    """It is told by SIGTERM alone, and it is Slurm that puts it back into the queue."""
+    job = slurm_torch
+    with an_urgent_partition(job.cluster, "REQUEUE") as partition, in_the_queue(job) as told:
+        number, said = told
+        job.cluster.run(["srun", f"--partition={partition}", "--exclusive", "--nodes=3", "true"])
+        assert until(lambda: '"ended_by": "preempted"' in said(), 60), said()
+        goes_on(job, number, said)
