@@ -9,47 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pictures import digits, nothing, things
 from torch_project import TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 REPO = Path(__file__).resolve().parent.parent
-
-
-def nothing(folder: Path) -> None:
-    """No data."""
-
-
-def digits(folder: Path) -> None:
-    """Images whose brightness tells their class."""
-    import gzip
-    import random
-    import struct
-
-    draw, count = random.Random(1), 240
-    labels = bytes(number % 10 for number in range(count))
-    pixels = b"".join(
-        bytes(min(255, label * 25 + draw.randrange(8)) for _ in range(28 * 28)) for label in labels
-    )
-    for kind, shape, data in (("images", (count, 28, 28), pixels), ("labels", (count,), labels)):
-        head = bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape)
-        name = f"t10k-{kind}-idx{len(shape)}-ubyte.gz"
-        (folder / name).write_bytes(gzip.compress(head + data))
-
-
-def things(folder: Path) -> None:
-    """Images of one grey each."""
-    import numpy as np
-
-    arrays = {}
-    for side, count in (("train", 120), ("test", 40)):
-        labels = np.arange(count) % 10
-        shape = (count, 3, 32, 32)
-        arrays[f"x_{side}"] = np.broadcast_to((labels * 25)[:, None, None, None], shape)
-        arrays[f"y_{side}"] = labels
-    np.savez_compressed(folder / "cifar10_tiny.npz", **{
-        name: array.astype(np.uint8) for name, array in arrays.items()
-    })  # fmt: skip
 
 
 @pytest.mark.parametrize(
