@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import building, ours, peers
+from stager.history import Seen
+
+from . import broadcasts, building, forecasts, ours, peers
 from .errors import BenchError
 from .place import GIB, available_memory, read_once, settle
 from .process import Command, Ran, run
@@ -29,7 +31,7 @@ PROGRAM = "first_step.py"
 FIRST_STEP = "FIRST STEP"
 NODE_ROOM = 2.2 * GIB
 """Bytes of memory that a node's own tmpfs takes: an archive and what is unpacked from it."""
-_CLEAN = "rm -rf /tmp/stager-* /tmp/handout* /tmp/bench-out; [ -d /tmp ]"
+_CLEAN = "rm -rf /tmp/stager-* /tmp/handout* /tmp/bench-*; [ -d /tmp ]"
 _SCRIPT = str(REPO / "scripts" / "cluster")
 
 
@@ -64,12 +66,17 @@ def measure(session: Session) -> None:
     if not fitting:
         return
     project = _packed_project(session)
+    seen: dict[int, list[Seen]] = {}
     with _running(max(fitting), session.say) as cluster:
         for nodes in fitting:
             job = _Jobs(session, cluster, nodes, project)
             rounds = session.rounds if nodes == JUDGED else 1
             label = f"{nodes} nodes, round"
             interleave(job.steps(), rounds, session.samples, session.say, label=label)
+            seen[nodes] = job.seen
+        forecasts.compare(seen, session.samples, session.say)
+        cluster.clean()
+        broadcasts.measure(session, cluster.env, min(JUDGED, max(fitting)))
 
 
 class _Jobs:
@@ -80,7 +87,8 @@ class _Jobs:
         self.cluster = cluster
         self.nodes = nodes
         self.project = project
-        self.run_dir = session.place.fresh("run")
+        self.seen: list[Seen] = []
+        """What the jobs showed that found nothing on the nodes."""
 
     def steps(self) -> list[Step]:
         """One round: everything of ours on nodes that had nothing, then the handout's."""
@@ -119,6 +127,9 @@ class _Jobs:
             job = self._job(which)
             ran = self._run(ours.run(self.session.stager, job, PROGRAM), FIRST_STEP)
             result = result_of(job.logs)
+            shown = forecasts.seen(job.logs)
+            if state == "cold" and shown is not None:
+                self.seen.append(shown)
             at = f"slurm/{self.nodes}"
             seconds = result["seconds"]
             staging = sum(seconds.get(phase, 0.0) for phase in STAGING)

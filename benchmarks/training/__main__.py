@@ -3,7 +3,8 @@
     python -m benchmarks.training --data FOLDER [--rounds N] [--python PYTHON]
 
 FOLDER has the IDX files of MNIST; PYTHON has torch, transformers and accelerate. The first epoch of
-each run is not counted. Prints a table, and the ratio of ours to each of the others.
+each run is not counted. Prints a table, the ratio of ours to each of the others in the same
+round, and what our ranks spent their time on.
 """
 
 from __future__ import annotations
@@ -15,12 +16,25 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 BATCH, EPOCHS = 16, 3
 WAYS = ("ours", "minimal", "huggingface")
+RANKS = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run."""
+
+    rate: float
+    """Rows a second, over all ranks; the mean of all epochs but the first."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """What the ranks spent their steps on, each a share of the time (0 to 1); ours only."""
 
 
 def main() -> int:
@@ -30,27 +44,46 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--python", default=sys.executable, metavar="PYTHON")
     asked = parser.parse_args()
-    rates: dict[tuple[str, int], list[float]] = {}
+    found: dict[tuple[str, int], list[Measured]] = {}
     for number in range(asked.rounds):
-        for ranks in (1, 2, 4):
-            for way in WAYS:
-                rate = _measure(way, ranks, asked.python, asked.data.resolve())
-                rates.setdefault((way, ranks), []).append(rate)
-                print(f"round {number + 1}: {ranks} ranks, {way}: {rate:.0f}/s", flush=True)
-    print(f"\n{'ranks':>5}" + "".join(f"{way:>22}" for way in WAYS) + "   ours/minimal  ours/HF")
-    for ranks in (1, 2, 4):
-        found = [rates[way, ranks] for way in WAYS]
-        middles = [statistics.median(one) for one in found]
-        shown = "".join(
-            f"{middle:>8.0f} [{min(one):.0f}..{max(one):.0f}]".rjust(22)
-            for middle, one in zip(middles, found, strict=True)
-        )
-        print(f"{ranks:>5}{shown}{middles[0] / middles[1]:>15.3f}{middles[0] / middles[2]:>9.3f}")
+        for ranks in RANKS:
+            # Whoever is first may have a cooler machine: the order changes from round to round.
+            for way in WAYS if number % 2 == 0 else WAYS[::-1]:
+                one = _measure(way, ranks, asked.python, asked.data.resolve())
+                found.setdefault((way, ranks), []).append(one)
+                print(f"round {number + 1}: {ranks} ranks, {way}: {one.rate:.0f}/s", flush=True)
+    print()
+    for row in _table(found):
+        print(row)
     return 0
 
 
-def _measure(way: str, ranks: int, python: str, data: Path) -> float:
-    """Rows a second of one run, over all ranks; the mean of all epochs but the first."""
+def _table(found: Mapping[tuple[str, int], Sequence[Measured]]) -> Iterator[str]:
+    """What came out: medians, and those of the ratios of each round."""
+    yield (
+        f"{'ranks':>5}"
+        + "".join(f"{way:>22}" for way in WAYS)
+        + (f"{'ours/minimal':>22}{'ours/Trainer':>22}   data, sync, compute")
+    )
+    for ranks in RANKS:
+        ours, minimal, trainer = ([one.rate for one in found[way, ranks]] for way in WAYS)
+        cells = [_spread(rates, ".0f") for rates in (ours, minimal, trainer)]
+        for peer in (minimal, trainer):
+            cells.append(_spread([a / b for a, b in zip(ours, peer, strict=True)], ".3f"))
+        shares = [
+            f"{statistics.median(one.shares[name] for one in found['ours', ranks]):.0%}"
+            for name in ("data_share", "sync_share", "compute_share")
+        ]
+        yield f"{ranks:>5}" + "".join(f"{cell:>22}" for cell in cells) + f"   {', '.join(shares)}"
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    middle = statistics.median(values)
+    return f"{middle:{form}} [{min(values):{form}}..{max(values):{form}}]"
+
+
+def _measure(way: str, ranks: int, python: str, data: Path) -> Measured:
+    """One run of one of the ways."""
     env = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         launch = [python, "-m", "torch.distributed.run", "--standalone"]
@@ -63,20 +96,23 @@ def _measure(way: str, ranks: int, python: str, data: Path) -> float:
             argv = [*launch, str(HERE / f"{way}.py"), str(data), str(BATCH), str(EPOCHS)]
         done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=True)
         if way == "ours":
-            return _ours(Path(folder, "out", "metrics.jsonl"))
+            return _ours(Path(folder, "out"))
     found = [float(line.split()[1]) for line in done.stdout.splitlines() if line[:4] == "RATE"]
-    return statistics.fmean(found[1:])
+    return Measured(statistics.fmean(found[1:]))
 
 
-def _ours(log: Path) -> float:
+def _ours(out: Path) -> Measured:
     """The same, from the time of each step."""
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    text = (out / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
     rates = []
     for epoch in range(1, EPOCHS):
         inside = [line for line in lines if "loss" in line and epoch < line["epoch"] <= epoch + 1]
         rows = (inside[-1]["epoch"] - inside[0]["epoch"]) * _ROWS
         rates.append(rows / (inside[-1]["seconds"] - inside[0]["seconds"]))
-    return statistics.fmean(rates)
+    metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    shares = {name: value for name, value in metrics.items() if name.endswith("_share")}
+    return Measured(statistics.fmean(rates), shares)
 
 
 _ROWS = 9999

@@ -1,0 +1,51 @@
+"""Whether the forecast holds: rates from jobs on some nodes, and what others then took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bundle.forecast import Nodes, staging
+from stager import history
+from stager.history import Seen, Watch
+
+from .rounds import Samples, Value
+
+FITTED = 2
+"""The number of nodes whose jobs the rates are taken from; the others are predicted."""
+
+
+def seen(logs: Path) -> Seen | None:
+    """What a job showed, from the events in the log directory that it had for itself."""
+    watch = Watch()
+    for file in logs.glob("events.*.jsonl"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            watch.take(json.loads(line))
+    return watch.seen()
+
+
+def compare(
+    jobs: Mapping[int, Sequence[Seen]], samples: Samples, say: Callable[[str], None]
+) -> None:
+    """Predict the staging on nodes that had nothing; nothing where no rates can be taken.
+
+    Args:
+        jobs: what jobs on so many nodes showed; all nodes shared one machine.
+        samples: take what was predicted, beside what was measured.
+        say: told how far the two are apart.
+    """
+    known = jobs.get(FITTED, ())
+    if not known:
+        return
+    rates = history.basis(known, one_machine=True).rates
+    for count, found in sorted(jobs.items()):
+        for one in found:
+            nodes = Nodes(one.nodes, cpus=one.cpus, sharing=one.nodes)
+            predicted = staging(one.work, nodes, rates).seconds
+            samples.add(f"slurm/{count}/forecast/cold", Value(value=predicted))
+            fitted = " (fitted to these)" if count == FITTED else ""
+            say(
+                f"  forecast, {count} nodes: {one.stage:.2f} s measured,"
+                f" {predicted:.2f} predicted: {one.stage / predicted:.2f}{fitted}"
+            )
