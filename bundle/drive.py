@@ -44,6 +44,12 @@ _ENDINGS = {
         "a job with a higher priority took its nodes",
         "submit it again, or with --batch and --requeue",
     ),
+    "requeued": Problem(
+        "Slurm put the job back into the queue",
+        "",
+        "scontrol requeue, or a node that cannot go on",
+        "wait: it starts again by itself",
+    ),
     "node-failure": Problem(
         "Slurm lost a node of the job",
         "",

@@ -264,14 +264,25 @@ def broadcast_faults(stderr: str) -> dict[str, str]:
     return found
 
 
-def ended_by(shown: str) -> str:
-    """Why a job ended, from ``scontrol --oneliner show job``; empty while it runs on."""
-    fields = dict(re.findall(r"\b(JobState|Reason|PreemptTime)=(\S*)", shown))
+def ended_by(shown: str, attempt: int = 0, said: str = "") -> str:
+    """Why a job ended; empty while it runs on.
+
+    Args:
+        shown: what ``scontrol --oneliner show job`` says.
+        attempt: how often the job had been started before this time.
+        said: what ``srun`` wrote to standard error. Of a job that goes back into the queue the
+            controller has forgotten already that it was preempted (seen with 22.05).
+    """
+    fields = dict(re.findall(r"\b(JobState|Reason|PreemptTime|Restarts)=(\S*)", shown))
     state, reason = fields.get("JobState", ""), fields.get("Reason", "")
     if state == "COMPLETING":  # what it will be called is only in the reason as yet
-        taken = fields.get("PreemptTime", "None") != "None"
-        other = "preempted" if taken else "cancelled"
-        return {"TimeLimit": "time-limit", "NodeDown": "node-failure"}.get(reason, other)
+        if reason in ("TimeLimit", "NodeDown"):
+            return {"TimeLimit": "time-limit", "NodeDown": "node-failure"}[reason]
+        if fields.get("PreemptTime", "None") != "None" or "DUE TO PREEMPTION" in said:
+            return "preempted"
+        restarts = fields.get("Restarts", "")
+        again = restarts.isdigit() and int(restarts) > attempt
+        return "requeued" if again else "cancelled"
     return {
         "TIMEOUT": "time-limit",
         "DEADLINE": "time-limit",

@@ -66,6 +66,7 @@ class SlurmTransport:
         # own step alone; nor can nodes leave and stay by themselves in the step of all phases.
         self._joins = not (settings.launcher == "srun" or settings.pass_env or settings.elastic)
         self._step: Conversation | None = None
+        self._latest: Conversation | None = None
         self._nodes: frozenset[str] = frozenset()
         self._kept = contextlib.ExitStack()
         self._grace = settings.grace_seconds + following.AGENT_SECONDS
@@ -216,9 +217,10 @@ class SlurmTransport:
     def ended_by(self) -> str:
         """What the controller says about the job; empty where it cannot be asked."""
         try:
-            return slurm.ended_by(self._ask("scontrol", "--oneliner", "show", "job", self._job.id))
+            shown = self._ask("scontrol", "--oneliner", "show", "job", self._job.id)
         except NodeError:
             return ""
+        return slurm.ended_by(shown, self._job.attempt, self._latest.errors if self._latest else "")
 
     def _tasks(self, phase: str, requests: Requests) -> int:
         """Tasks of a node: one agent; but where Slurm starts the ranks, one for each rank."""
@@ -228,7 +230,9 @@ class SlurmTransport:
 
     def _talk(self, phase: str, requests: Requests, tasks: int, word: str = "") -> Conversation:
         argv, opening = self._asked(phase, requests, tasks, word)
-        return Conversation(argv, self._ranks if phase == "launch" else self._plain, opening)
+        env = self._ranks if phase == "launch" else self._plain
+        self._latest = Conversation(argv, env, opening)
+        return self._latest
 
     def _asked(
         self, phase: str, requests: Requests, tasks: int, word: str = ""

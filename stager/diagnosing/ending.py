@@ -16,6 +16,11 @@ _ENDINGS = {
         "the job was cancelled from outside (scancel)",
         "whoever cancelled it knows why; `sacct --jobs=JOB --format=JobID,State` shows by whom",
     ),
+    "requeued": (
+        "killed",
+        "Slurm put the job back into the queue (scontrol requeue, or a node that cannot go on)",
+        "it starts again by itself; `squeue --start --jobs=JOB` shows when",
+    ),
     "node-failure": (
         "node-failure",
         "a node of the job was lost",

@@ -326,6 +326,34 @@ def test_why_a_job_ended(shown: str, why: str) -> None:
     assert slurm.ended_by(shown) == why
 
 
+@pytest.mark.parametrize(
+    ("restarts", "attempt", "said", "why"),
+    [
+        (1, 0, "", "requeued"),
+        (
+            1,
+            0,
+            "slurmstepd: error: *** STEP 2.0 ON n1 CANCELLED AT X DUE TO JOB REQUEUE ***",
+            "requeued",
+        ),
+        (
+            1,
+            0,
+            "slurmstepd: error: *** STEP 2.0 ON n1 CANCELLED AT X DUE TO PREEMPTION ***",
+            "preempted",
+        ),
+        (2, 2, "", "cancelled"),
+        (3, 2, "", "requeued"),
+    ],
+)
+def test_a_job_that_goes_back_into_the_queue(
+    restarts: int, attempt: int, said: str, why: str
+) -> None:
+    """As 22.05 shows it: all but the number of restarts is that of a new job."""
+    shown = f"JobId=1 JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} BatchFlag=1"
+    assert slurm.ended_by(shown, attempt, said) == why
+
+
 def test_names_that_are_no_names_do_no_harm() -> None:
     assert slurm.step_faults("srun: error: n[1-: task 0: Killed\n") == {}
     assert slurm.step_faults("srun: error: Node failure on n[1-\n") == {}
