@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bundle.forecast import Nodes, staging
+from bundle.delivering.forecast import Nodes, staging
 from stager import history
 from stager.history import Seen, Watch
 

@@ -106,9 +106,10 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
     """The environment of the bundle on the command line, made if it is not there."""
-    from . import fs, interpreter, probe, unpack
+    from . import fs, probe, unpack
     from .archive import BundleFile
-    from .root import secure_root
+    from .node import interpreter
+    from .node.root import secure_root
 
     with BundleFile(options.bundle, options.id) as bundle:
         manifest = bundle.manifest

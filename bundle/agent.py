@@ -1,15 +1,15 @@
 """One node's part of each phase. An agent is a process on the node, started by the transport.
 
-It is asked with one JSON object (:mod:`bundle.hearing`) and answers with JSON lines::
+It is asked with one JSON object (:mod:`bundle.talking.hearing`) and answers with JSON lines::
 
     {"v": 1, "job": {...}, "node": "hpc07", "node_rank": 0, "nodes_here": 1, ...}
 
 and, by phase: ``preflight`` takes ``marker``, ``heads`` and ``wheel``; ``unpack`` needs ``root``,
 ``python`` and ``bundle`` or ``incoming``; ``probe`` needs ``root`` and ``head``; ``launch`` needs
 ``root``, ``shared`` and ``group``, and where the program is ours and not the user's ``own`` and
-``limit``, seconds; ``deep`` is told of in :mod:`bundle.checkup`. Each answers with one event of its
-phase's name, ``{"v": 1, "event": ..., "node": ..., "ok": ..., "seconds": ..., "problems": [...]}``
-and more; ``launch`` also sends ``output`` events with the lines of its ranks.
+``limit``, seconds; ``deep`` is told of in :mod:`bundle.checking.checkup`. Each answers with one
+event of its phase's name, ``{"v": 1, "event": ..., "node": ..., "ok": ..., "seconds": ...,
+"problems": [...]}`` and more; ``launch`` also sends ``output`` events with the lines of its ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import signals
-from .hearing import Hearing
 from .job import Job, parse
 from .problem import NodeError
+from .talking.hearing import Hearing
 
 if TYPE_CHECKING:
-    from .early import EarlyLauncher
+    from .launching.early import EarlyLauncher
 
 # What a phase needs besides is imported when it is asked for: most of it no single phase does.
 
@@ -59,7 +59,7 @@ def main(phase: str, handle: int | None = None) -> int:
 
 def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
-    from . import outputs
+    from .returning import outputs
 
     hearing = Hearing(handle, follow=False)
     job = parse(hearing.request["job"])
@@ -80,7 +80,7 @@ def _converse(hearing: Hearing) -> int:
     early: EarlyLauncher | None = None
 
     def run(job: Job, hearing: Hearing) -> dict[str, Any]:
-        from .ranked import run_ranks
+        from .launching.ranked import run_ranks
 
         return run_ranks(job, hearing, early)
 
@@ -119,7 +119,7 @@ def _start_early(request: Mapping[str, Any]) -> EarlyLauncher | None:
     """The launcher of a job's ranks, where its environment is there already."""
     if request["job"]["action"] != "run" or not _fits(request):
         return None
-    from . import early
+    from .launching import early
 
     try:
         return early.start(parse(request["job"]), str(request.get("root", "")))
@@ -143,19 +143,19 @@ def _answer(phase: str, hearing: Hearing, phases: Mapping[str, Phase]) -> dict[s
 
 def wrapper_source() -> bytes:
     """The source of the run wrapper, from the directory or the zip this package came from."""
-    from . import venv
+    from .unpacking import venv
 
     return venv.source_of("wrapper")
 
 
 def _preflight(job: Job, hearing: Hearing) -> dict[str, Any]:
-    from .preflight import preflight
+    from .node.preflight import preflight
 
     return preflight(job, hearing.request)
 
 
 def _unpack(job: Job, hearing: Hearing) -> dict[str, Any]:
-    from .staging import stage
+    from .delivering.staging import stage
 
     return stage(job, hearing)
 
@@ -163,7 +163,7 @@ def _unpack(job: Job, hearing: Hearing) -> dict[str, Any]:
 def _probe(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Ask the environment's own Python what it is; imports are really made when the job says so."""
     from . import launch, net, probe
-    from .ranked import place_of
+    from .launching.ranked import place_of
 
     request = hearing.request
     place = place_of(job, request)
@@ -182,13 +182,13 @@ def _probe(job: Job, hearing: Hearing) -> dict[str, Any]:
 
 
 def _deep(job: Job, hearing: Hearing) -> dict[str, Any]:
-    from . import checkup
+    from .checking import checkup
 
     return checkup.check(job, hearing)
 
 
 def _launch(job: Job, hearing: Hearing) -> dict[str, Any]:
-    from .ranked import run_ranks
+    from .launching.ranked import run_ranks
 
     return run_ranks(job, hearing)
 
@@ -197,7 +197,7 @@ def _tidy(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Remove what the job has left on this node."""
     import shutil
 
-    from .ranked import work_dir
+    from .launching.ranked import work_dir
 
     shutil.rmtree(work_dir(job, str(hearing.request["root"])), ignore_errors=True)
     return {}
@@ -205,7 +205,7 @@ def _tidy(job: Job, hearing: Hearing) -> dict[str, Any]:
 
 def _clean(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Remove the environments on this node that nobody uses."""
-    from . import clean
+    from .node import clean
 
     roots = clean.roots(job.node_root, os.environ)
     cleaned = [clean.clean(root, job.keep, job.dry_run) for root in roots]

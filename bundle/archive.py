@@ -11,9 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from .arrival import Arrival
-from .decompressor import Decompress
-from .layer import Index, LayerError, decode_head
+from .delivering.arrival import Arrival
 from .manifest import (
     BLOCK,
     PART_LIMIT,
@@ -26,6 +24,8 @@ from .manifest import (
     parse,
 )
 from .problem import NodeError, Problem
+from .unpacking.decompressor import Decompress
+from .unpacking.layer import Index, LayerError, decode_head
 
 END = bytes(2 * BLOCK)
 """How every tar ends, and so a bundle."""

@@ -13,10 +13,10 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
 
-from .layer import Entry
 from .manifest import Digest, Layer, ManifestError, Part, parse
-from .merge import STATE
-from .pool import share
+from .unpacking.layer import Entry
+from .unpacking.merge import STATE
+from .unpacking.pool import share
 
 _RUN = 400
 """Files that are linked in one go: some milliseconds of work."""

@@ -17,12 +17,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import homecoming, launch, placing, preflight, signals, slurm
+from . import launch, signals, slurm
 from .archive import BundleFile
+from .delivering import placing
 from .job import Job
 from .local import LocalTransport
 from .logs import Logs
+from .node import preflight
 from .problem import NodeError, Problem
+from .returning import homecoming
 from .state import NodesFailed, State
 from .transport import Transport
 from .unpack import room_for
@@ -215,14 +218,14 @@ def _probe(state: State) -> None:
 
 def _deep(state: State) -> None:
     """Look closely at every node, also where the probe has found something."""
-    from . import survey
+    from .checking import survey
 
     survey.look(state)
 
 
 def _all_reduce(state: State) -> None:
     """Let ranks talk on the nodes that are well, then tell all problems of all nodes."""
-    from . import survey
+    from .checking import survey
 
     survey.all_reduce(state)
     state.leave_out_or_fail()

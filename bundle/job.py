@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from .delivering.rates import Rates, rates_from
 from .manifest import Digest, Requires
 from .problem import NodeError, Problem
-from .rates import Rates, rates_from
 
 VERSION = 3
 

@@ -19,11 +19,11 @@ from typing import IO, Any, cast
 
 from . import fs, process, signals
 from .agent import EARLY, SESSION
-from .base import base_for
-from .following import AGENT_SECONDS
 from .job import Job
+from .launching.following import AGENT_SECONDS
+from .node.base import base_for
+from .node.root import secure_root
 from .problem import NodeError, Problem
-from .root import secure_root
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests
 
 FAILURE_GRACE = 5.0

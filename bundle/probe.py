@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import process
-from .host import host_facts
 from .manifest import Requires
+from .node.host import host_facts
 from .problem import Problem
 
 __all__ = ["check_requires", "environment_facts", "host_facts", "probe_line"]

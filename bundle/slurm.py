@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from . import forecast
+from .delivering import forecast
 from .hostlist import expand_hostlist, fold
 from .job import Job
 from .problem import NodeError, Problem

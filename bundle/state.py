@@ -13,14 +13,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from . import launch
 from .archive import BundleFile
+from .delivering.plan import Plan
 from .job import Job
 from .logs import Logs
-from .plan import Plan
 from .problem import Problem
 from .transport import Delivery, Ended, Parcel, Transport
 
 if TYPE_CHECKING:
-    from .results import Received
+    from .returning.results import Received
 
 Extra = Callable[[str], "dict[str, Any]"]
 Hear = Callable[[Mapping[str, Any]], None]
@@ -160,7 +160,7 @@ class State:
         Raises:
             NodeError: they cannot be put there, or did not come at all.
         """
-        from .results import receive
+        from .returning.results import receive
 
         job = self.job
         request = self._requests((node,), lambda name: {**self.found(name), "place": place})

@@ -1,8 +1,9 @@
 """The transport of a Slurm allocation: ``srun`` starts the agents, ``sbcast`` brings the file.
 
 Each phase is one ``srun`` over all nodes. The agents get program and request on standard input, so
-nothing has to be on a node beforehand; they answer in frames (:mod:`bundle.frames`). As long as
-standard input stays open they work; its end tells them to stop, however the driver came to its own.
+nothing has to be on a node beforehand; they answer in frames (:mod:`bundle.talking.frames`). As
+long as standard input stays open they work; its end tells them to stop, however the driver came to
+its own.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import time
 from collections.abc import Callable, Collection
 from typing import IO, Any, cast
 
-from . import agent, following, fs, hearing, launch, process, signals, slurm, venv
+from . import agent, fs, launch, process, signals, slurm
 from .agent import SESSION
-from .answers import Answers
-from .conversation import Conversation
+from .delivering.sending import Sending
 from .job import Job
+from .launching import following
 from .problem import NodeError, Problem
-from .sending import Sending
+from .talking import hearing
+from .talking.answers import Answers
+from .talking.conversation import Conversation
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests
+from .unpacking import venv
 
 SECONDS = {
     "preflight": 180.0,
@@ -256,7 +260,7 @@ class SlurmTransport:
             image=settings.container_image,
             mounts=_mounts(self._job),
         )
-        boot = venv.source_of("bootstrap").decode()
+        boot = venv.source_of("talking.bootstrap").decode()
         program = slurm.starter(boot, word or phase, self._job.python_hints)
         request = json.dumps({"phase": phase, **_shortened(requests)}).encode()
         head = b"%d %d\n" % (len(self._program), len(request))

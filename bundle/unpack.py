@@ -18,17 +18,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import delta, locks
+from . import delta
 from .archive import BundleFile, Excerpt
-from .arrival import Arrival
-from .decompressor import load_decompressor
+from .delivering.arrival import Arrival
 from .fs import facts_of, refusals
-from .layer import LayerError
 from .manifest import Layer
-from .merge import Merged, merge
+from .node import locks
 from .problem import NodeError, Problem
-from .venv import finish, is_ready
-from .writer import write_layers, write_problem
+from .unpacking.decompressor import load_decompressor
+from .unpacking.layer import LayerError
+from .unpacking.merge import Merged, merge
+from .unpacking.venv import finish, is_ready
+from .unpacking.writer import write_layers, write_problem
 
 _BLOCK = 4096
 _LEFT_OVER = re.compile(r"([0-9a-f]{64})\.")
@@ -130,7 +131,7 @@ def unpack(
 
     Args:
         path: the bundle.
-        root: the node root, guarded by :func:`bundle.root.secure_root`.
+        root: the node root, guarded by :func:`bundle.node.root.secure_root`.
         expected: the bundle's id.
         python: the interpreter that the environment is for.
         processes: how many processes unpack.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bundle.ranks import CAUSE
+from bundle.launching.ranks import CAUSE
 
 from .diagnosing import accounting, ending, told
 from .diagnosing.catalogue import END

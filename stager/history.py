@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from bundle.forecast import BLOCK, Nodes, Work, a_step, staging
-from bundle.plan import BROADCAST, SHARED
-from bundle.rates import ASSUMED, Rates
+from bundle.delivering.forecast import BLOCK, Nodes, Work, a_step, staging
+from bundle.delivering.plan import BROADCAST, SHARED
+from bundle.delivering.rates import ASSUMED, Rates
 
 from .errors import StagerError
 from .store import Store

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from bundle.layer import HEAD_PREFIX, LayerError, head_summary
 from bundle.manifest import Digest, Layer
+from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary
 
 from .errors import StagerError, WheelError
 from .layering.bytecode import bytecode_path, compile_module

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bundle.forecast import (
+from bundle.delivering.forecast import (
     WIDEST,
     Forecast,
     Nodes,
@@ -17,8 +17,8 @@ from bundle.forecast import (
     levels,
     staging,
 )
+from bundle.delivering.plan import parcel_size
 from bundle.manifest import Layer, Manifest
-from bundle.plan import parcel_size
 
 from .build import offline_root
 from .bundling.bundles import manifest_of

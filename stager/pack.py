@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from packaging.utils import parse_wheel_filename
 
-from bundle.layer import Index, LayerError, decode_head
 from bundle.manifest import (
     BLOCK,
     MANIFEST_NAME,
@@ -27,12 +26,16 @@ from bundle.manifest import (
     member_header,
     padding,
 )
+from bundle.unpacking.layer import Index, LayerError, decode_head
 
 from .errors import BundleError, WheelError
 from .layering.layerfile import decompress_index
 from .model import Target, Wheel
 from .shipping.tree import folders_of
 from .store import Store
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -134,9 +137,7 @@ def _stamp(path: Path) -> str:
 def make_node_program() -> bytes:
     """The far side as one zip that Python can run: the modules of ``bundle``, byte for byte."""
     content = {"__main__.py": _NODE_MAIN}
-    for item in resources.files("bundle").iterdir():
-        if item.name.endswith(".py"):
-            content[f"bundle/{item.name}"] = item.read_bytes()
+    content |= dict(_modules(resources.files("bundle"), "bundle"))
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(content):
@@ -144,6 +145,16 @@ def make_node_program() -> bytes:
             info.create_system, info.external_attr = 3, 0o644 << 16
             archive.writestr(info, content[name])
     return memory.getvalue()
+
+
+def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    """The modules in a folder and in those below it, with their paths."""
+    for item in folder.iterdir():
+        path = f"{name}/{item.name}"
+        if item.is_dir():
+            yield from _modules(item, path)
+        elif item.name.endswith(".py"):
+            yield path, item.read_bytes()
 
 
 _NODE_MAIN = b"""import sys

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bundle.forecast import Nodes
+from bundle.delivering.forecast import Nodes
 
 REFERENCE = {"files": 34_255, "bytes": 1.38e9, "calls": 71_270, "opens": 4_514, "read": 781e6}
 """An environment of 47 packages (torch, transformers, datasets), and what its import does: calls

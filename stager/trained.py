@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bundle import patterns
+from bundle.returning import patterns
 
 NAME = "metrics.json"
 """The file that ``python -m trainer`` writes into its output folder, and any program may."""

@@ -22,8 +22,8 @@ from namespaces import not_here
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bundle.layer import HEAD_PREFIX, Index, decode_head, head_summary
 from bundle.manifest import Digest
+from bundle.unpacking.layer import HEAD_PREFIX, Index, decode_head, head_summary
 from stager.build import BuildOptions, Built, build
 from stager.config import load
 from stager.layering.layerfile import LayerWriter

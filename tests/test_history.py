@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bundle.forecast import Nodes, Work, a_step, staging
-from bundle.rates import ASSUMED
+from bundle.delivering.forecast import Nodes, Work, a_step, staging
+from bundle.delivering.rates import ASSUMED
 from stager import history
 from stager.history import FILE, KEPT, Basis, Seen, Watch, basis, known, read, record
 from stager.store import Store

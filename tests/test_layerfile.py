@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from building import contents, frames_of, index_of, listing, plain_tar
 
-from bundle.layer import LayerError
+from bundle.unpacking.layer import LayerError
 from stager.errors import WheelError
 from stager.layering import layerfile
 from stager.layering.layerfile import FRAME_TARGET, LayerWriter, compression, decompress_index

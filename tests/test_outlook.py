@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from test_job import ZERO, config
 
-from bundle.forecast import Nodes, Work, forecast, staging
+from bundle.delivering.forecast import Nodes, Work, forecast, staging
+from bundle.delivering.plan import parcel_size
+from bundle.delivering.rates import ASSUMED
 from bundle.manifest import Layer, Manifest, Part, Requires
-from bundle.plan import parcel_size
-from bundle.rates import ASSUMED
 from stager.history import Basis
 from stager.outlook import (
     Setting,

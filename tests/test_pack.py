@@ -17,7 +17,7 @@ from packaging.utils import parse_wheel_filename
 from wheelhouse import conflicting_pair, make_wheel, standard_set
 
 from bundle.archive import BundleFile
-from bundle.layer import HEAD_PREFIX, head_summary
+from bundle.unpacking.layer import HEAD_PREFIX, head_summary
 from stager.bundling.decompressor import decompressor_lock
 from stager.errors import BundleError, SpaceError, WheelError
 from stager.layers import make_layers
@@ -226,12 +226,13 @@ def test_room_is_asked_for_before_anything_is_written(
 def test_the_node_program_is_the_far_side_byte_for_byte() -> None:
     program = make_node_program()
     assert program == make_node_program()
-    folder = Path(__file__).parents[1] / "bundle"
+    repo = Path(__file__).parents[1]
+    modules = {path.relative_to(repo).as_posix(): path for path in (repo / "bundle").rglob("*.py")}
+    assert "bundle/node/root.py" in modules
     with zipfile.ZipFile(BytesIO(program)) as archive:
-        names = archive.namelist()
-        assert names == sorted(["__main__.py", *(f"bundle/{p.name}" for p in folder.glob("*.py"))])
-        for path in folder.glob("*.py"):
-            assert archive.read(f"bundle/{path.name}") == path.read_bytes()
+        assert archive.namelist() == sorted(["__main__.py", *modules])
+        for name, path in modules.items():
+            assert archive.read(name) == path.read_bytes()
 
 
 def test_the_node_program_runs_without_any_package(tmp_path: Path) -> None:

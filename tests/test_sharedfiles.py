@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.forecast import Nodes
+from bundle.delivering.forecast import Nodes
 from stager.sharedfiles import LUSTRE, NFS, REFERENCE, SharedFiles, from_shared
 
 FILES, SIZE = int(REFERENCE["files"]), int(REFERENCE["bytes"])

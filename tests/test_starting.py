@@ -89,7 +89,7 @@ def test_an_agent_imports_what_its_phase_needs(
     asked = {"phase": "preflight", "job": job, "node": "local1", "node_rank": 0, "nodes_here": 1}
     argv = [sys.executable, "-I", "-S", str(program), "agent", "session"]
     found = modules(argv, json.dumps(asked) + "\n")
-    assert "bundle.preflight" in found
+    assert "bundle.node.preflight" in found
     assert not found & {f"bundle.{name}" for name in ELSEWHERE}
     assert not found & {"tarfile", "multiprocessing", "concurrent.futures", "asyncio", "ssl"}
 

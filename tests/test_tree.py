@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.layer import Link, check_link
 from bundle.manifest import Digest, canonical_json
+from bundle.unpacking.layer import Link, check_link
 from stager.errors import StagerError
 from stager.shipping.tree import Collector, Tree, tree_digest
 

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bundle.launching.ranks import CAUSE, LOST_PEER, weight
 from bundle.problem import Problem
-from bundle.ranks import CAUSE, LOST_PEER, weight
 
 from . import ending
 from .catalogue import CASCADE, EXIT, NOISE, PRIMARY, STUCK, Match, match

@@ -37,7 +37,7 @@ def sound(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _record(raw: object) -> dict[str, Any] | None:
-    """A rank's failure, see :data:`bundle.ranks.RECORD_KEYS`."""
+    """A rank's failure, see :data:`bundle.launching.ranks.RECORD_KEYS`."""
     if not isinstance(raw, dict):
         return None
     rank, code = values.whole(raw, "rank"), values.whole(raw, "exit_code")

@@ -16,7 +16,8 @@ from typing import IO, BinaryIO
 
 import zstandard
 
-from bundle.layer import (
+from bundle.manifest import BLOCK, member_header, padding
+from bundle.unpacking.layer import (
     Entry,
     Frame,
     Index,
@@ -26,7 +27,6 @@ from bundle.layer import (
     check_path,
     encode_head,
 )
-from bundle.manifest import BLOCK, member_header, padding
 
 from ..errors import WheelError
 from ..shipping.tree import folders_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from bundle.layer import INDEX_FORMAT
 from bundle.manifest import Digest, canonical_json
+from bundle.unpacking.layer import INDEX_FORMAT
 
 from ..config import Config
 from ..model import Target, Wheel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bundle.layer import Index
+from bundle.unpacking.layer import Index
 
 _MODULE = re.compile(r"lib/python3\.\d+/site-packages/(?P<path>.+)")
 _EXTENSION = re.compile(r"(\.cpython-[\w-]+|\.abi3)?\.so$|\.py$")

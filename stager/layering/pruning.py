@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from bundle.archive import BundleFile
-from bundle.layer import HEAD_PREFIX, Entry, Index, LayerError
 from bundle.manifest import Layer, canonical_json
 from bundle.problem import NodeError
+from bundle.unpacking.layer import HEAD_PREFIX, Entry, Index, LayerError
 
 from ..settings.environment import HEADERS, PRUNABLE, TESTS
 from .layerfile import decompress_index

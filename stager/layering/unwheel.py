@@ -30,7 +30,7 @@ from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_recor
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
-from bundle.layer import LayerError, check_path
+from bundle.unpacking.layer import LayerError, check_path
 
 from ..errors import WheelError
 from ..model import Target

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bundle import patterns
+from bundle.returning import patterns
 
 from ..joblogs.files import JobFiles
 from ..joblogs.values import number, table, text, texts

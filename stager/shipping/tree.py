@@ -140,7 +140,7 @@ class Collector:
         )
 
     def _has_usable_name(self, path: str) -> bool:
-        # The same rule as bundle.layer.check_path, which has the last word on a node.
+        # The same rule as bundle.unpacking.layer.check_path, which has the last word on a node.
         if not path.isprintable():
             self.refuse(path, "its name holds unprintable characters, or is not UTF-8")
             return False
@@ -230,7 +230,7 @@ def _faults(files: Collection[str], links: Mapping[str, str]) -> dict[str, str]:
 
 
 def _climbs(path: str, target: str) -> bool:
-    """Whether a link leaves the tree on its way, judged as bundle.layer.check_link judges."""
+    """Whether a link leaves the tree on its way, judged as the far side judges (``check_link``)."""
     depth = path.count("/")
     for part in target.split("/"):
         depth += -1 if part == ".." else 0 if part in ("", ".") else 1

@@ -10,7 +10,7 @@ from bundles import BASE_PYTHON, fetch_decompressor, make_bundle, node_program, 
 from wheelhouse import make_wheel, standard_set
 
 from bundle.archive import BundleFile
-from bundle.decompressor import Decompress, load_decompressor
+from bundle.unpacking.decompressor import Decompress, load_decompressor
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store

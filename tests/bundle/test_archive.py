@@ -15,9 +15,9 @@ from namespaces import needs_root
 
 from bundle import archive
 from bundle.archive import BundleFile
-from bundle.decompressor import Decompress
 from bundle.manifest import BLOCK, NODE_NAME, PART_LIMIT
 from bundle.problem import NodeError
+from bundle.unpacking.decompressor import Decompress
 from stager.pack import Packed
 
 

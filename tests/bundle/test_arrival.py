@@ -13,9 +13,9 @@ from bundles import BASE_PYTHON, left_over
 
 from bundle import unpack
 from bundle.archive import BundleFile
-from bundle.arrival import Arrival
+from bundle.delivering.arrival import Arrival
+from bundle.node.root import secure_root
 from bundle.problem import NodeError
-from bundle.root import secure_root
 from stager.pack import Packed
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from bundle import slurm, venv
-from bundle.frames import Joiner
+from bundle import slurm
+from bundle.talking.frames import Joiner
+from bundle.unpacking import venv
 
-BOOT = venv.source_of("bootstrap").decode()
+BOOT = venv.source_of("talking.bootstrap").decode()
 PROGRAM = """\
 import json, os, sys
 request = int(sys.argv[4])

@@ -21,10 +21,10 @@ from namespaces import REPO, namespace, needs_root
 from processes import until
 from wheelhouse import make_wheel
 
-from bundle.clean import IDLE_SECONDS, NOT_OURS, Cleaned, clean, roots
-from bundle.locks import take, using_root
+from bundle.node.clean import IDLE_SECONDS, NOT_OURS, Cleaned, clean, roots
+from bundle.node.locks import take, using_root
+from bundle.node.root import secure_root
 from bundle.problem import NodeError
-from bundle.root import secure_root
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store
@@ -153,7 +153,7 @@ def test_killed_in_the_middle_it_leaves_no_half_environment(
     place, root = unpack(program, many, base), base / OWN
     code = f"""
 import sys; sys.path.insert(0, {str(REPO)!r})
-from bundle.clean import clean
+from bundle.node.clean import clean
 clean({str(root)!r}, [], False)
 """
     with running([sys.executable, "-c", code]) as cleaning:
@@ -181,7 +181,7 @@ def test_unpacking_and_cleaning_at_the_same_time(program: Path, single: Packed, 
     whole = tree(unpack(program, single, base))
     code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
-from bundle.clean import clean
+from bundle.node.clean import clean
 end = time.monotonic() + 6
 while time.monotonic() < end:
     problems = clean({str(base / OWN)!r}, ["0" * 64], False).problems
@@ -276,8 +276,8 @@ def test_the_nodes_of_a_local_allocation_are_cleaned_with_it(
 def test_directories_that_their_owner_closed_are_deleted_too() -> None:
     code = f"""
 import os, sys, time; sys.path.insert(0, {str(REPO)!r})
-from bundle.clean import clean
-from bundle.root import secure_root
+from bundle.node.clean import clean
+from bundle.node.root import secure_root
 if os.geteuid() == 0:  # root may do it anyway
     os.chown(sys.argv[1], 12345, 12345)
     os.setresuid(12345, 12345, 12345)
@@ -373,7 +373,7 @@ def test_where_something_is_mounted_nothing_is_touched(
     point = place / "project"
     mount = "mount -t tmpfs none" if kind == "tmpfs" else f"mount --bind {tmp_path / 'data'}"
     code = f"""
-from bundle.clean import clean
+from bundle.node.clean import clean
 print(json.dumps([clean({str(base / OWN)!r}, [], dry).to_json() for dry in (True, False)]))
 """
     answers = namespace("-m", f"{mount} {point}", code)
@@ -409,7 +409,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path: Path) -
     first = take(str(path), fcntl.LOCK_EX)
     code = f"""
 import fcntl, os, sys; sys.path.insert(0, {str(REPO)!r})
-from bundle.locks import take
+from bundle.node.locks import take
 handle = take({str(path)!r}, fcntl.LOCK_EX)
 print(os.fstat(handle).st_ino, flush=True)
 sys.stdin.read()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from bundle.delivering.rates import ASSUMED, Rates
 from bundle.job import VERSION, Job, Launch, load, parse
 from bundle.manifest import Digest, Requires
 from bundle.problem import NodeError
-from bundle.rates import ASSUMED, Rates
 
 JOB = Job(
     id="4711",

@@ -10,8 +10,9 @@ from contextlib import suppress
 import pytest
 from processes import living
 
-from bundle import conversation, process
-from bundle.conversation import Conversation
+from bundle import process
+from bundle.talking import conversation
+from bundle.talking.conversation import Conversation
 
 
 class Heard:

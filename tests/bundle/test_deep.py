@@ -14,9 +14,9 @@ import pytest
 from bundles import BASE_PYTHON, HERE, OWN, make_bundle, tree
 from wheelhouse import make_wheel
 
-from bundle.deep import REMEDY, SHOWN, damaged_files, discard
+from bundle.checking.deep import REMEDY, SHOWN, damaged_files, discard
+from bundle.node.root import secure_root
 from bundle.problem import NodeError
-from bundle.root import secure_root
 from bundle.unpack import Environment, unpack, using
 from stager.model import Wheel
 from stager.pack import Packed

@@ -16,9 +16,9 @@ from wheelhouse import make_wheel
 
 from bundle import unpack
 from bundle.delta import link_layers, older_layers
-from bundle.layer import Entry
 from bundle.manifest import Digest
-from bundle.root import secure_root
+from bundle.node.root import secure_root
+from bundle.unpacking.layer import Entry
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store
@@ -246,7 +246,7 @@ def test_another_file_system_has_nothing_to_link_from(
     code = f"""
 import dataclasses
 from bundle import unpack
-from bundle.root import secure_root
+from bundle.node.root import secure_root
 made = unpack.unpack({str(pair[1].path)!r}, root=secure_root({str(other)!r}),
     expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
 print(json.dumps(dataclasses.asdict(made)))

@@ -18,9 +18,10 @@ from jobs import LAUNCH, job_for
 from processes import living, until
 from wheelhouse import make_wheel
 
-from bundle import early, process
-from bundle.early import EarlyLauncher
+from bundle import process
 from bundle.launch import Place
+from bundle.launching import early
+from bundle.launching.early import EarlyLauncher
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store

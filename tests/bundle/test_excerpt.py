@@ -15,9 +15,9 @@ from wheelhouse import make_wheel
 
 from bundle import unpack
 from bundle.archive import BundleFile, Excerpt
-from bundle.excerpt import write_excerpt
+from bundle.delivering.excerpt import write_excerpt
+from bundle.node.root import secure_root
 from bundle.problem import NodeError
-from bundle.root import secure_root
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store
@@ -109,7 +109,7 @@ def test_a_place_that_is_full_is_said(single: Packed, tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {repo!r})\n"
         "import resource, signal\n"
         "from bundle.archive import BundleFile\n"
-        "from bundle.excerpt import write_excerpt\n"
+        "from bundle.delivering.excerpt import write_excerpt\n"
         "from bundle.problem import NodeError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"

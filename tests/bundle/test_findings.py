@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bundle import findings
+from bundle.checking import findings
 from bundle.problem import Problem
 
 NODES = ("n1", "n2", "n3", "n4")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from processes import living
 
-from bundle import following
-from bundle.following import Heard, Outputs
+from bundle.launching import following
+from bundle.launching.following import Heard, Outputs
 from bundle.problem import NodeError
 
 Said = tuple["int | None", "list[str]"]
@@ -220,7 +220,8 @@ def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
 TOLD = f"""
 import contextlib, os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from bundle import following, signals
+from bundle import signals
+from bundle.launching import following
 signals.end_on_signals()
 say = lambda rank, lines: print(*lines, flush=True)
 _, folder, grace, program = sys.argv

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from bundle import slurm
-from bundle.forecast import (
+from bundle.delivering.forecast import (
     BLOCK,
     Nodes,
     Staging,
@@ -20,7 +20,7 @@ from bundle.forecast import (
     sending,
     staging,
 )
-from bundle.rates import ASSUMED, Rates, rates_from
+from bundle.delivering.rates import ASSUMED, Rates, rates_from
 from stager.pack import Packed
 
 ROUND = Rates(

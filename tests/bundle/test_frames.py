@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bundle.frames import LONGEST, Joiner, split
+from bundle.talking.frames import LONGEST, Joiner, split
 
 ALPHABET = 'ab {}[]":,.+ \t\x1e\r\\' + "\u00fc\u20ac\N{SNOWMAN}\U0001f600"
 

@@ -10,7 +10,7 @@ import pytest
 from jobs import job_for
 from namespaces import namespace
 
-from bundle.homecoming import marked
+from bundle.returning.homecoming import marked
 from stager.pack import Packed
 
 
@@ -44,7 +44,7 @@ def test_a_directory_that_is_read_only(single: Packed, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     log = job_for(single, tmp_path / "run").to_json()
     code = (
-        "from bundle.job import parse\nfrom bundle.homecoming import marked\n"
+        "from bundle.job import parse\nfrom bundle.returning.homecoming import marked\n"
         f"with marked(parse({log!r})) as name: print(json.dumps(name))\n"
     )
     mount = f"mount -t tmpfs -o ro none '{tmp_path}/run'"

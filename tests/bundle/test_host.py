@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle import host
-from bundle.host import Limits
+from bundle.node import host
+from bundle.node.host import Limits
 
 REPO = Path(__file__).resolve().parents[2]
 GB = 1 << 30
@@ -161,7 +161,7 @@ def test_the_facts_of_a_directory_that_is_not_there(tmp_path: Path) -> None:
 def test_a_process_s_own_cpus_count() -> None:
     code = f"""
 import os, sys; sys.path.insert(0, {str(REPO)!r})
-from bundle import host
+from bundle.node import host
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 print(host.host_facts()["cpus"])
 """

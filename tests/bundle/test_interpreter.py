@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle import interpreter
+from bundle.node import interpreter
 from bundle.problem import NodeError
 from bundle.process import ProcessError
 
@@ -23,7 +23,7 @@ def real_base() -> str:
 def find_with(python: Path, **env: str) -> str:
     """What ``find`` answers when this interpreter runs it, as the far side is run."""
     code = f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-    code += f"from bundle import interpreter\nprint(interpreter.find({OWN!r}))"
+    code += f"from bundle.node import interpreter\nprint(interpreter.find({OWN!r}))"
     done = subprocess.run(
         [str(python), "-I", "-S", "-c", code],
         env=env, capture_output=True, text=True, check=True, timeout=60,

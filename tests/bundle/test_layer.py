@@ -12,7 +12,8 @@ import zstandard
 from bundles import forged_head
 
 from bundle.archive import BundleFile
-from bundle.layer import (
+from bundle.manifest import Digest
+from bundle.unpacking.layer import (
     FRAME_LIMIT,
     HEAD_PREFIX,
     LINK_LIMIT,
@@ -28,7 +29,6 @@ from bundle.layer import (
     encode_head,
     head_summary,
 )
-from bundle.manifest import Digest
 from stager.pack import Packed
 from stager.store import Store
 

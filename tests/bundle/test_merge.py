@@ -2,9 +2,9 @@
 
 import pytest
 
-from bundle.layer import Entry, Index, LayerError, Link
 from bundle.manifest import Digest, Layer
-from bundle.merge import merge, own_directories, own_files
+from bundle.unpacking.layer import Entry, Index, LayerError, Link
+from bundle.unpacking.merge import merge, own_directories, own_files
 
 EMPTY, OTHER = Digest.of(b""), Digest.of(b"other")
 SITE = "lib/python3.11/site-packages"

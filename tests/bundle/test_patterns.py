@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.patterns import expand, split, wanted
+from bundle.returning.patterns import expand, split, wanted
 
 NAMES = [
     "out/a.json",

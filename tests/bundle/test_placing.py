@@ -16,8 +16,8 @@ from typing import IO, Any
 import pytest
 from jobs import job_for
 
-from bundle import placing
 from bundle.archive import BundleFile, Excerpt
+from bundle.delivering import placing
 from bundle.logs import Logs
 from bundle.state import NodesFailed, State
 from bundle.transport import Delivery, Ended, OnEvent, Parcel, Requests

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bundle.archive import BundleFile
-from bundle.excerpt import write_excerpt
-from bundle.forecast import Nodes, Work, staging
+from bundle.delivering.excerpt import write_excerpt
+from bundle.delivering.forecast import Nodes, Work, staging
+from bundle.delivering.plan import Group, Plan, make_plan, parcel_size, where
+from bundle.delivering.rates import ASSUMED
 from bundle.manifest import Manifest
-from bundle.plan import Group, Plan, make_plan, parcel_size, where
-from bundle.rates import ASSUMED
 from stager.pack import Packed
 
 Facts = dict[str, dict[str, Any]]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from namespaces import REPO, needs_root
 
-from bundle.pool import share
 from bundle.problem import NodeError, Problem
+from bundle.unpacking.pool import share
 
 PROBLEM = Problem("it is broken", "/some/where", "because", "mend it")
 
@@ -217,7 +217,7 @@ def test_children_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
     code = f"""
 import os, sys, time
 sys.path.insert(0, {str(REPO)!r})
-from bundle.pool import share
+from bundle.unpacking.pool import share
 def work(number):
     handle = os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, b"%d %d\\n" % (number, os.getpid()))

@@ -15,11 +15,12 @@ from bundles import BASE_PYTHON, OWN, make_bundle
 from jobs import ask, job_for
 from wheelhouse import make_wheel
 
-from bundle import net, preflight, unpack
+from bundle import net, unpack
 from bundle.archive import BundleFile
 from bundle.manifest import Requires
+from bundle.node import preflight
+from bundle.node.root import secure_root
 from bundle.problem import NodeError
-from bundle.root import secure_root
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store

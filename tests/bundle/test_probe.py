@@ -279,11 +279,11 @@ def python39() -> str:
 @pytest.mark.parametrize("which", ["3.9", "own"])
 def test_from_a_zip_without_site(env: Path, tmp_path: Path, which: str) -> None:
     program = python39() if which == "3.9" else sys.executable
-    names = ("fs", "host", "hostlist", "interpreter", "manifest", "net", "probe", "problem", "root")
     main = f"""
 import json, sys
-from bundle import fs, hostlist, interpreter, net, probe, process
-from bundle.root import secure_root
+from bundle import fs, net, probe
+from bundle.node import interpreter
+from bundle.node.root import secure_root
 version = ".".join(str(part) for part in sys.version_info[:2])
 root = secure_root(fs.choose_base({str(tmp_path)!r}, 1, 1, {{}}))
 facts = probe.environment_facts({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
@@ -300,8 +300,8 @@ print(json.dumps({{
 """
     with zipfile.ZipFile(tmp_path / "node.pyz", "w") as archive:
         archive.writestr("__main__.py", main)
-        for name in ("__init__", "process", *names):
-            archive.write(REPO / "bundle" / f"{name}.py", f"bundle/{name}.py")
+        for path in (REPO / "bundle").rglob("*.py"):
+            archive.write(path, path.relative_to(REPO))
     done = subprocess.run(
         [program, "-I", "-S", "node.pyz"],
         cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bundle.ranks import (
+from bundle.launching.ranks import (
     CAUSE,
     ENDED,
     LOST_PEER,

@@ -20,15 +20,15 @@ import pytest
 from namespaces import namespace, needs_root
 from processes import until
 
-from bundle.landing import sweep
 from bundle.problem import NodeError
-from bundle.results import Received, pack, receive, sizes
+from bundle.returning.landing import sweep
+from bundle.returning.results import Received, pack, receive, sizes
 
 REPO = Path(__file__).resolve().parents[2]
 SENDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from bundle.results import pack
+from bundle.returning.results import pack
 pack(sys.argv[2], sys.argv[3:], sys.stdout.buffer)
 print(open("/proc/self/status").read(), file=sys.stderr)
 """
@@ -237,7 +237,7 @@ def test_a_large_file_takes_little_memory(tmp_path: Path, home: Path) -> None:
     code = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from bundle.results import receive
+from bundle.returning.results import receive
 got = receive(sys.stdin.buffer, sys.argv[2], ["big"])
 print(json.dumps([got.complete, got.bytes, open("/proc/self/status").read()]))
 """
@@ -331,7 +331,8 @@ def test_a_killed_sender_is_noticed(work: Path, home: Path) -> None:
 
 
 def test_a_killed_receiver_leaves_what_the_next_one_sweeps(work: Path, home: Path) -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1])\nfrom bundle.results import receive\n"
+    code = "import sys; sys.path.insert(0, sys.argv[1])\n"
+    code += "from bundle.returning.results import receive\n"
     code += "receive(sys.stdin.buffer, sys.argv[2], ['out'])"
     argv = [sys.executable, "-I", "-S", "-c", code, str(REPO), str(home)]
     data = stream_of(work, "out")
@@ -525,7 +526,7 @@ def test_strange_modes_and_times(home: Path) -> None:
 # --- no room -------------------------------------------------------------------------------------
 
 RECEIVE = """
-from bundle.results import NodeError, receive
+from bundle.returning.results import NodeError, receive
 import os
 try:
     with open({stream!r}, "rb") as stream:
@@ -568,7 +569,7 @@ def test_a_disk_that_fills_up_keeps_what_arrived(home: Path) -> None:
     fill = "mount -t tmpfs -o size=1500k none {home}"
     racing = RECEIVE.replace(
         "try:",
-        "import bundle.results as module\n"
+        "import bundle.returning.results as module\n"
         "check = module._require_room\n"
         "def fill(*args):\n"
         "    check(*args)\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from namespaces import REPO, needs_root
 
+from bundle.node.root import secure_root
 from bundle.problem import NodeError
-from bundle.root import secure_root
 
 
 def mode(path: str | Path) -> int:
@@ -103,7 +103,7 @@ def test_refuses_a_base_that_this_user_may_not_write() -> None:
         os.chmod(base, 0o755)
         code = f"""
 from bundle import fs
-from bundle.root import secure_root
+from bundle.node.root import secure_root
 os.setresuid(12345, 12345, 12345)
 for function in (lambda: secure_root({base!r}), lambda: fs.choose_base({base!r}, 0, 0, {{}})):
     try:
@@ -123,7 +123,8 @@ for function in (lambda: secure_root({base!r}), lambda: fs.choose_base({base!r},
 
 
 def test_many_at_once_agree(tmp_path: Path) -> None:
-    code = f"import sys; sys.path.insert(0, {str(REPO)!r})\nfrom bundle.root import secure_root\n"
+    code = f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
+    code += "from bundle.node.root import secure_root\n"
     code += f"print(secure_root({str(tmp_path)!r}))"
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

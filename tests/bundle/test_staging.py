@@ -17,9 +17,9 @@ from jobs import job_for
 from processes import until
 
 from bundle.archive import BundleFile
-from bundle.excerpt import write_excerpt
-from bundle.frames import Joiner
-from bundle.root import secure_root
+from bundle.delivering.excerpt import write_excerpt
+from bundle.node.root import secure_root
+from bundle.talking.frames import Joiner
 from stager.pack import Packed
 
 STEP = {"SLURMD_NODENAME": "n1", "SLURM_PROCID": "3", "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7"}

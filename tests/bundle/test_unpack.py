@@ -12,7 +12,7 @@ from bundles import BASE_PYTHON, CLEAN, HERE, run_node, tree
 from namespaces import needs_root
 
 from bundle.archive import BundleFile
-from bundle.decompressor import Decompress
+from bundle.unpacking.decompressor import Decompress
 from stager.pack import Packed
 
 PYTHON = f"python{HERE.python}"

@@ -1,0 +1,1 @@
+"""How ``verify --deep`` checks: files, names, clocks, ways, and whose fault something is."""

@@ -1,0 +1,151 @@
+"""Bringing the environment to the nodes: the plan, the sending, and a second try where it failed.
+
+The file goes into a directory of the job's own in ``incoming/`` of the node root, while an agent
+waits on each node that gets it: the agent makes the directory, checks every digest on the way, and
+removes the directory whatever happens, so that a block which comes too late finds no place.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+from ..node.preflight import BROADCAST as NAME
+from ..problem import Problem
+from ..state import State
+from ..transport import Parcel
+from .excerpt import write_excerpt
+from .forecast import forecast
+from .plan import BROADCAST, Group, make_plan, where
+from .rates import ASSUMED
+
+
+def decide(state: State) -> None:
+    """Make the plan, and tell it; nodes that cannot be served have their problem noted."""
+    manifest, size = None, 0
+    if state.bundle is not None:
+        manifest, size = state.bundle.manifest, os.path.getsize(state.bundle.path)
+    rates, sharing = state.job.rates or ASSUMED, state.transport.nodes_here
+    plan, problems = make_plan(state.facts, state.job.stage, manifest, size, rates, sharing)
+    state.plan = plan
+    nodes = where(state.job.nodes, state.facts, sharing)
+    expected = forecast(plan.staged, nodes, rates, launcher=state.job.launch.launcher)
+    told = {
+        "why": plan.why,
+        "bytes": plan.bytes,
+        "groups": [group.to_json() for group in plan.groups],
+        "cpus": nodes.cpus,
+        "forecast": {"measured": state.job.rates is not None, "seconds": expected.to_json()},
+    }
+    state.emit({"event": "plan", **told})
+    state.result["plan"] = told
+    state.answers = {node: {"ok": True, "problems": []} for node in state.job.nodes}
+    for node, problem in problems.items():
+        state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
+    state.leave_out_or_fail()
+
+
+def carry_out(state: State) -> None:
+    """Do what was planned; ``state.answers`` then has every node's."""
+    plan = state.plan
+    state.answers = {}
+    if plan is None:
+        return
+    direct = [node for group in plan.groups if group.how != BROADCAST for node in group.nodes]
+    kept = tuple(node for node in direct if node in state.job.nodes)
+    if kept:
+        shared = {"bundle": state.job.bundle}
+        state.ask_some("unpack", kept, lambda node: {**state.found(node), **shared})
+    for number, group in enumerate(plan.groups):
+        if group.how == BROADCAST:
+            _send(state, group, number)
+
+
+def _send(state: State, group: Group, number: int) -> None:
+    nodes = tuple(node for node in group.nodes if node in state.job.nodes)
+    if not nodes or state.bundle is None:
+        return
+    with tempfile.TemporaryDirectory(prefix="stager-") as scratch:
+        source, manifest = state.bundle.path, None
+        if group.members is not None:
+            source = os.path.join(scratch, "parts.tar")
+            write_excerpt(state.bundle, group.members, source)
+            manifest = state.bundle.manifest.to_bytes().decode()
+        target = os.path.join(
+            group.root, "incoming", f"{NAME}{state.job.id}.{number}", "bundle.tar"
+        )
+        parcel = Parcel(source, target, os.path.getsize(source))
+        incoming: dict[str, Any] = {
+            "target": target,
+            "manifest": manifest,
+            "members": list(group.members or ()),
+            "size": parcel.size,
+        }
+        _deliver(state, parcel, nodes, incoming)
+    lacking = tuple(node for node in nodes if state.answers.get(node, {}).get("lacking"))
+    if lacking:  # an older environment has gone meanwhile: these get all of it
+        for node in lacking:
+            del state.answers[node]
+        whole = Parcel(state.bundle.path, target, os.path.getsize(state.bundle.path))
+        incoming = {"target": target, "manifest": None, "members": [], "size": whole.size}
+        _deliver(state, whole, lacking, incoming)
+
+
+def _deliver(
+    state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]
+) -> None:
+    """Send, as often without the nodes that it failed on as it takes; then to each of those alone.
+
+    Where Slurm does not say which nodes it failed on, all of them get a second try.
+    """
+    bad: list[str] = []
+    rest, unknown = nodes, 0
+    while rest:
+        failed = _try(state, parcel, rest, incoming)
+        named = [node for node in rest if node in failed]
+        unknown += bool(failed) and not named
+        if not failed:
+            break
+        if unknown > 1:
+            _blame(state, parcel, rest, failed)
+            break
+        bad += named
+        rest = tuple(node for node in rest if node not in failed)
+        if rest and named:
+            state.emit({"event": "note", "text": f"sending again, without {', '.join(bad)}"})
+    for node in bad:
+        _blame(state, parcel, (node,), _try(state, parcel, (node,), incoming))
+
+
+def _try(
+    state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]
+) -> dict[str, str]:
+    for node in nodes:
+        state.answers.pop(node, None)
+    extra = {"incoming": incoming}
+    delivery = state.deliver(parcel, nodes, lambda node: {**state.found(node), **extra})
+    if not delivery.failed:
+        state.bytes_sent += parcel.size
+        state.emit({"event": "sent", "bytes": parcel.size, "seconds": round(delivery.seconds, 3)})
+    return delivery.failed
+
+
+def _blame(state: State, parcel: Parcel, nodes: tuple[str, ...], failed: dict[str, str]) -> None:
+    """Note the problem of each node that the file did not reach."""
+    for node in nodes if failed else ():
+        why = failed.get(node) or failed.get("") or "it failed on another node, see there"
+        said = state.answers.get(node, {}).get("problems", [])
+        arrived = said[0]["why"] if said else ""
+        problem = Problem(
+            what="the bundle could not be sent to the node",
+            where=node,
+            why="; ".join(filter(None, [f"sbcast says: {why}", arrived])),
+            fix=f"see the space and the permissions in {_incoming(parcel)} there, or "
+            f"leave the node out with --exclude={node}",
+        )
+        state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
+
+
+def _incoming(parcel: Parcel) -> str:
+    return os.path.dirname(os.path.dirname(parcel.target))

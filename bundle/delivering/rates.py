@@ -1,0 +1,98 @@
+"""How quick a cluster is: what the model of ``forecast`` takes for its seconds.
+
+They travel in a job as JSON, once earlier jobs have shown what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How quick a cluster is, in seconds unless said otherwise.
+
+    The defaults are assumed: measured on one machine of 2 cores, nodes in memory (tmpfs) and a
+    bridge between them, or taken from what others have published. A disk may take twice as long
+    to unpack to.
+    """
+
+    link: float = 600e6
+    """Bytes a second of one sender, for all it serves."""
+    exchange: float = 0.013
+    """For a block to be taken in and acknowledged, on each level of the tree. These two fit 334 MB
+    to 1, 3 and 6 nodes on one machine, in 1.2, 2.0 and 4.4 s, and decide how wide a tree is; not
+    measured on a large cluster."""
+    broadcast: float = 0.15
+    """For ``sbcast`` to start, and to ask the controller once."""
+    received: float = 0.3e-9
+    """CPU time for a byte that ``slurmd`` takes in, beside the unpacking."""
+    byte: float = 1.2e-9
+    """CPU time for a byte that is unpacked: decompressed, checked and written."""
+    file: float = 45e-6
+    """CPU time for a file that is made. 34,928 files of 1.39 GB: 3.2 s of CPU time in all."""
+    link_file: float = 15e-6
+    """For a hard link to a file of an older environment; ``cp -rl`` needs as long."""
+    environment: float = 0.3
+    """For an environment besides: reading the indexes, directories, publishing."""
+    step: float = 0.25
+    """For a step of Slurm's to start and to end, beside the agents' own time."""
+    node: float = 0.002
+    """For each node of a step: 0.4 MB of program go over one link, and about as long is taken for
+    connections and answers. Not measured on a large cluster."""
+    agent: float = 0.25
+    """CPU time of an agent's start on its node; 0.24 s were measured, most of them imports."""
+    probe: float = 0.3
+    """CPU time of the check, without imports."""
+    torchrun: float = 1.7
+    """For the launcher to start: an import of torch. Nothing where ``srun`` starts the ranks."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no clock has shown: the model divides and multiplies by these.
+
+        Raises:
+            ValueError: a rate is no number above zero; the message names it.
+        """
+        for name, value in asdict(self).items():
+            good = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not good or not 0 < value < math.inf:
+                raise ValueError(f"rates.{name} is {value!r}")
+
+    def scaled(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
+        """The same for a cluster on which these take so many times as long."""
+        return replace(
+            self,
+            link=self.link / send,
+            exchange=self.exchange * send,
+            broadcast=self.broadcast * send,
+            received=self.received * unpack,
+            byte=self.byte * unpack,
+            file=self.file * unpack,
+            link_file=self.link_file * unpack,
+            environment=self.environment * unpack,
+            step=self.step * step,
+            node=self.node * step,
+            agent=self.agent * step,
+        )
+
+
+ASSUMED = Rates()
+
+
+def rates_from(raw: Mapping[str, Any] | None) -> Rates | None:
+    """Rates as they travel in JSON; None stands for those that are assumed.
+
+    Raises:
+        TypeError: a rate is missing or unknown.
+        ValueError: one is no number above zero.
+    """
+    if raw is None:
+        return None
+    if not isinstance(raw, Mapping):
+        raise TypeError("rates: no object")
+    if missing := sorted(asdict(ASSUMED).keys() - raw.keys()):
+        raise TypeError(f"rates: {', '.join(missing)}: missing")
+    return Rates(**raw)

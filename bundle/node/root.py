@@ -1,0 +1,118 @@
+"""The node root: this user's own directory on a node, closed to everyone else, or refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from ..fs import fault
+
+SUBDIRECTORIES = ("incoming", "locks", "envs", "jobs")
+_ATTEMPTS = 10
+
+
+def secure_root(base: str, uid: int | None = None) -> str:
+    """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that are there.
+
+    A directory of ours that others could enter is closed to them. Safe against others who act at
+    the same time: what was made is opened without following links, and the open one is judged.
+
+    Args:
+        base: an existing directory.
+        uid: the owner; None for the user this process acts as.
+
+    Returns:
+        The node root, with no links in its path.
+
+    Raises:
+        NodeError: it is a link, not a directory or someone else's; or the base lets any user
+            replace it, does not exist, or cannot be written.
+    """
+    owner = os.geteuid() if uid is None else uid
+    real = os.path.realpath(base)
+    for _ in range(_ATTEMPTS):
+        with suppress(_Vanished):
+            return _secure(real, owner)
+    why = "it cannot be made there, or is removed again and again"
+    raise fault("cannot be used as node root", str(Path(real, f"stager-{owner}")), why)
+
+
+class _Vanished(Exception):
+    """The node root was removed just now, as ``stager clean`` does where nothing is left."""
+
+
+def _secure(real: str, owner: int) -> str:
+    base_fd = _open_base(real)
+    try:
+        root = str(Path(real, f"stager-{owner}"))
+        root_fd = _open_own(base_fd, root, owner)
+        try:
+            for name in SUBDIRECTORIES:
+                os.close(_open_own(root_fd, str(Path(root, name)), owner))
+            _pass_over(root_fd)
+        finally:
+            os.close(root_fd)
+    finally:
+        os.close(base_fd)
+    return root
+
+
+def _open_base(real: str) -> int:
+    try:
+        base_fd = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        raise fault("cannot hold the node root", real, exc.strerror or str(exc)) from exc
+    mode = os.fstat(base_fd).st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        os.close(base_fd)
+        why = f"any user can replace what is in it (mode {stat.S_IMODE(mode):04o}, no sticky bit)"
+        raise fault("cannot hold the node root", real, why)
+    return base_fd
+
+
+def _open_own(parent: int, path: str, owner: int) -> int:
+    """Make or take a directory below an open one; returns it open, closed to others."""
+    name = Path(path).name
+    try:
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+            if owner != os.geteuid():
+                os.chown(name, owner, -1, dir_fd=parent, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        opened = os.open(name, flags, dir_fd=parent)
+    except OSError as exc:
+        if isinstance(exc, FileNotFoundError):
+            raise _Vanished from exc
+        raise fault("cannot be used as node root", path, _kind(path) or str(exc.strerror)) from exc
+    found = os.fstat(opened)
+    if found.st_uid != owner:
+        os.close(opened)
+        why = f"it belongs to user {found.st_uid}, not to user {owner}"
+        raise fault("cannot be used as node root", path, why)
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        os.fchmod(opened, 0o700)
+    return opened
+
+
+def _pass_over(root_fd: int) -> None:
+    """Let git, and a project that the node root happens to lie in, pass over it as a whole."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError):  # it is there already, or the disk is full: nothing depends on it
+        handle = os.open(".gitignore", flags, 0o600, dir_fd=root_fd)
+        os.write(handle, b"*\n")
+        os.close(handle)
+
+
+def _kind(path: str) -> str:
+    """Why a path cannot be opened as a directory without following links; empty if it can."""
+    try:
+        mode = Path(path).lstat().st_mode
+    except OSError:
+        return ""
+    if stat.S_ISLNK(mode):
+        return "it is a symbolic link, which may lead anywhere"
+    return "" if stat.S_ISDIR(mode) else "it is not a directory"

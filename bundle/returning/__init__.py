@@ -1,0 +1,1 @@
+"""How results come home: what is asked for, the stream, and where it lands."""

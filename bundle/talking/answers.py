@@ -1,0 +1,74 @@
+"""What the agents of one step have said so far, in the order in which it comes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from typing import Any
+
+from ..agent import SESSION
+from ..transport import OnEvent, Requests
+
+
+class Answers:
+    """What the tasks of one step have said so far."""
+
+    def __init__(
+        self, requests: Requests, tasks: int, on_event: OnEvent, phase: str = "unpack"
+    ) -> None:
+        self._requests, self._tasks, self._on_event = requests, tasks, on_event
+        self.phase = phase
+        self.ready: set[str] = set()
+        self.answered: dict[str, int] = {}
+        self.bad: set[str] = set()
+        self.step_id = ""
+        self._since: float | None = None  # when the first node had ended well
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that are asked."""
+        return frozenset(self._requests)
+
+    def complete(self, lost: Collection[str]) -> bool:
+        """Whether no node will say more: each has answered, or is among those lost."""
+        return {*self.answered, *lost} >= self.nodes
+
+    def late(self, patience: int) -> list[str]:
+        """The nodes that go on though the first has ended well so long ago; 0 is for ever."""
+        if not patience or self._since is None or time.monotonic() < self._since + patience:
+            return []
+        return [node for node in self._requests if self.answered.get(node, 0) < self._tasks]
+
+    def take(self, source: str, line: str) -> None:
+        """One line of one task."""
+        node, _, task = source.rpartition(":")
+        if node not in self._requests:
+            return  # a message of Slurm's own, which is on standard error as well
+        event = _event(line) or {"v": 1, "event": "output", "lines": [line]}
+        event = {**event, "node": node}
+        if event["event"] == SESSION:  # it could not even begin
+            event["event"] = self.phase
+        if event["event"] == "ready":
+            self.ready.add(node)
+            self.step_id = str(event["step"])
+            return
+        if "ok" in event:
+            self.answered[node] = self.answered.get(node, 0) + 1
+            if not event["ok"]:
+                self.bad.add(node)
+            elif self._since is None and self.answered[node] >= self._tasks:
+                self._since = time.monotonic()
+            if task.isdigit():
+                event["task"] = int(task)
+        self._on_event(event)
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """An agent's event; None for anything else (a traceback, a library's message)."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    known = isinstance(event, dict) and event.get("v") == 1 and "event" in event
+    return event if known else None

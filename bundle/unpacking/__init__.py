@@ -1,0 +1,1 @@
+"""How an environment is made of layers: their format, their files, the tree they become."""

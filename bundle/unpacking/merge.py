@@ -1,0 +1,117 @@
+"""Several layers laid over one another: which of them writes what.
+
+Of equal files in several layers the first one writes. Everything else that two layers disagree
+about is refused, and so is whatever would lie where the environment's own files go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..manifest import Layer
+from .layer import Entry, Index, LayerError, check_links, parents
+
+STATE = ".stager"
+"""Where in an environment its manifest and what belongs to it are kept."""
+KEPT = ("layers", "decompressor")
+"""Directories there: the heads of the layers, and the wheel that they were unpacked with."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The content of an environment."""
+
+    entries: tuple[tuple[Entry, ...], ...]
+    """For each layer the files that it writes."""
+    links: dict[str, str]
+    """The targets of all symbolic links by their paths."""
+    directories: tuple[str, ...]
+    """Every directory, each after those it lies in."""
+
+
+def site_packages(python: str) -> str:
+    """Where packages lie in an environment for Python ``major.minor``."""
+    return f"lib/python{python}/site-packages"
+
+
+def own_directories(python: str) -> tuple[str, ...]:
+    """Directories that every environment has."""
+    own = [f"{STATE}/{name}" for name in ("site", *KEPT)]
+    return ("bin", site_packages(python), "project", "assets", *own)
+
+
+def own_files(python: str) -> tuple[str, ...]:
+    """What an environment consists of besides its layers, directories left out."""
+    site = site_packages(python)
+    return (
+        "pyvenv.cfg",
+        "pkgs",
+        "lib64",
+        "bin/python",
+        "bin/python3",
+        f"bin/python{python}",
+        f"{site}/_stager_patches.pth",
+        f"{site}/_stager_patches.py",
+        f"{STATE}/manifest.json",
+    )
+
+
+def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Merged:
+    """Decide who writes what.
+
+    Args:
+        layers: in the order in which they are stored.
+        indexes: what each of them holds.
+        python: ``major.minor``, which decides the names of directories.
+
+    Raises:
+        LayerError: two layers do not go together, or one would overwrite the environment's own
+            files, or links lead outside through one another.
+    """
+    files: dict[str, Entry] = {}
+    links: dict[str, str] = {}
+    entries = []
+    for layer, index in zip(layers, indexes):
+        mine = []
+        for entry in index.files:
+            other = files.setdefault(entry.path, entry)
+            if other is entry:
+                mine.append(entry)
+            elif other.sha256 != entry.sha256:
+                raise _clash(entry.path, f"differs in {layer.name} {layer.version}".rstrip())
+        for path, target in index.links:
+            if links.setdefault(path, target) != target:
+                raise _clash(path, f"leads elsewhere in {layer.name}")
+        entries.append(tuple(mine))
+    directories = _with_parents([*files, *links], own_directories(python))
+    _refuse_clashes(files, links, directories, own_files(python))
+    check_links(links)
+    return Merged(tuple(entries), links, tuple(sorted(directories)))
+
+
+def _refuse_clashes(
+    files: Mapping[str, Entry], links: Mapping[str, str], folders: set[str], own: Iterable[str]
+) -> None:
+    """Refuse a path that would have to be two things at once."""
+    for path in own:
+        if path in files or path in links or path in folders:
+            raise _clash(path, "belongs to the environment itself")
+    kept = tuple(f"{STATE}/{name}/" for name in KEPT)
+    for path in [*files, *links]:
+        if path.startswith(kept):
+            raise _clash(path, "belongs to the environment itself")
+    for path in sorted(folders & {*files, *links}):
+        raise _clash(path, "is a directory, and something else")
+    for path in sorted(links.keys() & files.keys()):
+        raise _clash(path, "is a file, and a link")
+
+
+def _with_parents(paths: Iterable[str], folders: Iterable[str]) -> set[str]:
+    """The directories that these paths lie in, and these folders with theirs."""
+    needed = set(folders)
+    return needed | parents([*paths, *needed])
+
+
+def _clash(path: str, why: str) -> LayerError:
+    return LayerError(f"the layers do not go together: {path} {why}")

@@ -1,0 +1,86 @@
+"""Writing the files of layers, several frames at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from ..archive import BundleFile
+from ..manifest import Layer
+from ..problem import NodeError, Problem
+from .decompressor import Decompress
+from .layer import Entry, Index, LayerError
+from .pool import share
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_layers(
+    bundle: BundleFile,
+    staging: str,
+    fresh: Sequence[tuple[Layer, Index, Sequence[Entry]]],
+    decompress: Decompress,
+    processes: int,
+) -> None:
+    """Write the files of the given layers, one frame a task, in the order of the file.
+
+    That is the order in which the frames arrive where it is still being sent, and in which a disk
+    reads best.
+    """
+    tasks = []
+    for layer, index, entries in fresh:
+        offset, start = bundle.frames_start(layer), 0
+        starts = [entry.offset for entry in entries]
+        for frame in index.frames:
+            end = start + frame.unpacked_size
+            # The last entry that begins at or before `start` may reach into this frame.
+            first = max(bisect_right(starts, start) - 1, 0)
+            last = bisect_right(starts, end - 1)
+            tasks.append((offset, frame, start, entries[first:last]))
+            offset, start = offset + frame.size, end
+
+    def work(number: int) -> None:
+        offset, frame, start, entries = tasks[number]
+        data = bundle.frame(offset, frame.size, frame.sha256)
+        with bundle.refusing(LayerError):
+            content = decompress(data, frame.unpacked_size)
+        try:
+            _write_files(staging, memoryview(content), start, entries)
+        except OSError as exc:
+            raise NodeError(write_problem(exc, staging)) from exc
+
+    share(len(tasks), work, processes)
+
+
+def _write_files(staging: str, content: memoryview, start: int, entries: Sequence[Entry]) -> None:
+    """Write what one frame holds of each file; a file may go on in the next frame."""
+    end = start + len(content)
+    for entry in entries:
+        begin, stop = max(entry.offset, start), min(entry.offset + entry.size, end)
+        if begin > stop or (begin == stop and entry.offset < start):
+            continue
+        # O_NOFOLLOW and no link in the tree yet: nothing can redirect what is written.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(os.path.join(staging, entry.path), flags, entry.mode)
+        try:
+            place = begin - entry.offset
+            part = content[begin - start : stop - start]
+            while part:
+                written = os.pwrite(handle, part, place)
+                part, place = part[written:], place + written
+        finally:
+            os.close(handle)
+
+
+def write_problem(exc: OSError, where: str) -> Problem:
+    """What an error while writing means; a full disk and a full quota have their own words."""
+    full = exc.errno in _NO_ROOM
+    return Problem(
+        what="the environment does not fit" if full else "the environment cannot be written",
+        where=str(exc.filename or where),
+        why=exc.strerror or str(exc),
+        fix="see the space, the inodes and the permissions there, or name another place with "
+        "[cluster] node-root or $STAGER_NODE_ROOT",
+    )
