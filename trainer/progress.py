@@ -15,6 +15,8 @@ from .config import TrainerError
 
 LOG = "metrics.jsonl"
 _SECONDS = 1.0
+_BOARD_SECONDS = 0.5
+"""Between two points of a curve in TensorBoard: a point costs as much as a small network's step."""
 _BAR = 24
 
 
@@ -36,6 +38,7 @@ class Progress:
         self._file: IO[str] | None = _log(out) if speaks else None
         self._board = _board(out) if speaks else None
         self._started = self._said = time.monotonic()
+        self._drawn = self._started - _BOARD_SECONDS
         self._bar = speaks and sys.stdout.isatty()
         self._count = 0
         self.rows = 0
@@ -61,9 +64,12 @@ class Progress:
             return
         rate = self.rows / max(self.seconds, 1e-9)
         values = {"loss": round(loss, 6), "lr": lr, "samples_per_second": round(rate, 1)}
-        self._note({"step": step, "epoch": round(epoch, 4), **values}, step)
+        self._note({"step": step, "epoch": round(epoch, 4), **values})
         now = time.monotonic()
         last = step == self._steps
+        if now - self._drawn >= _BOARD_SECONDS or last:
+            self._drawn = now
+            self._draw(values, step)
         if now - self._said < _SECONDS and not last:
             return
         self._said = now
@@ -84,7 +90,8 @@ class Progress:
         """Report on an epoch: the mean loss while training, and the share of right answers."""
         if self._speaks:
             values = {"avg_loss": round(loss, 6), "accuracy": round(accuracy, 6)}
-            self._note({"step": step, "epoch": epoch, **values}, step)
+            self._note({"step": step, "epoch": epoch, **values})
+            self._draw(values, step)
             clear = "\r\x1b[K" if self._bar else ""
             dist.say(f"{clear}Epoch {epoch} - Avg Loss: {loss:.6f}, Accuracy: {accuracy:.2%}")
 
@@ -95,7 +102,7 @@ class Progress:
         if self._board is not None:
             self._board.close()
 
-    def _note(self, values: dict[str, float], step: int) -> None:
+    def _note(self, values: dict[str, float]) -> None:
         if self._file is not None:
             try:
                 self._file.write(json.dumps({**values, "seconds": round(self.seconds, 3)}) + "\n")
@@ -103,9 +110,11 @@ class Progress:
             except OSError as error:  # the next checkpoint ends the run, on all ranks
                 dist.say(f"warning: {LOG} is not written any more: {error.strerror or error}")
                 self._file = None
+
+    def _draw(self, values: dict[str, float], step: int) -> None:
         if self._board is not None:
-            for name in values.keys() - {"step", "epoch"}:
-                self._board.add_scalar(name, values[name], step)
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
 
 
 def rewind(out: Path, step: int) -> int:

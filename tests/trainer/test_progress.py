@@ -76,17 +76,22 @@ def test_the_clock(seconds, shown):
     assert progress._clock(seconds) == shown
 
 
-def test_tensorboard_gets_the_same_figures(out):
+def test_tensorboard_gets_the_same_figures_two_a_second(out, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told = Progress(out, 3, speaks=True)
-    for step in range(1, 4):
-        told.step(step, step / 3, 0.5 / step, 1e-3, 8)
-    told.epoch(1, 3, 0.25, 0.75)
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    told = Progress(out, 12, speaks=True)
+    for step in range(1, 13):
+        told.step(step, step / 12, 0.5 / step, 1e-3, 8)
+        now[0] += 0.125
+    told.epoch(1, 12, 0.25, 0.75)
     told.close()
+    monkeypatch.undo()
     board = EventAccumulator(str(out / "tensorboard"))
     board.Reload()
+    loss = {line["step"]: line["loss"] for line in lines(out) if "loss" in line}
     assert [(one.step, one.value) for one in board.Scalars("loss")] == [
-        (line["step"], pytest.approx(line["loss"])) for line in lines(out) if "loss" in line
+        (step, pytest.approx(loss[step])) for step in (1, 5, 9, 12)
     ]
     assert [one.value for one in board.Scalars("accuracy")] == [0.75]
