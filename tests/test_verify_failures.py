@@ -136,10 +136,16 @@ def test_a_missing_module_is_told_from_other_errors(
 
 
 def test_there_is_no_such_script(torch_project: TorchProject, tmp_path: Path) -> None:
-    failure = failed(torch_project, torch_project.job("run", *ONE, "--", "a.py", cwd=tmp_path))
+    """By an absolute path, which is the nodes' own affair; any other is missed before."""
+    absent = tmp_path / "a.py"
+    failure = failed(torch_project, torch_project.job("run", *ONE, "--", absent, cwd=tmp_path))
     assert (failure["node"], failure["rank"], failure["exit_code"]) == ("local1", 0, 2)
     assert failure["class"] == "missing-module"
-    assert f"{tmp_path}/a.py (the working directory)" in failure["cause"]
+    assert f"there is no {absent}" in failure["cause"]
+    bundle = ("--bundle", torch_project.bundle)
+    misspelt = torch_project.stager("run", *ONE, *bundle, "--", "a.py", cwd=tmp_path)
+    assert (misspelt.returncode, misspelt.stdout) == (1, "")
+    assert "there is no script a.py" in misspelt.stderr
 
 
 def test_a_rank_that_is_started_again(torch_project: TorchProject, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def _carry_out(
     """Take a job to its end; one that is only planned or submitted ends the command here."""
     from .. import history
     from ..build import offline_root
+    from ..bundling.scripts import refuse_absent
     from ..outcome import Outcome
     from ..prepare import bundle_of, prepare, project, source_of, way
     from ..store import Store
@@ -122,6 +123,8 @@ def _carry_out(
     prepared = prepare(config, options, made, action=action, source=source)
     for note in prepared.notes:
         console.note(note)
+    if action == "run":
+        refuse_absent(prepared.job.launch.command[0], prepared.bundle)
     store = Store(offline_root(config))
     known = history.known(store)
     if known.jobs:

@@ -1,0 +1,53 @@
+"""Whether the script that is to be run is there: here, or in the project that a bundle holds."""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..layering.layerfile import decompress_index
+from .bundles import opened
+
+_FOLDER = "project/"
+"""Where the project lies in an environment."""
+
+
+def refuse_absent(name: str, bundle: Path) -> None:
+    """Find out now what every node would find after the bundle has been brought to it.
+
+    Args:
+        name: a script as the command line has it; ``-m`` is none.
+        bundle: whose project is looked into. An absolute path is the nodes' own affair.
+
+    Raises:
+        ConfigError: there is no such script.
+        BundleError: the bundle cannot be read.
+    """
+    if name == "-m" or Path(name).is_absolute() or Path(name).exists():
+        return
+    wanted = posixpath.normpath(name)
+    staged = tuple(_staged(bundle))
+    if any(path == wanted or path.startswith(f"{wanted}/") for path in staged):
+        return
+    scripts = {path for path in staged if path.endswith(".py")}
+    scripts |= {path.name for path in Path.cwd().glob("*.py")}
+    close = difflib.get_close_matches(wanted, sorted(scripts), n=1)
+    raise ConfigError(
+        f"there is no script {name}: neither in {Path.cwd()} nor in the project in the bundle",
+        hint=f"did you mean {close[0]}?"
+        if close
+        else "check the name; project.exclude and .gitignore keep files out of the bundle",
+    )
+
+
+def _staged(bundle: Path) -> Iterator[str]:
+    """The paths of the project's files in a bundle, as seen from the project's folder."""
+    with opened(bundle) as held:
+        for layer in held.manifest.layers:
+            if layer.kind == "project":
+                index = held.index(layer, held.head(layer), decompress_index)
+                paths = [entry.path for entry in index.files] + [one.path for one in index.links]
+                yield from (path.removeprefix(_FOLDER) for path in paths)
