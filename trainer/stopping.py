@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_PULSE_SECONDS = 0.05
+_PULSE_SECONDS = 0.3
+"""Between two pulses: each wakes every rank, which costs most where ranks share CPUs."""
 _MOST_STEPS = 50
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that was told to stop and has saved where it was."""
