@@ -106,3 +106,17 @@ def test_where_lines_are_still_to_come() -> None:
     assert trace_at(lines[:3], 0, 200).open
     assert trace_at(lines, 0, 200).open  # another one may follow from it
     assert not trace_at([*lines, *[b"[rank0]: step"] * 4], 0, 200).open
+
+
+@pytest.mark.parametrize("mark", ["", "[rank1]: ", "3: "])
+def test_a_source_file_that_cannot_be_read_has_no_traceback(tmp_path: Path, mark: str) -> None:
+    told = ['  File "train.py", line 2', "    for i in range(3)", "        ^", "SyntaxError: no"]
+    text = "".join(f"{mark}{line}\n" for line in ["step 1", *told, "step 2"])
+    (found,) = hits(tmp_path, text)
+    assert found.trace == tuple(told)
+    assert found.number == 5
+
+
+def test_what_is_indented_above_is_not_always_a_place(tmp_path: Path) -> None:
+    (found,) = hits(tmp_path, "    for i in range(3)\n        ^\nSyntaxError: no\n")
+    assert found.trace == ()

@@ -10,7 +10,7 @@ from ..joblogs.clock import Clock, stamp, year_of
 from ..joblogs.files import LogFile
 from .catalogue import CASCADE, EXIT, NOISE, PRIMARY, STUCK, Entry, Match, catalogue, match
 from .sieve import Sieve, Sifted
-from .traces import TRACEBACK, Trace, marked, shown, trace_at
+from .traces import TRACEBACK, Trace, frame_above, marked, shown, trace_at
 
 BLOCK = 4 << 20
 """Bytes that are read at a time."""
@@ -181,7 +181,8 @@ class _Finder:
         if found is None:
             self.hits = [hit for hit in self.hits if not _over(hit, text)]
         elif found[0].role != NOISE and not self._enough(found[0].name):
-            self._keep(lines, at, self._whose(text, self.line + at + 1), found)
+            whose = self._whose(text, self.line + at + 1)
+            self._keep(lines, at, whose, found, frame_above(lines, at, _LONGEST))
 
     def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[Entry]) -> None:
         """A traceback, with those that led to it: the last exception that the catalogue knows."""

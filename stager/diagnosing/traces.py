@@ -13,6 +13,8 @@ _WINDOW = 1_000
 """Lines among which those of one traceback are looked for, where several ranks' are mixed."""
 _CHAIN = 4
 """Lines within which one traceback says that it led to another one."""
+_FRAME = 4
+"""Lines of the place that stands above an exception: file, source, marks below it, and one more."""
 _MARK = re.compile(
     r"(?:\[(?P<name>rank|default|trainer|worker)?(?P<number>\d+)\]:| *(?P<task>\d+):(?= |$)) ?"
 )
@@ -98,6 +100,23 @@ def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
         if reader.ended:
             break
     return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
+
+
+def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:
+    """An exception with the place above it, which is all that Python says of an unreadable file.
+
+    Returns:
+        The lines from ``File "..."`` to the exception; none where no such place is shown.
+    """
+    found: list[str] = [marked(shown(lines[at], longest)).text]
+    for line in reversed(lines[max(0, at - _FRAME) : at]):
+        text = marked(shown(line, longest)).text
+        if not text.startswith("  "):
+            break
+        found.insert(0, text)
+        if text.startswith('  File "'):
+            return tuple(found)
+    return ()
 
 
 class _Reader:
