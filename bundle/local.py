@@ -24,7 +24,7 @@ from .launching.following import AGENT_SECONDS
 from .node.base import base_for
 from .node.root import secure_root
 from .problem import NodeError, Problem
-from .transport import Delivery, Ended, OnEvent, Parcel, Requests
+from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
 
 FAILURE_GRACE = 5.0
 """Seconds that the other nodes get to end by themselves after one has failed."""
@@ -46,6 +46,7 @@ class LocalTransport:
             NodeError: no place on this machine fits.
         """
         self.nodes_here = len(job.nodes)
+        self._job = job
         self._grace = job.launch.grace_seconds + AGENT_SECONDS
         base = base_for(job, os.environ, copies=self._missing(job))
         own = secure_root(base)
@@ -75,6 +76,8 @@ class LocalTransport:
             try:
                 codes = _attend(asked, on_event, phase)
             except signals.Stopped:  # what the ranks say last belongs into their logs
+                if phase == "launch":
+                    on_event(saving_note(self._job))
                 _tell_to_end(asked)
                 _attend(asked, on_event, phase, time.monotonic() + self._grace)
                 raise

@@ -26,7 +26,7 @@ from .problem import NodeError, Problem
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
-from .transport import Delivery, Ended, OnEvent, Parcel, Requests
+from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
 from .unpacking import venv
 
 SECONDS = {
@@ -86,6 +86,8 @@ class SlurmTransport:
             try:
                 self._listen(step, answers, on_event)
             except signals.Stopped:  # what the ranks say last belongs into their logs
+                if phase == "launch":
+                    on_event(saving_note(self._job))
                 step.finish(answers.take, self._grace)
                 raise
             ended = _endings(requests, step)

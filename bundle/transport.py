@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from .job import Job
+
 OnEvent = Callable[[dict[str, Any]], None]
 Requests = Mapping[str, Mapping[str, Any]]
 """What each node's agent is asked."""
+
+
+def saving_note(job: Job) -> dict[str, Any]:
+    """The event that says what ranks do which have been told to end: until then nothing is seen."""
+    seconds = job.launch.grace_seconds
+    text = f"told to end: the ranks have {seconds} s to save what they have"
+    return {"v": 1, "event": "note", "text": text}
 
 
 @dataclass(frozen=True)

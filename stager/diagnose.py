@@ -54,7 +54,12 @@ def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagno
         first = _ended(slurm, files.job_id, judged) or _placed(judged, seen, launched)
         ok = True if slurm == "COMPLETED" and first is None else None if first is None else False
     known = Diagnosis(
-        job_id=files.job_id, folder=files.folder, ok=ok, first=first, read=len(files.logs)
+        job_id=files.job_id,
+        folder=files.folder,
+        ok=ok,
+        first=first,
+        interrupted=bool(result.get("interrupted")),
+        read=len(files.logs),
     )
     if first is None:
         return known

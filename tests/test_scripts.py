@@ -10,6 +10,8 @@ from building import Project
 from stager.bundling.scripts import refuse_absent
 from stager.errors import ConfigError
 
+CHECK = "check the name; project.exclude and .gitignore keep files out of the bundle"
+
 
 @pytest.fixture
 def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -17,6 +19,8 @@ def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (project.root / "train.py").write_text("")
     (project.root / "tools").mkdir()
     (project.root / "tools" / "convert.py").write_text("")
+    (project.root / "app").mkdir()
+    (project.root / "app" / "__main__.py").write_text("")
     (project.root / "latest.py").symlink_to("train.py")
     made = project.build().packed.path
     elsewhere = tmp_path / "elsewhere"
@@ -33,7 +37,7 @@ def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "./train.py",
         "tools/convert.py",
         "tools/../train.py",
-        "tools",
+        "app",
         "latest.py",
         "evaluate.py",
         "-m",
@@ -50,13 +54,32 @@ def test_what_is_there_or_cannot_be_known(bundle: Path, name: str) -> None:
         ("trian.py", "did you mean train.py?"),
         ("convert.py", "did you mean tools/convert.py?"),
         ("evalute.py", "did you mean evaluate.py?"),
-        ("x", "check the name; project.exclude and .gitignore keep files out of the bundle"),
+        ("x", CHECK),
+        ("tools", CHECK),
+        ("", CHECK),
+        (".", CHECK),
+        ("a\nb", CHECK),
+        ("a\0b", CHECK),
+        ("x" * 5000, CHECK),
     ],
 )
 def test_what_is_not_there(bundle: Path, name: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"there is no script {name}: neither in") as caught:
+    with pytest.raises(ConfigError, match="there is no script") as caught:
         refuse_absent(name, bundle)
     assert caught.value.hint == hint
+    shown = str(caught.value)
+    assert shown.isprintable()
+    assert len(shown) < 400
+    if name.endswith(".py"):
+        assert f"there is no script {name}: neither here nor in the project" in shown
+
+
+def test_a_directory_that_is_gone_holds_nothing(bundle: Path) -> None:
+    Path.cwd().joinpath("evaluate.py").unlink()
+    Path.cwd().rmdir()
+    refuse_absent("train.py", bundle)
+    with pytest.raises(ConfigError, match=r"there is no script evaluate\.py"):
+        refuse_absent("evaluate.py", bundle)
 
 
 def test_a_script_here_needs_no_look_into_the_bundle(

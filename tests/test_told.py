@@ -227,3 +227,44 @@ def test_only_the_last_lines_are_kept_and_the_json_has_the_documented_keys() -> 
         "cause": "ValueError: wrong", "hint": failure.hint, "lines": list(failure.lines),
         "meaning": "", "time": 10.0,
     }  # fmt: skip
+
+
+def bare(number: int, *lines: str, code: int = 1, at: float = 1.0) -> dict[str, Any]:
+    """A rank that ended itself without an exception, as ranks do that agree to give up."""
+    return {
+        **rank(number, exception="", message="", lines=list(lines)),
+        "exit_code": code,
+        "time": at,
+    }
+
+
+SAID = ["[RANK 0] WORLD_SIZE=2", "error: --data dat: there is no such folder", "hint: correct it"]
+
+
+def test_of_ranks_that_give_up_together_the_one_that_says_why_counts() -> None:
+    failure = found(result(bare(1, "[RANK 1] WORLD_SIZE=2"), bare(0, *SAID, at=1.2)))
+    assert (failure.rank, failure.exit_code) == (0, 1)
+    assert failure.cause == "error: --data dat: there is no such folder"
+    assert (failure.kind, failure.hint) == ("missing-asset", "correct it")
+    # One that ended otherwise does not speak for it.
+    assert found(result(bare(1), bare(0, *SAID, code=2, at=1.2))).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("train.py: error: unrecognized arguments: --epcohs 3", "correct what follows the two"),
+        ("prog sub: error: argument --n: invalid int value: 'x'", "correct what follows the two"),
+        ("Error: no such thing", "the lines before that in its log say why"),
+    ],
+)
+def test_a_program_that_ends_itself_is_told_in_its_own_words(line: str, hint: str) -> None:
+    lines = ["usage: train.py [-h]", line]
+    raw = {**rank(0, exception="SystemExit", message="2", lines=lines), "exit_code": 2}
+    failure = found(result(raw))
+    assert (failure.cause, failure.kind) == (line, "python-error")
+    assert failure.hint.startswith(hint)
+
+
+def test_what_slurm_says_is_not_the_programs() -> None:
+    assert found(result(bare(0, "srun: error: n1: task 0: Exited"))).kind == "unknown"

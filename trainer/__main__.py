@@ -3,7 +3,7 @@
 NAME is a workload, or ``all-reduce``, which trains nothing and measures the network.
 
 Exit codes: 0 done; 1 an expected failure, with a message and a hint; 2 a usage error; 143 told to
-stop, with a checkpoint to go on from.
+stop, with a checkpoint to go on from; 130 interrupted without one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         work(world)
     except stopping.Stopped as stop:
         if world.is_first:
-            dist.say(f"{stop}: --resume goes on from there")
+            dist.say(f"{stop}: the same command with --resume at its end goes on from there")
         dist.stop(world)
         return stopping.STOPPED
+    except KeyboardInterrupt:
+        dist.say(f"[RANK {world.rank}] interrupted; nothing was saved since the last checkpoint")
+        return 130
     except config.TrainerError as error:
         if world.is_first or not error.everywhere:
             where = "" if error.everywhere or world.size == 1 else f"[RANK {world.rank}] "

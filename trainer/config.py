@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,7 +199,31 @@ def parse(argv: Sequence[str]) -> Options:
         near = difflib.get_close_matches(argv[0], [*WORKLOADS, "all-reduce"], n=1)
         guess = f"; did you mean {near[0]!r}?" if near else ""
         parser.error(f"no workload {argv[0]!r} (there is: {', '.join(WORKLOADS)}){guess}")
-    return Options(**vars(parser.parse_args(argv)))
+    found, unknown = parser.parse_known_args(argv)
+    if unknown:
+        one = names.choices[found.workload]
+        one.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(one, unknown[0])}")
+    return Options(**vars(found))
+
+
+def _meant(parser: argparse.ArgumentParser, word: str) -> str:
+    """The option that is most like a word; empty where none is."""
+    known = re.findall(r"--[\w-]+", parser.format_help())
+    near = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def fits(options: Options, rows: int) -> None:
+    """See whether a step fits into the rows to train on.
+
+    Raises:
+        TrainerError: a rank alone would take more of them than there are.
+    """
+    if options.batch_size > rows:
+        raise TrainerError(
+            f"--batch-size {options.batch_size}: there are only {rows} rows to train on",
+            hint="it is the number of rows that each rank takes in a step; name a smaller one",
+        )
 
 
 def check(options: Options) -> None:
@@ -253,7 +278,12 @@ def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None
 def _path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no path: {error}") from error
+    return path
 
 
 def _count(text: str) -> int:

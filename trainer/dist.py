@@ -113,9 +113,24 @@ def start(
     if backend == "nccl":
         torch.cuda.set_device(world.local_rank)
     if world.launched:
-        torch.distributed.init_process_group(backend)
+        _join(world, environ, backend)
     say(f"[RANK {world.rank}] WORLD_SIZE={world.size}")
     return replace(world, backend=backend)
+
+
+def _join(world: World, environ: Mapping[str, str], backend: str) -> None:
+    import torch
+
+    try:
+        torch.distributed.init_process_group(backend)
+    except (RuntimeError, ValueError) as error:
+        head = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+        why = str(error).strip().partition("\n")[0]
+        raise TrainerError(
+            f"rank {world.rank} of {world.size} did not join the others at {head}: {why}",
+            hint="see that MASTER_ADDR and MASTER_PORT are the head node's and free, and that "
+            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface of this node",
+        ) from error
 
 
 def stop(world: World) -> None:

@@ -7,6 +7,7 @@ as one that was never interrupted.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -15,8 +16,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from . import dist, precision, saving
-from .config import Options
+from . import alike, dist, precision, saving
+from .config import Options, TrainerError, fits
 from .dist import World
 from .progress import Progress
 from .sampling import Order, Position, Share
@@ -42,12 +43,15 @@ class Run:
             TrainerError: on every rank, when the options do not fit the job.
         """
         self.task, self.options, self.world = task, options, world
+        rows = {"rows to train on": task.train, "rows held out": task.held_out}
+        alike.require(world, options, {name: alike.described(of) for name, of in rows.items()})
         task.model.to(world.device)
         self.mixed = dist.on_all(world, precision.mixed(options.precision, world.device))
         self.sync: Alone = dist.together(
             world, lambda: synchronised(options.sync, task.model, world, mixed=self.mixed)
         )
         self.optimizer: Optimizer = task.optimizer(task.model)
+        dist.together(world, lambda: fits(options, len(task.train)))
         batch = options.batch_size * world.size
         self.order = Order(len(task.train), batch, options.seed)
         self.at = Position()
@@ -149,6 +153,12 @@ def _take(run: Run, heard: Heard | None, mean: _Mean, progress: Progress) -> Non
     run.stopping = run.stopping or heard.stop
     for loss in heard.losses:
         at, lr, rows = mean.waiting.popleft()
+        if not math.isfinite(loss):
+            raise TrainerError(
+                f"the loss of step {at.step} is {loss}: nothing can be learned from there on",
+                hint="lower --lr, or look for broken rows; checkpoints of earlier epochs are kept",
+                everywhere=True,  # all ranks have heard the same numbers
+            )
         mean.total, mean.rows = mean.total + loss, mean.rows + rows
         progress.step(at.step, at.epoch + at.row / run.order.rows, loss / rows, lr, rows)
 

@@ -6,7 +6,8 @@ import importlib.util
 import json
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,8 +100,9 @@ class Progress:
         """Write what is still held back."""
         if self._file is not None:
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+        with self._drawing():
+            if self._board is not None:
+                self._board.close()
 
     def _note(self, values: dict[str, float]) -> None:
         if self._file is not None:
@@ -112,9 +114,21 @@ class Progress:
                 self._file = None
 
     def _draw(self, values: dict[str, float], step: int) -> None:
-        if self._board is not None:
+        board = self._board
+        if board is None:
+            return
+        with self._drawing():
             for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+                board.add_scalar(name, value, step)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Do without the curves, and say so once, where they cannot be written."""
+        try:
+            yield
+        except Exception as error:  # its writer passes on what failed in a thread of its own
+            dist.say(f"warning: TensorBoard's files are not written any more: {error}")
+            self._board = None
 
 
 def rewind(out: Path, step: int) -> int:
@@ -122,10 +136,11 @@ def rewind(out: Path, step: int) -> int:
     path = out / LOG
     kept, last = [], step
     with suppress(OSError):
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines(keepends=True):
             try:
                 said = int(json.loads(line)["step"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue  # cut off when the run was killed
             last = max(last, said)
             if said <= step:
@@ -151,7 +166,11 @@ def _board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need no
         return None
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(log_dir=str(out / "tensorboard"))
+    try:
+        return SummaryWriter(log_dir=str(out / "tensorboard"))
+    except OSError as error:
+        dist.say(f"warning: there will be no TensorBoard files: {error}")
+        return None
 
 
 def _clock(seconds: float) -> str:

@@ -27,18 +27,19 @@ def begin(run: Run, environ: Mapping[str, str]) -> None:
         TrainerError: on every rank, when folder or checkpoint is unusable.
     """
     options, world = run.options, run.world
-    found = dist.by_first(world, lambda: _prepare(options, job_of(environ)))
+    again = _is_restart(environ)
+    found = dist.by_first(world, lambda: _prepare(options, job_of(environ), again=again))
     _warn_of_other_disks(options, world)
+    if world.is_first and run.mixed:
+        dist.say(
+            "computing in bfloat16 where that is accurate enough (--precision float32: nowhere)"
+        )
     if found is None:
         if world.is_first:
             progress.rewind(options.out, 0)
         return
     name, data = found
-    state = dist.together(world, lambda: _fitting(run, snapshot.load(data, name), name))
-    run.task.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.at = Position(epoch=state["epoch"], row=state["row"], step=state["step"])
-    run.best = state["best"]
+    dist.together(world, lambda: _take_up(run, snapshot.load(data, name), name))
     if world.is_first:
         lost = progress.rewind(options.out, run.at.step)
         dist.say(f"resuming from {name}, after {run.at.step} steps ({lost} steps are done again)")
@@ -119,7 +120,7 @@ def job_of(environ: Mapping[str, str]) -> str:
     return f"torchrun {elastic}" if elastic not in ("", "none") else ""
 
 
-def _prepare(options: Options, job: str) -> tuple[str, bytes] | None:
+def _prepare(options: Options, job: str, *, again: bool) -> tuple[str, bytes] | None:
     """Make the folder ready; the checkpoint to go on from, and its bytes."""
     out = options.out
     found = None
@@ -127,8 +128,10 @@ def _prepare(options: Options, job: str) -> tuple[str, bytes] | None:
     def prepare() -> None:
         nonlocal found
         out.mkdir(parents=True, exist_ok=True)
-        if options.resume or _is_its_own(out, job):
+        if options.resume or _is_its_own(out, job, again=again):
             found = snapshot.newest(out)
+            if found is None and options.resume:
+                dist.say(f"{out} has no checkpoint: starting from the beginning")
         else:
             _give_up(out)
         (out / _JOB).write_text(job, encoding="utf-8")
@@ -138,11 +141,22 @@ def _prepare(options: Options, job: str) -> tuple[str, bytes] | None:
     return None if found is None else (str(found[0].path), found[1])
 
 
-def _is_its_own(out: Path, job: str) -> bool:
-    """Whether this job, started before, has left unfinished work here."""
+def _is_restart(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun or Slurm says that it starts this again."""
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return any(environ.get(name, "0") not in ("", "0") for name in counts)
+
+
+def _is_its_own(out: Path, job: str, *, again: bool) -> bool:
+    """Whether this job, started before, has left unfinished work here.
+
+    Of a job that is started ``again``, finished work as well: a rank may have died after it.
+    """
     mark = out / _JOB
     unfinished = not (out / checkpoint.METRICS).is_file()
-    return bool(job) and unfinished and mark.is_file() and mark.read_text("utf-8") == job
+    if not job or not (unfinished or again) or not mark.is_file():
+        return False
+    return mark.read_text("utf-8", errors="replace") == job
 
 
 def _give_up(out: Path) -> None:
@@ -151,15 +165,40 @@ def _give_up(out: Path) -> None:
     Raises:
         TrainerError: the run did not finish.
     """
-    left = snapshot.found(out)
+    left = [note.path.stem for note in snapshot.found(out)] or sorted(snapshot.without_note(out))
     if left and not (out / checkpoint.METRICS).is_file():
         raise TrainerError(
-            f"{out} has checkpoints of a run that did not finish, the newest {left[-1].path.name}",
+            f"{out} has checkpoints of a run that did not finish, the newest {left[-1]}.pt",
             hint=f"--resume goes on from there; rm {out}/checkpoint_* gives it up; "
             "or choose another --out",
         )
+    if left:
+        dist.say(f"{out} has a finished run: it is replaced")
     snapshot.clear(out)
     (out / progress.LOG).unlink(missing_ok=True)
+
+
+def _take_up(run: Run, state: dict[str, Any], name: str) -> None:
+    """Put a run where a state was.
+
+    Raises:
+        TrainerError: it is of another run, or of no run of ours.
+    """
+    try:
+        _fitting(run, state, name)
+        run.task.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        at = Position(epoch=int(state["epoch"]), row=int(state["row"]), step=int(state["step"]))
+        run.best = float(state["best"])
+        inside = 0 <= at.row < run.order.rows and at.epoch >= 0 and at.step >= 0
+        if not inside:
+            raise ValueError(f"epoch {at.epoch}, row {at.row}, step {at.step}")
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise TrainerError(
+            f"{name} cannot be gone on from: {type(error).__name__}: {error}",
+            hint="remove it, and --resume goes on from the one before it",
+        ) from error
+    run.at = at
 
 
 def _fitting(run: Run, state: dict[str, Any], name: str) -> dict[str, Any]:

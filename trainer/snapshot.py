@@ -80,10 +80,20 @@ def found(out: Path) -> list[Note]:
     notes = []
     for path in out.iterdir() if out.is_dir() else ():
         if _NAME.fullmatch(path.name):
-            with suppress(OSError, ValueError, KeyError, TypeError):
+            with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 said = json.loads(_note_of(path).read_text(encoding="utf-8"))
                 notes.append(Note(path=path, step=int(said["step"]), sha256=str(said["sha256"])))
     return sorted(notes, key=lambda note: (note.step, note.path.name))
+
+
+def without_note(out: Path) -> set[str]:
+    """Checkpoints whose note is missing or cannot be read, by their names without an ending.
+
+    One that was being written when its run was killed is among them.
+    """
+    known = {note.path for note in found(out)}
+    paths = out.iterdir() if out.is_dir() else ()
+    return {path.stem for path in paths if _NAME.fullmatch(path.name) and path not in known}
 
 
 def newest(out: Path) -> tuple[Note, bytes] | None:
@@ -104,7 +114,11 @@ def newest(out: Path) -> tuple[Note, bytes] | None:
         # It counts no more, or the sound ones would be thinned out before it.
         with suppress(OSError):
             _note_of(note.path).replace(note.path.with_suffix(DAMAGED))
-    damaged = sorted(out.glob(f"checkpoint_*{DAMAGED}"))
+    damaged = {path.stem for path in out.glob(f"checkpoint_*{DAMAGED}")}
+    bare = without_note(out)
+    # A single one without any note was being written when its run was killed.
+    if len(bare) > 1 or any((out / f"{name}.json").exists() for name in bare):
+        damaged |= bare
     if damaged:
         raise TrainerError(
             f"no checkpoint in {out} is sound ({len(damaged)} are damaged)",
@@ -162,11 +176,16 @@ def write_whole(path: Path, data: bytes) -> None:
         OSError: it cannot be written.
     """
     partial = path.with_name(f".{path.name}.part")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()  # on a full disk it would keep the little that is left
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

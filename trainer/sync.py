@@ -159,7 +159,7 @@ def synchronised(name: str, model: Module, world: World, *, mixed: bool) -> Alon
     if name == "dp" and world.size > 1:
         raise TrainerError(
             f"--sync dp is for one process, and this is a job of {world.size}",
-            hint="start it without torchrun, or as one process; or use --sync ddp",
+            hint="start one process (stager run --nodes 1 --nproc-per-node 1), or use --sync ddp",
         )
     whole = Precise(model, world.device) if mixed else model
     if name == "dp" and world.device != "cpu":

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import checkpoint, data, dist, models, text
-from .config import Options
+from . import alike, checkpoint, data, dist, models, text
+from .config import Options, fits
 from .dist import World
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ def run(options: Options, world: World) -> None:
     held_out = text.encode(tokenizer, corpus.held_out, MAX_TOKENS)
     unknown = text.unknown_share(tokenizer, train)
     dist.together(world, lambda: text.refuse_unknown(unknown, options))
+    dist.together(world, lambda: fits(options, len(train)))
 
+    counts = {"rows to train on": str(len(train)), "rows held out": str(len(held_out))}
+    alike.require(world, options, counts)
     steps = steps_an_epoch(len(train), options.batch_size, world.size)
     start = dist.by_first(world, lambda: checkpoint.prepare(options, steps))
     dist.together(world, lambda: checkpoint.see(start))

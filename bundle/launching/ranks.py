@@ -39,7 +39,8 @@ def failures(
 ) -> list[dict[str, Any]]:
     """Every rank of this node that failed, as JSON objects with ``RECORD_KEYS``.
 
-    A rank that raised has left a record with its traceback. One that was killed could not; torchrun
+    A rank that raised has left a record with its traceback, for which its last lines stand if it
+    ended itself (``sys.exit``). One that was killed could not; torchrun
     names it and its exit status in its report, and the last lines of the log stand for it.
 
     Args:
@@ -52,6 +53,10 @@ def failures(
     own = own or {}
     found = {record["rank"]: record for record in _records(os.path.join(job_dir, "failures"))}
     lines = list(tail)
+    for rank, record in found.items():
+        if record["exception"] == "SystemExit" and own.get(rank):
+            # It says why before it ends; where in the program that was, tells less.
+            record["lines"] = list(own[rank])[-_SHOWN:]
     for rank, local_rank, code in reported(lines):
         if rank not in found:
             found[rank] = {

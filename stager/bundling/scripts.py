@@ -11,6 +11,8 @@ from ..errors import ConfigError
 from ..layering.layerfile import decompress_index
 from .bundles import opened
 
+_LONGEST = 200
+"""Characters of a name that are shown."""
 _FOLDER = "project/"
 """Where the project lies in an environment."""
 
@@ -26,21 +28,37 @@ def refuse_absent(name: str, bundle: Path) -> None:
         ConfigError: there is no such script.
         BundleError: the bundle cannot be read.
     """
-    if name == "-m" or Path(name).is_absolute() or Path(name).exists():
+    if name == "-m" or name.startswith("/") or _is_here(name):
         return
     wanted = posixpath.normpath(name)
     staged = tuple(_staged(bundle))
-    if any(path == wanted or path.startswith(f"{wanted}/") for path in staged):
+    if name and any(path in (wanted, f"{wanted}/__main__.py") for path in staged):
         return
-    scripts = {path for path in staged if path.endswith(".py")}
-    scripts |= {path.name for path in Path.cwd().glob("*.py")}
-    close = difflib.get_close_matches(wanted, sorted(scripts), n=1)
+    scripts = {path for path in staged if path.endswith(".py")} | _scripts_here()
+    close = difflib.get_close_matches(wanted[:_LONGEST], sorted(scripts), n=1)
+    shown = name if name.isprintable() and 0 < len(name) <= _LONGEST else repr(name[:_LONGEST])
     raise ConfigError(
-        f"there is no script {name}: neither in {Path.cwd()} nor in the project in the bundle",
+        f"there is no script {shown}: neither here nor in the project in the bundle",
         hint=f"did you mean {close[0]}?"
         if close
         else "check the name; project.exclude and .gitignore keep files out of the bundle",
     )
+
+
+def _is_here(name: str) -> bool:
+    """Whether the working directory has it: a file, or a folder that Python can run."""
+    path = Path(name)
+    try:
+        return path.is_file() or (path / "__main__.py").is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _scripts_here() -> set[str]:
+    try:
+        return {path.name for path in Path.cwd().glob("*.py")}
+    except OSError:  # it was removed, or may not be read
+        return set()
 
 
 def _staged(bundle: Path) -> Iterator[str]:

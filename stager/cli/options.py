@@ -153,7 +153,7 @@ class CleanFlags:
     ] = False
     store_only: Annotated[bool, typer.Option("--store-only", help="Leave the nodes alone.")] = False
     everything: Annotated[
-        bool, typer.Option("--all", help="The project's newest bundle as well.")
+        bool, typer.Option("--all", help="Every project's newest bundle as well.")
     ] = False
     wheels: Annotated[
         bool, typer.Option("--wheels", help="Wheels that no lock names, too; they need a network.")

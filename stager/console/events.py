@@ -51,6 +51,8 @@ class Events(Reports):
     def job(self, job: Job, bundle: Path) -> None:
         """What is about to happen, before the first node is touched."""
         self._action, self._restarts = job.action, job.launch.max_restarts
+        self._moving = bool(self._restarts or job.launch.elastic)
+        self._each = job.launch.nproc_per_node or 1
         self._dry_run, self._slurm, self._job_id = job.dry_run, job.allocation == "slurm", job.id
         if job.allocation == "local":
             nodes = "1 local node" if len(job.nodes) == 1 else f"{len(job.nodes)} local nodes"
@@ -116,7 +118,8 @@ class Events(Reports):
         if event["phase"] != "place":
             self.begin(str(event["phase"]))
         if event["phase"] == "launch":
-            shown = "every node's" if self.verbose else "the first node's"
+            first = "the first ranks'" if self._moving else "the first node's"
+            shown = "every node's" if self.verbose else first
             text = f"what follows is {shown} output; the logs have all of it"
             self.say(f"  {'the output is in the logs' if self._batch else text}", "dim")
 
@@ -153,8 +156,18 @@ class Events(Reports):
                 self.data(f"{who}: {line}")
             elif self._action == "verify" and event.get("phase") == "launch":
                 return  # ranks of ours: what they have found is told at the end
-            elif event["head"] and not self._is_launchers(line):
+            elif self._is_shown(event) and not self._is_launchers(line):
                 self.data(line)
+
+    def _is_shown(self, event: Mapping[str, Any]) -> bool:
+        """Whether an output event is the first node's: that of the first ranks, where they move.
+
+        Ranks that may be started again are dealt to nodes by torchrun, a node's worth at a time.
+        """
+        rank = event.get("rank")
+        if rank is None or not self._moving:
+            return bool(event["head"])
+        return int(rank) < self._each
 
     def _is_launchers(self, line: str) -> bool:
         """Whether a line is torchrun's own; from its word that a rank failed on, all of them are.

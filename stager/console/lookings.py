@@ -104,6 +104,8 @@ def _well(found: Diagnosis) -> str:
         return "it ended well"
     if found.ok is None and found.job_id:
         return f"nothing failed as far as its {found.read} logs tell; it may still run"
+    if found.interrupted:
+        return "it was interrupted by its user, and nothing had failed by then"
     return f"no failure was recognised in the {found.read} files there"
 
 

@@ -83,6 +83,8 @@ class Diagnosis:
     """Ranks that failed because of it."""
     missing: tuple[int, ...] = ()
     """For a hang: ranks that did not come to what the others waited at."""
+    interrupted: bool = False
+    """Whether its user ended it."""
     read: int = 0
     """How many files were read."""
 

@@ -30,6 +30,12 @@ _NODE_SIGNS = (
 )
 """How the far side words its problems, by class; anything else is the environment's."""
 
+_ERROR = re.compile(
+    r"(?:\[RANK \d+\] )?(?!srun|slurm|sbatch)(?:[\w./][\w./ -]*: )?error: \S.*", re.IGNORECASE
+)
+"""How programs say why they end: ``error: ...``, ``train.py: error: ...``."""
+_HINT = "hint: "
+
 _TAKEN_ALONG = re.compile(r"srun ended it, as \S+ had failed")
 """A node that did nothing wrong."""
 
@@ -62,7 +68,7 @@ def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     """
     ranked = sorted(result.get("failures", []), key=lambda one: (part(one), float(one["time"])))
     if ranked and part(ranked[0]) == CAUSE:
-        return _of_rank(ranked[0])
+        return _of_rank(_speaker(ranked))
     listed = result.get("problems", {}).items()
     said = [(node, Problem.from_json(raw)) for node, problems in listed for raw in problems]
     for node, problem in sorted(said, key=lambda one: _TAKEN_ALONG.search(one[1].why) is not None):
@@ -76,6 +82,31 @@ def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
         if silent[node] != _TOLD_TO_END or not ranked:
             return _of_launcher(node, silent[node], result.get("tails", {}).get(node, []))
     return _of_rank(ranked[0]) if ranked else None
+
+
+def _speaker(ranked: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first rank; of some that ended alike, without an exception, the one that said why.
+
+    Ranks that agree to give up end together, and one of them speaks for all.
+    """
+    first = ranked[0]
+    if first["exception"] or said(first)[0]:
+        return first
+    alike = (one for one in ranked if not one["exception"] and part(one) == CAUSE)
+    speaking = (one for one in alike if one["exit_code"] == first["exit_code"] and said(one)[0])
+    return next(speaking, first)
+
+
+def said(record: Mapping[str, Any]) -> tuple[str, str]:
+    """With which words a rank ended itself, and its own hint; empty where it did otherwise."""
+    if record["exception"] not in ("", "SystemExit") or not 0 < int(record["exit_code"]) < 128:
+        return "", ""
+    lines = [str(line) for line in record["lines"]]
+    for at in reversed(range(len(lines))):
+        if _ERROR.match(lines[at]):
+            below = next((line for line in lines[at + 1 :] if line.startswith(_HINT)), "")
+            return lines[at].strip(), below.removeprefix(_HINT).strip()
+    return "", ""
 
 
 def part(record: Mapping[str, Any]) -> int:
@@ -127,10 +158,14 @@ def _of_rank(record: Mapping[str, Any]) -> FirstFailure:
         kind, hint = "python-error", "the traceback names the line in your program"
     else:
         cause, kind, hint = of_code(code)
-    known = explained(record)
+    words, own_hint = said(record)
+    if words:
+        cause, kind = words, "python-error"
+    known = explained(record) or (match(words) if words else None)
     meaning = ""
     if known is not None:
         kind, (meaning, hint) = known[0].kind, known[0].said(known[1])
+    hint = own_hint or hint
     return FirstFailure(
         node=str(record["node"]),
         rank=int(record["rank"]),

@@ -92,6 +92,17 @@ def test_records_and_report_are_one(tmp_path: Path) -> None:
     assert [one["rank"] for one in found] == [1, 0, 2]
 
 
+def test_of_a_rank_that_ended_itself_its_last_words_count(tmp_path: Path) -> None:
+    """It has said why; where in the program that was, tells less."""
+    record(tmp_path, 0, exception="SystemExit", message="2", exit_code=2, lines=["a traceback"])
+    record(tmp_path, 1, exception="ValueError", message="no", lines=["a traceback"])
+    own = {0: ["train.py: error: no such option"], 1: ["step 1"]}
+    found = failures(str(tmp_path), "node01", [], 99.0, own)
+    assert {one["rank"]: one["lines"] for one in found} == {0: own[0], 1: ["a traceback"]}
+    (alone,) = [one for one in failures(str(tmp_path), "node01", [], 99.0) if one["rank"] == 0]
+    assert alone["lines"] == ["a traceback"]
+
+
 def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
     lost = "[/x.cc:81] Connection closed by peer [127.0.0.1]:1"
     record(tmp_path, 0, time=4.0, exception="RuntimeError", message=lost)

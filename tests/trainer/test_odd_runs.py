@@ -1,0 +1,187 @@
+"""Runs that cannot come to anything, or go on from odd things: one message, and no traceback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+
+import pytest
+from launching import command, metrics, notes, train, variables, weights
+
+torch = pytest.importorskip("torch")
+
+SMALL = ("mlp", "--subset", "320", "--held-out", "64", "--precision", "float32", "--out", "out")
+OTHERWISE = """\
+import os, sys
+if os.environ["RANK"] == "1":
+    sys.argv += {more!r}
+from trainer.__main__ import _leave, main
+_leave(main(sys.argv[1:]))
+"""
+
+
+def said(done):
+    """What a failed run said; never a traceback of the trainer's own."""
+    text = done.stdout + done.stderr
+    assert 'trainer/__main__.py", line' not in text
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--seed", "9"], "--seed 9 (rank 0: 42)"),
+        (["--sync", "all-reduce"], "--sync all-reduce (rank 0: ddp)"),
+        (["--held-out", "10"], "--held-out 10 (rank 0: 64)"),
+    ],
+)
+def test_ranks_that_were_not_given_the_same(tmp_path, more, told):
+    """They would train to a wrong result, or wait for each other for ever."""
+    (tmp_path / "otherwise.py").write_text(OTHERWISE.format(more=more))
+    argv = command(2, tmp_path, *SMALL, "--epochs", "1")
+    at = argv.index("trainer")
+    argv[at - 1 : at + 1] = ["otherwise.py"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=variables(), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"error: on rank 1 of 2: not what rank 0 has: {told}" in said(done)
+    assert not (tmp_path / "out" / "model.pt").exists()
+
+
+def test_a_loss_that_is_no_number_any_more_ends_the_run(tmp_path):
+    done = train(0, tmp_path, *SMALL, "--epochs", "1", "--lr", "1e30", code=1)
+    assert "the loss of step " in said(done)
+    assert "lower --lr" in said(done)
+    assert not (tmp_path / "out" / "metrics.json").exists()
+
+
+def test_a_step_that_needs_more_rows_than_there_are(tmp_path):
+    done = train(0, tmp_path, *SMALL, "--batch-size", "321", code=1)
+    assert "error: --batch-size 321: there are only 320 rows to train on" in said(done)
+
+
+def test_a_misspelt_option_is_told_with_the_nearest(tmp_path):
+    done = train(0, tmp_path, *SMALL, "--epohcs", "3", code=2)
+    message = "python -m trainer mlp: error: unrecognized arguments: --epohcs 3; "
+    assert f"{message}did you mean --epochs?" in said(done)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_curves_that_cannot_be_written_are_done_without(tmp_path, ready):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "out").mkdir()
+    if ready:  # it is a folder in which there is no place for a file
+        (tmp_path / "out" / "tensorboard").symlink_to("/proc/self")
+    else:
+        (tmp_path / "out" / "tensorboard").touch()
+    done = train(0, tmp_path, *SMALL, "--epochs", "1")
+    assert said(done).count("TensorBoard") == 1
+    assert metrics(tmp_path / "out")["epochs"] == 1
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A folder with a run of one epoch that did not finish, but for its last word."""
+    train(0, tmp_path, *SMALL, "--epochs", "1")
+    (tmp_path / "out" / "metrics.json").unlink()
+    return tmp_path
+
+
+def altered(folder, **changed):
+    """Put something else into the checkpoint, under a note that is right."""
+    path = folder / "out" / "checkpoint_epoch_1.pt"
+    state = torch.load(path, weights_only=True)
+    for name, value in changed.items():
+        if value is None:
+            del state[name]
+        else:
+            state[name] = value
+    torch.save(state, path)
+    note = path.with_suffix(".json")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    note.write_text(json.dumps({**json.loads(note.read_text()), "sha256": digest}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": [1, 2]},
+        {"optimizer": None},
+        {"optimizer": {"state": {}, "param_groups": []}},
+        {"epoch": "many"},
+        {"epoch": -1},
+        {"row": 10**9},
+    ],
+)
+def test_a_checkpoint_of_something_else(trained, changed):
+    altered(trained, **changed)
+    done = train(0, trained, *SMALL, "--epochs", "2", "--resume", code=1)
+    assert "checkpoint_epoch_1.pt cannot be gone on from: " in said(done)
+
+
+@pytest.mark.parametrize("note", ["", "[" * 100_000, '{"step": Infinity, "sha256": "x"}'])
+def test_a_note_that_cannot_be_read_is_no_reason_to_begin_anew(trained, note):
+    (trained / "out" / "checkpoint_epoch_1.json").write_text(note)
+    done = train(0, trained, *SMALL, "--epochs", "2", "--resume", code=1)
+    assert "no checkpoint in out is sound" in said(done)
+    done = train(0, trained, *SMALL, "--epochs", "2", code=1)
+    assert "did not finish, the newest checkpoint_epoch_1.pt" in said(done)
+
+
+def test_without_a_note_it_was_being_written_when_the_run_was_killed(trained):
+    (trained / "out" / "checkpoint_epoch_1.json").unlink()
+    done = train(0, trained, *SMALL, "--epochs", "1", "--resume")
+    assert "out has no checkpoint: starting from the beginning" in said(done)
+
+
+def test_bytes_that_are_no_text_are_passed_over(trained):
+    with (trained / "out" / "metrics.jsonl").open("ab") as log:
+        log.write(b'\xff\n{"step": Infinity}\n')
+    (trained / "out" / ".job").write_bytes(b"\xff")
+    train(0, trained, *SMALL, "--epochs", "2", "--resume", more={"SLURM_JOB_ID": "5"})
+    assert [line["step"] for line in notes(trained / "out") if "loss" in line] == [*range(1, 21)]
+
+
+def test_work_that_was_done_before_a_restart_is_not_done_again(tmp_path):
+    job = {"SLURM_JOB_ID": "5"}
+    train(0, tmp_path, *SMALL, "--epochs", "1", more=job)
+    before = weights(tmp_path / "out")
+    done = train(0, tmp_path, *SMALL, "--epochs", "1", more={**job, "SLURM_RESTART_COUNT": "1"})
+    assert "resuming from out/checkpoint_epoch_1.pt" in said(done)
+    assert all(torch.equal(before[name], one) for name, one in weights(tmp_path / "out").items())
+    # A second run in the same allocation is another one, and says what becomes of the first.
+    assert "out has a finished run: it is replaced" in said(
+        train(0, tmp_path, *SMALL, "--epochs", "1", more=job)
+    )
+
+
+@pytest.mark.parametrize(
+    "changed", [{"MASTER_PORT": "abc"}, {"MASTER_PORT": "99999"}, {"GLOO_SOCKET_IFNAME": "nix0"}]
+)
+def test_a_rank_that_cannot_join(tmp_path, changed):
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29873"}
+    done = train(0, tmp_path, *SMALL, code=1, more=job | changed)
+    assert "rank 0 of 1 did not join the others at 127.0.0.1:" in said(done)
+
+
+@pytest.mark.parametrize("value", ["~nobody-of-that-name/x", "x" * 300])
+def test_a_path_that_is_none(tmp_path, value):
+    assert "is no path: " in said(train(0, tmp_path, *SMALL, "--out", value, code=2))
+
+
+def test_a_partial_file_does_not_stay_on_a_full_disk(tmp_path, monkeypatch):
+    from trainer import snapshot
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshot.os, "fsync", full)
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        snapshot.write_whole(out / "model.pt", b"x" * 100)
+    assert list(out.iterdir()) == []
