@@ -187,7 +187,7 @@ def test_what_slurm_refuses(
 def test_a_dry_run_asks_for_nothing(cluster: Cluster, slurm_project: Project) -> None:
     for more in ((), ("--batch",)):
         code, report, _ = job(
-            slurm_project, "run", "--nodes", "3", "--dry-run", *more, "--", "a.py"
+            slurm_project, "run", "--nodes", "3", "--dry-run", *more, "--", "/of/the/nodes/a.py"
         )
         assert (code, report["dry_run"]) == (0, True)
         assert report["argv"][0] == ("sbatch" if more else "salloc")
