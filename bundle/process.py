@@ -76,9 +76,51 @@ class ProcessError(Exception):
 
 
 class Process(subprocess.Popen[bytes]):
-    """A process started by :func:`start`; ``mark`` is what its descendants carry."""
+    """A process started by :func:`start`; ``mark`` is what its descendants carry.
+
+    It is waited for without the lock that ``Popen`` takes in ``poll`` and in a ``wait`` with a
+    timeout: a signal whose handler raises just behind the taking leaves it closed for ever, and the
+    next ``wait`` then never returns (seen with 3.11, under load).
+    """
 
     mark: str = ""
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._ended(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and give its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs for longer than ``timeout`` seconds.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            code = self._ended(0 if until is None else os.WNOHANG)
+            if code is not None:
+                return code
+            if until is not None and timeout is not None:
+                if time.monotonic() >= until:
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(min(_POLL_SECONDS / 10, max(0.0, until - time.monotonic())))
+
+    def _ended(self, flags: int) -> int | None:
+        """The exit status: looked at, noted, and only then taken from the kernel."""
+        if self.returncode is not None:
+            return self.returncode
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
+        except ChildProcessError:  # somebody ignores SIGCHLD, or another thread was quicker
+            self.returncode = 0 if self.returncode is None else self.returncode
+            return self.returncode
+        if found is None:
+            return None
+        exited = found.si_code == os.CLD_EXITED
+        self.returncode = found.si_status if exited else -found.si_status
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        return self.returncode
 
 
 def describe_exit(code: int | None) -> str:

@@ -209,3 +209,25 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     parent.kill()
     parent.wait(20)
     assert ends(child)
+
+
+def test_a_lock_that_a_signal_left_closed_holds_nothing_up() -> None:
+    """As it is when a handler raises within ``Popen.poll``, just behind the taking of its lock."""
+    running = process.start([sys.executable, "-c", "import time; time.sleep(604)"])
+    running._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    assert running.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(timeout=0.1)
+    assert process.stop(running, 5) == -signal.SIGTERM
+    assert running.poll() == running.wait() == running.wait(timeout=1) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("code", [0, 7, 255])
+def test_the_status_is_known_however_it_is_asked_for(code: int) -> None:
+    argv = [sys.executable, "-c", f"raise SystemExit({code})"]
+    assert process.start(argv).wait() == code
+    assert process.start(argv).wait(timeout=30) == code
+    polled = process.start(argv)
+    while polled.poll() is None:
+        time.sleep(0.01)
+    assert polled.returncode == code
