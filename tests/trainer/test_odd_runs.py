@@ -185,3 +185,14 @@ def test_a_partial_file_does_not_stay_on_a_full_disk(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         snapshot.write_whole(out / "model.pt", b"x" * 100)
     assert list(out.iterdir()) == []
+
+
+def test_ctrl_c_before_the_first_step_is_no_traceback(monkeypatch, capsys):
+    from trainer import __main__ as program
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "_training", lambda _: interrupted)
+    assert program.main(["mlp"]) == 130
+    assert "interrupted; nothing was saved since the last checkpoint" in capsys.readouterr().out
