@@ -130,7 +130,7 @@ jdbc:postgresql://h/db?user=u&password={}
 Server=x;User Id=sa;Password={};Database=y
 AccountName=x;AccountKey={};EndpointSuffix=core
 psql "host=x password={}"
-//registry.npmjs.org/:_authToken={}
+//registry.example.org/:_authToken={}
 machine x login y password {}
 machine x⏎  login y⏎  password {}
 curl -u alice:{} https://x
@@ -656,7 +656,7 @@ def test_stand_ins_are_the_same_everywhere() -> None:
         "127.0.0.1 ::1 0.0.0.0 12:34:56": "127.0.0.1 ::1 0.0.0.0 12:34:56",
         "c10::d 1.2.3": "c10::d 1.2.3",
         "nvidia-curand-cu12==10.3.5.147": "nvidia-curand-cu12==10.3.5.147",
-        "https://mirror.site.org/x https://pypi.org/x": "https://host-1/x https://pypi.org/x",
+        "https://mirror.site.org/x https://pytorch.org/x": "https://host-1/x https://pytorch.org/x",
         "/home/root /home/data on localhost": "/home/root /home/data on localhost",
     }.items():
         assert redactor.words(text) == shown

@@ -29,7 +29,7 @@ _DOMAIN = (
     rb"|[a-z]{2})\b(?!\.\w))?"
 )
 _PUBLIC = (
-    b"pypi.org", b"pythonhosted.org", b"pytorch.org", b"huggingface.co", b"github.com",
+    b"pytorch.org", b"huggingface.co", b"github.com",
     b"githubusercontent.com", b"python.org", b"nvidia.com", b"anaconda.org", b"readthedocs.io",
     b"localhost", b"example.org", b"example.com", b"wandb.ai", b"schedmd.com",
 )  # fmt: skip
