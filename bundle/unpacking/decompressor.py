@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 import zipfile
 import zlib
 from collections.abc import Callable
 
 from ..problem import NodeError, Problem
+from .elf import mapped
 from .layer import LayerError
 
 Decompress = Callable[[bytes, int], bytes]
@@ -33,9 +35,7 @@ def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress
         return _own_zstd()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-            # The cffi backend is half of the wheel, and CPython never loads it.
-            names = [name for name in wheel.namelist() if name.startswith("zstandard/")]
-            wheel.extractall(scratch, [name for name in names if "/_cffi" not in name])
+            _lay_out(wheel, scratch)
         sys.path.insert(0, scratch)
         try:
             zstandard = importlib.import_module("zstandard")
@@ -61,6 +61,20 @@ def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress
         return content
 
     return decompress
+
+
+def _lay_out(wheel: zipfile.ZipFile, scratch: str) -> None:
+    """Write what importing the package takes, a twentieth of what is in its wheel.
+
+    CPython never loads the cffi backend, and most of the other one is debug information.
+    """
+    names = [name for name in wheel.namelist() if name.startswith("zstandard/")]
+    wheel.extractall(scratch, [name for name in names if name.endswith(".py")])
+    for name in names:
+        if name.endswith(".so") and "/_cffi" not in name:
+            target = os.path.join(scratch, "zstandard", os.path.basename(name))
+            with wheel.open(name) as library, open(target, "wb") as file:
+                file.write(mapped(library))
 
 
 def _own_zstd() -> Decompress:

@@ -158,9 +158,9 @@ def decode_head(
         if raw["format"] != INDEX_FORMAT:
             raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
         index = Index(
-            files=tuple(Entry(*item) for item in raw["files"]),
-            links=tuple(Link(*item) for item in raw["links"]),
-            frames=tuple(Frame(*item) for item in raw["frames"]),
+            files=tuple(map(Entry._make, raw["files"])),
+            links=tuple(map(Link._make, raw["links"])),
+            frames=tuple(map(Frame._make, raw["frames"])),
         )
         if not checked:
             _check_frames(index)

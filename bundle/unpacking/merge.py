@@ -84,10 +84,20 @@ def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Mer
             if links.setdefault(path, target) != target:
                 raise _clash(path, f"leads elsewhere in {layer.name}")
         entries.append(tuple(mine))
-    directories = _with_parents([*files, *links], own_directories(python))
-    _refuse_clashes(files, links, directories, own_files(python))
+    own = own_directories(python)
+    folders = parents([*files, *links])
+    _refuse_in(folders)
+    folders |= {*own, *parents(own)}
+    _refuse_clashes(files, links, folders, own_files(python))
     check_links(links)
-    return Merged(tuple(entries), links, tuple(sorted(directories)))
+    return Merged(tuple(entries), links, tuple(sorted(folders)))
+
+
+def _refuse_in(folders: set[str]) -> None:
+    """Refuse layers that write where the environment keeps what it was made from."""
+    for name in KEPT:
+        if f"{STATE}/{name}" in folders:
+            raise _clash(f"{STATE}/{name}", "belongs to the environment itself")
 
 
 def _refuse_clashes(
@@ -97,20 +107,10 @@ def _refuse_clashes(
     for path in own:
         if path in files or path in links or path in folders:
             raise _clash(path, "belongs to the environment itself")
-    kept = tuple(f"{STATE}/{name}/" for name in KEPT)
-    for path in [*files, *links]:
-        if path.startswith(kept):
-            raise _clash(path, "belongs to the environment itself")
-    for path in sorted(folders & {*files, *links}):
+    for path in sorted(files.keys() & folders) + sorted(links.keys() & folders):
         raise _clash(path, "is a directory, and something else")
     for path in sorted(links.keys() & files.keys()):
         raise _clash(path, "is a file, and a link")
-
-
-def _with_parents(paths: Iterable[str], folders: Iterable[str]) -> set[str]:
-    """The directories that these paths lie in, and these folders with theirs."""
-    needed = set(folders)
-    return needed | parents([*paths, *needed])
 
 
 def _clash(path: str, why: str) -> LayerError:
