@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import io
 import logging
@@ -24,9 +23,11 @@ from bundle.manifest import Digest, Layer
 from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary
 
 from .errors import StagerError, WheelError
+from .layering.ahead import compiling
 from .layering.bytecode import bytecode_path, compile_module
 from .layering.layerfile import LayerWriter
 from .layering.layersource import Source, layer_id
+from .layering.orphans import end_with_parent
 from .layering.unwheel import add_wheel
 from .model import Target
 from .shipping.tree import Tree, digest_of
@@ -40,7 +41,6 @@ Progress = Callable[[str, int, int], None]
 _THREADS = 4
 """Frames of one layer that are compressed at a time: the largest wheel must not be the last one at
 work for long, nor fill the memory."""
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def _build_all(
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_build_one,
-                    args=(source, target, store.layer(key), scratch, min(jobs, _THREADS), there),
+                    args=(source, target, store.layer(key), scratch, jobs, there),
                 )
                 with _setting_up():
                     process.start()
@@ -241,21 +241,18 @@ def _joined(faults: list[StagerError]) -> StagerError:
 
 
 def _build_one(
-    source: Source, target: Target, final: Path, scratch: Path, threads: int, report: Connection
+    source: Source, target: Target, final: Path, scratch: Path, jobs: int, report: Connection
 ) -> None:
     """Build one layer in a child process; the answer is None or the error that stopped it."""
-    # The server's death ends this process too, so a killed build leaves nothing running.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        os._exit(1)  # it went, and the server with it, before the line above
+    end_with_parent()  # the server is that: a killed build leaves nothing running
     partial = scratch / final.name
     fault: StagerError | None = None
     gc.disable()  # this process ends with its layer; compiling is 7 % faster
     try:
-        with LayerWriter(scratch, threads) as writer:
+        with LayerWriter(scratch, min(jobs, _THREADS)) as writer:
             if source.wheel is not None:
-                add_wheel(writer, source.wheel, target, source.prune)
+                with compiling(source.wheel, target, scratch, jobs) as ahead:
+                    add_wheel(writer, source.wheel, target, source.prune, ahead)
             elif source.tree is not None:
                 _add_tree(writer, source, target)
             writer.write(partial)

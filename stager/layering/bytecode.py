@@ -16,7 +16,8 @@ from ..model import Target
 _UNCHECKED_HASH = 0b01
 """The pyc flag word of PEP 552 for "has a source hash, never check it"."""
 
-
+DIGEST = slice(8, 16)
+"""Where in a pyc its source's :func:`importlib.util.source_hash` lies (PEP 552)."""
 COMPILED = "all but test modules"
 """Which modules of a wheel are compiled, see :func:`worth_compiling`: part of every layer's id."""
 

@@ -10,15 +10,12 @@ import base64
 import configparser
 import csv
 import errno
+import importlib.util
 import io
-import lzma
 import os
 import posixpath
-import stat
-import struct
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -30,12 +27,12 @@ from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_recor
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
-from bundle.unpacking.layer import LayerError, check_path
-
 from ..errors import WheelError
 from ..model import Target
+from .ahead import Ahead
 from .bytecode import bytecode_path, compile_module, worth_compiling
 from .layerfile import LayerWriter
+from .members import DAMAGED, refuse_members
 from .pruning import NOTE, left_out, note
 
 RESERVED = (
@@ -66,16 +63,6 @@ if __name__ == "__main__":
 _HASHES = ("sha256", "sha384", "sha512")
 """What RECORD may use: "sha256 or better", as the binary distribution format puts it."""
 
-_DAMAGED = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    EOFError,
-    NotImplementedError,  # a compression method or zip version that nobody writes
-)
-"""What ``zipfile`` raises for an archive whose bytes make no sense."""
-
 _INVALID = (
     InstallerError,
     InvalidRecordEntry,
@@ -88,7 +75,13 @@ _INVALID = (
 """What ``installer`` and its parsers raise for members that are there but make no sense."""
 
 
-def add_wheel(writer: LayerWriter, wheel: Path, target: Target, prune: Sequence[str] = ()) -> None:
+def add_wheel(
+    writer: LayerWriter,
+    wheel: Path,
+    target: Target,
+    prune: Sequence[str] = (),
+    ahead: Ahead | None = None,
+) -> None:
     """Add everything a wheel installs, with compiled bytecode, to a layer.
 
     Args:
@@ -96,6 +89,7 @@ def add_wheel(writer: LayerWriter, wheel: Path, target: Target, prune: Sequence[
         wheel: the wheel file; its own digest has been checked before.
         target: whose directory names to use.
         prune: what to leave out, see :mod:`stager.layering.pruning`.
+        ahead: bytecode that is being made already.
 
     Raises:
         WheelError: the file is no sound wheel; every fault found is in the context.
@@ -103,13 +97,13 @@ def add_wheel(writer: LayerWriter, wheel: Path, target: Target, prune: Sequence[
     try:
         with zipfile.ZipFile(wheel) as archive:
             source = _CheckedWheel(archive)
-            _refuse_members(wheel, archive, source.data_dir)
+            refuse_members(wheel, archive, source.data_dir)
             source.check_names()
             source.left_out = left_out(archive, prune)
             notes = {"INSTALLER": b"stager\n"}
             if source.left_out:
                 notes[NOTE] = note(archive, source.left_out, prune)
-            destination = _LayerDestination(writer, source, target)
+            destination = _LayerDestination(writer, source, target, ahead)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
                 installer.install(source, destination, notes)
@@ -120,7 +114,7 @@ def add_wheel(writer: LayerWriter, wheel: Path, target: Target, prune: Sequence[
             hint=exc.hint or "the wheel is damaged or unsafe; ask its publisher for a sound one",
             context=exc.context,
         ) from exc
-    except _DAMAGED as exc:
+    except DAMAGED as exc:
         raise _damaged(wheel, exc) from exc
     except OSError as exc:
         # A place before the file's beginning, what bz2 cannot read, a disk that cannot be read.
@@ -178,9 +172,12 @@ class _CheckedWheel(WheelFile):
 class _LayerDestination(WheelDestination):
     """Where ``installer`` writes: into a layer, under the directory names of the target."""
 
-    def __init__(self, writer: LayerWriter, source: _CheckedWheel, target: Target) -> None:
+    def __init__(
+        self, writer: LayerWriter, source: _CheckedWheel, target: Target, ahead: Ahead | None
+    ) -> None:
         self._writer = writer
         self._source = source
+        self._ahead = ahead
         self._python = f"python{target.python}"
         self._target = target
         site = f"lib/{self._python}/site-packages"
@@ -191,6 +188,7 @@ class _LayerDestination(WheelDestination):
             "headers": f"include/site/{self._python}/{source.distribution}",
             "data": "",
         }
+        self._awaited: list[tuple[Scheme, str, bytes]] = []
         self._compiled: list[tuple[Scheme, RecordEntry]] = []
         self._faults: list[str] = []
 
@@ -247,6 +245,8 @@ class _LayerDestination(WheelDestination):
         """Write the installed RECORD, bytecode included, so that other tools can read it."""
         if not isinstance(records, list):
             raise WheelError("installer gave no list of records")
+        for module in self._awaited:
+            self._take_bytecode(*module)
         site = self._places["purelib"]
         prefixes = {
             name: None if place == site else posixpath.relpath(place or ".", site) + "/"
@@ -295,42 +295,21 @@ class _LayerDestination(WheelDestination):
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
         if not self._target.is_host_python or not worth_compiling(path):
             return
-        bytecode = compile_module(source, path)
+        if self._ahead is not None and path in self._ahead:
+            self._awaited.append((scheme, path, importlib.util.source_hash(source)))
+        else:
+            self._keep_bytecode(scheme, path, compile_module(source, path))
+
+    def _take_bytecode(self, scheme: Scheme, path: str, digest: bytes) -> None:
+        if self._ahead is not None:
+            self._keep_bytecode(scheme, path, self._ahead.take(path, digest))
+
+    def _keep_bytecode(self, scheme: Scheme, path: str, bytecode: bytes | None) -> None:
         if bytecode is None:
             return
         cached = bytecode_path(path, self._target)
         self._writer.add(self._path(scheme, cached), io.BytesIO(bytecode))
         self._compiled.append((scheme, RecordEntry(cached, None, None)))
-
-
-def _refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None:
-    """Look at every member before any is read, and report all that are wrong at once."""
-    faults, seen = [], set()
-    if data_dir in archive.namelist():  # on which installer 1.1 would loop for ever
-        faults.append(f"{data_dir} is a file")
-    for member in archive.infolist():
-        name = member.filename.rstrip("/") if member.is_dir() else member.filename
-        kind = stat.S_IFMT(member.external_attr >> 16)
-        try:
-            check_path(name)
-        except LayerError as exc:
-            faults.append(str(exc))
-        if "\\" in member.filename:
-            faults.append(f"backslash in {member.filename!r}")
-        if member.filename in seen:
-            faults.append(f"{member.filename} is there twice")
-        seen.add(member.filename)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            what = "symbolic link" if kind == stat.S_IFLNK else "device or special file"
-            faults.append(f"{member.filename} is a {what}")
-        if member.flag_bits & 0x1:
-            faults.append(f"{member.filename} is encrypted")
-    if faults:
-        raise WheelError(
-            "the archive has members that no wheel may have",
-            hint=f"do not use this file; remove {wheel}",
-            context=faults,
-        )
 
 
 def _damaged(wheel: Path, exc: Exception) -> WheelError:
