@@ -14,9 +14,9 @@ from typing import Any
 from bundle.job import Job
 
 from . import slurmtalk
-from .build import offline_root
 from .bundling.bundles import node_program
 from .errors import JobError, StagerError
+from .newest import offline_root
 from .outcome import Outcome
 from .prepare import Prepared, script_facts
 from .run import CommandError, feed, run

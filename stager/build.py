@@ -8,46 +8,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from bundle.manifest import Digest, Layer, canonical_json
+from bundle.manifest import Layer
 
 from .bundling import bundles
 from .bundling.bundles import Newest
 from .bundling.decompressor import decompressor_lock
 from .config import Config
 from .errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
-from .layering.layersource import Source, layer_id, project_sources
+from .layering.layersource import Source, project_sources
 from .layering.modules import top_modules
 from .layers import MadeLayers, make_layers
 from .lock import Lock, ResolveOptions, make_lock, read_lock
-from .model import Target, Wheel
-from .pack import Contents, Packed, make_node_program, pack, stored_index
+from .model import Wheel
+from .newest import Listener, inputs, lock_path, offline_root
+from .pack import Contents, Packed, pack, stored_index
 from .prove import Proof, prove
 from .resolving.solver import ResolverName
 from .spec import Spec, read_spec
 from .store import Store
 from .wheels import fetch
 
-LOCK_NAME = "pylock.toml"
 REPORTED = ("torch", "transformers", "datasets", "numpy")
 """Packages whose versions a probe always reports where they are present."""
-
-
-class Listener(Protocol):
-    """Who is told how a build goes."""
-
-    def begin(self, phase: str) -> None:
-        """A phase begins."""
-
-    def step(self, what: str, done: int, total: int) -> None:
-        """One of ``total`` pieces of the phase is done; ``total`` is 0 where it is not known."""
-
-    def note(self, line: str) -> None:
-        """Something the user should know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,23 +67,6 @@ class Built:
     """The proof of closure; None when it was skipped."""
     seconds: dict[str, float]
     """Time taken by phase."""
-
-
-def offline_root(config: Config) -> Path:
-    """Where the project's store is: ``$OFFLINE_ROOT``, else the setting, else the default."""
-    named = os.environ.get("OFFLINE_ROOT")
-    if named:
-        return Path(named).expanduser().absolute()
-    if config.environment.offline_root is not None:
-        return config.environment.offline_root
-    python = config.environment.python or Target.of_host().python
-    return Path.home() / f"offline_repo_py{python.replace('.', '')}"
-
-
-def lock_path(config: Config, spec: Spec) -> Path:
-    """The project's lock: beside its settings, and never the file that the user brought."""
-    path = config.root / LOCK_NAME
-    return config.root / "pylock.stager.toml" if spec.pylock == path else path
 
 
 def lock_project(config: Config, options: BuildOptions, listener: Listener) -> Lock:
@@ -162,7 +132,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             with phase("proof"):
                 proof = _proved(packed, store, spec, asked)
                 listener.note(proof.how)
-        newest = Newest(path=packed.path, inputs=_inputs(spec, trees))
+        newest = Newest(path=packed.path, inputs=inputs(spec, trees))
         bundles.remember(store, config.source, newest)
     return Built(packed=packed, lock=lock, made=made, proof=proof, seconds=phase.seconds)
 
@@ -180,6 +150,26 @@ class _Phases:
         started = time.monotonic()
         yield
         self.seconds[name] = round(time.monotonic() - started, 3)
+
+
+def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> Path:
+    """Make the bundle of a project whose files have changed; it takes the place of the one before.
+
+    Raises:
+        StagerError: the requirements have changed too, or it cannot be made.
+    """
+    store = Store(offline_root(config))
+    path = lock_path(config, spec)
+    if not path.exists() or not read_lock(path, spec.target).is_current(spec):
+        raise BundleError(
+            f"the requirements of {config.name} have changed since its bundle was made",
+            hint="make it anew with `stager build`",
+        )
+    listener.note("the project has changed since its bundle was made: building it again")
+    made = build(config, BuildOptions(offline=True, locked=True), listener).packed.path
+    if made != before and not bundles.is_named(store, before):
+        bundles.clear_away(before)
+    return made
 
 
 def build_report(built: Built) -> dict[str, Any]:
@@ -200,52 +190,6 @@ def build_report(built: Built) -> dict[str, Any]:
         "lock": str(built.lock.path),
         "seconds": built.seconds,
     }
-
-
-def newest_bundle(config: Config) -> Path:
-    """The bundle that the project's last build made, whatever has changed since.
-
-    Raises:
-        BundleError: there is none.
-    """
-    return _newest(config, Store(offline_root(config))).path
-
-
-def _newest(config: Config, store: Store) -> Newest:
-    found = bundles.newest(store, config.source)
-    if found is None:
-        raise BundleError(
-            f"there is no bundle of {config.name} in {store.root} yet",
-            hint="make one with `stager build`, or name one with --bundle",
-        )
-    return found
-
-
-def current_bundle(config: Config, listener: Listener) -> Path:
-    """The project's newest bundle, made anew first where files of the project have changed.
-
-    That is quick and needs no network: the packages' layers are there. Changed requirements are
-    another matter and are left to ``stager build``.
-
-    Raises:
-        StagerError: there is no bundle yet, or the requirements have changed.
-    """
-    store = Store(offline_root(config))
-    found = _newest(config, store)
-    spec = read_spec(config)
-    if found.inputs == _inputs(spec, project_sources(config, store.root)):
-        return found.path
-    path = lock_path(config, spec)
-    if not path.exists() or not read_lock(path, spec.target).is_current(spec):
-        raise BundleError(
-            f"the requirements of {config.name} have changed since its bundle was made",
-            hint="make it anew with `stager build`",
-        )
-    listener.note("the project has changed since its bundle was made: building it again")
-    made = build(config, BuildOptions(offline=True, locked=True), listener).packed.path
-    if made != found.path and not bundles.is_named(store, found.path):
-        bundles.clear_away(found.path)
-    return made
 
 
 def _refuse_unsupported(config: Config) -> None:
@@ -298,13 +242,6 @@ def _decompressor(
             context=exc.context or (exc.message,),
         ) from exc
     return wheel
-
-
-def _inputs(spec: Spec, trees: Sequence[Source]) -> Digest:
-    """Digest of everything that decides a bundle, known without building it."""
-    ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
-    inputs = {"spec": spec.digest, "trees": ids, "node": Digest.of(make_node_program())}
-    return Digest.of(canonical_json(inputs))
 
 
 def _asked(spec: Spec, lock: Lock) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from bundle.job import Job
 from bundle.problem import Problem
 
 from . import trained
-from .diagnose import diagnose
 from .diagnosing.failure import Diagnosis, FirstFailure
 from .joblogs.files import of_job
 
@@ -72,6 +71,9 @@ class Outcome:
         """
         if self.ok or self.interrupted:
             return None
+        # Needed only where something went wrong, and nobody has to wait for it before.
+        from .diagnose import diagnose
+
         files = of_job(Path(self.job.log_dir), self.job.id)
         return diagnose(files, self.result)
 

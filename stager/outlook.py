@@ -20,10 +20,10 @@ from bundle.delivering.forecast import (
 from bundle.delivering.plan import parcel_size
 from bundle.manifest import Layer, Manifest
 
-from .build import offline_root
 from .bundling.bundles import manifest_of
 from .config import Config
 from .history import Basis, known
+from .newest import offline_root
 from .prepare import Prepared
 from .sharedfiles import LUSTRE, NFS, SharedFiles, from_shared
 from .store import Store

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -28,6 +25,7 @@ from bundle.manifest import (
 )
 from bundle.unpacking.layer import Index, LayerError, decode_head
 
+from .bundling.program import make_node_program
 from .errors import BundleError, WheelError
 from .layering.layerfile import decompress_index
 from .model import Target, Wheel
@@ -35,7 +33,7 @@ from .shipping.tree import folders_of
 from .store import Store
 
 if TYPE_CHECKING:
-    from importlib.abc import Traversable
+    pass
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -132,41 +130,6 @@ def _seal(store: Store, path: Path) -> Path:
 def _stamp(path: Path) -> str:
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}\n"
-
-
-def make_node_program() -> bytes:
-    """The far side as one zip that Python can run: the modules of ``bundle``, byte for byte."""
-    content = {"__main__.py": _NODE_MAIN}
-    content |= dict(_modules(resources.files("bundle"), "bundle"))
-    memory = io.BytesIO()
-    with zipfile.ZipFile(memory, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(content):
-            info = zipfile.ZipInfo(name, _EPOCH)
-            info.create_system, info.external_attr = 3, 0o644 << 16
-            archive.writestr(info, content[name])
-    return memory.getvalue()
-
-
-def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """The modules in a folder and in those below it, with their paths."""
-    for item in folder.iterdir():
-        path = f"{name}/{item.name}"
-        if item.is_dir():
-            yield from _modules(item, path)
-        elif item.name.endswith(".py"):
-            yield path, item.read_bytes()
-
-
-_NODE_MAIN = b"""import sys
-
-if sys.version_info < (3, 9):
-    found = "%d.%d" % sys.version_info[:2]
-    sys.exit("stager: this is Python " + found + "; the node program needs 3.9 or newer")
-
-from bundle.__main__ import main
-
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:

@@ -14,11 +14,11 @@ from bundle.manifest import Manifest
 
 from . import __version__, allocation
 from .allocation import Source
-from .build import Listener, current_bundle
 from .bundling.bundles import manifest_of
 from .config import Config, find, load
 from .init import default
 from .job import JobOptions, make_job, settle
+from .newest import Listener, current_bundle
 from .run import masked
 from .verify import Way
 

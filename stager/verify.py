@@ -16,11 +16,11 @@ from typing import Any
 from bundle.job import Job
 
 from . import slurmtalk
-from .build import offline_root
 from .bundling.bundles import node_program, opened
 from .bundling.compiled import compiled_program
 from .config import Config
 from .errors import JobError, StagerError
+from .newest import offline_root
 from .outcome import Outcome
 from .run import become, stream
 from .store import Store

@@ -22,8 +22,8 @@ from stager.bundling.bundles import (
     opened,
     remember,
 )
+from stager.bundling.program import make_node_program
 from stager.errors import BundleError
-from stager.pack import make_node_program
 from stager.store import Store
 
 

@@ -19,10 +19,11 @@ from wheelhouse import conflicting_pair, make_wheel, standard_set
 from bundle.archive import BundleFile
 from bundle.unpacking.layer import HEAD_PREFIX, head_summary
 from stager.bundling.decompressor import decompressor_lock
+from stager.bundling.program import make_node_program
 from stager.errors import BundleError, SpaceError, WheelError
 from stager.layers import make_layers
 from stager.model import Digest, Target, Wheel
-from stager.pack import Contents, Packed, _short_name, make_node_program, pack, requires
+from stager.pack import Contents, Packed, _short_name, pack, requires
 from stager.store import Store
 
 

@@ -17,7 +17,8 @@ from jobs import job_for
 from wheelhouse import make_wheel
 
 from stager.bundling.compiled import compiled_program, with_bytecode
-from stager.pack import Packed, make_node_program
+from stager.bundling.program import make_node_program
+from stager.pack import Packed
 from stager.store import Store
 
 

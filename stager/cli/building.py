@@ -100,8 +100,8 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what is in a bundle."""
-    from ..build import newest_bundle
     from ..bundling.inspect import inspect as look
+    from ..newest import newest_bundle
 
     console = make_console(as_json=json)
     with boundary(console):

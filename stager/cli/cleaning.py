@@ -67,9 +67,9 @@ def _nodes(
     console: Console, config: Config, bundle: Path | None, options: JobOptions, *, everything: bool
 ) -> tuple[int, list[dict[str, Any]]]:
     """Clean the nodes of an allocation: the exit code, and what went."""
-    from ..build import newest_bundle
     from ..bundling.bundles import manifest_of
     from ..clean import nodes_keep
+    from ..newest import newest_bundle
     from ..outcome import Outcome
     from ..prepare import prepare, source_of, way
     from ..run import masked
@@ -114,8 +114,8 @@ def _removed(event: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _store(console: Console, config: Config, what: CleanFlags) -> list[dict[str, Any]]:
     """Clean the offline root: what went."""
-    from ..build import offline_root
     from ..clean import Rules, apply, plan
+    from ..newest import offline_root
     from ..store import Store
 
     store = Store(offline_root(config))

@@ -110,8 +110,8 @@ def _carry_out(
 ) -> Outcome:
     """Take a job to its end; one that is only planned or submitted ends the command here."""
     from .. import history
-    from ..build import offline_root
     from ..bundling.scripts import refuse_absent
+    from ..newest import offline_root
     from ..outcome import Outcome
     from ..prepare import bundle_of, prepare, project, source_of, way
     from ..store import Store

@@ -25,9 +25,9 @@ def plan(
 ) -> None:
     """Predict how long staging takes, and whether it pays."""
     from .. import history
-    from ..build import newest_bundle, offline_root
     from ..bundling.bundles import manifest_of
     from ..job import JobOptions, settle
+    from ..newest import newest_bundle, offline_root
     from ..outlook import MOST_NODES, plan_report, setting_of
     from ..prepare import project
     from ..store import Store

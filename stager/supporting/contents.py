@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..build import LOCK_NAME
 from ..bundling.bundles import manifest_of
 from ..config import FILE_NAME, find
 from ..errors import StagerError
 from ..joblogs.files import JobFiles
+from ..newest import LOCK_NAME
 from .evidence import UnfitError, size_of, whole
 
 SMALL = 64 << 20
