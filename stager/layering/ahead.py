@@ -43,7 +43,8 @@ class _Place(NamedTuple):
 class Ahead:
     """The bytecode of a wheel's modules, as far as it is there."""
 
-    def __init__(self, names: Sequence[str], files: Sequence[IO[bytes]]) -> None:
+    def __init__(self, wheel: Path, names: Sequence[str], files: Sequence[IO[bytes]]) -> None:
+        self._wheel = wheel
         self._names = frozenset(names)
         self._files = files
         self._running: list[tuple[ForkProcess, Connection]] = []
@@ -52,12 +53,12 @@ class Ahead:
     def __contains__(self, path: str) -> bool:
         return path in self._names
 
-    def start(self, wheel: Path, slices: Sequence[Sequence[str]]) -> None:
+    def start(self, slices: Sequence[Sequence[str]]) -> None:
         """Start a process for each slice of the modules."""
         context = multiprocessing.get_context("fork")
         for names, file in zip(slices, self._files, strict=True):
             here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_compile, args=(wheel, names, file, there))
+            process = context.Process(target=_compile, args=(self._wheel, names, file, there))
             process.start()
             self._running.append((process, here))
             there.close()
@@ -75,7 +76,8 @@ class Ahead:
             except EOFError:
                 process.join()
                 raise StagerError(
-                    f"a process that compiled its modules ended with status {process.exitcode}",
+                    f"{self._wheel.name}: a process that compiled its modules ended with status "
+                    f"{process.exitcode}",
                     hint="status -9 is usually a machine out of memory: free some, or give "
                     "--jobs 1",
                 ) from None
@@ -103,7 +105,7 @@ class Ahead:
         data = os.pread(self._files[place.slice].fileno(), place.size, place.offset)
         if data[DIGEST] != digest:
             raise StagerError(
-                f"{path} changed while the wheel was being read",
+                f"{self._wheel.name}: {path} changed while it was being read",
                 hint="something else writes there; run the command again when it is done",
             )
         return data
@@ -135,9 +137,9 @@ def compiling(wheel: Path, target: Target, scratch: Path, jobs: int) -> Iterator
     slices = _slices(modules, max(1, min(4, jobs // 2)))
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context(tempfile.TemporaryFile(dir=scratch)) for _ in slices]
-        ahead = Ahead(list(modules), files)
+        ahead = Ahead(wheel, list(modules), files)
         opened.callback(ahead.stop)
-        ahead.start(wheel, slices)
+        ahead.start(slices)
         if jobs == 1:
             ahead.wait()
         yield ahead
