@@ -244,14 +244,14 @@ def _build_one(
     source: Source, target: Target, final: Path, scratch: Path, jobs: int, report: Connection
 ) -> None:
     """Build one layer in a child process; the answer is None or the error that stopped it."""
-    end_with_parent()  # the server is that: a killed build leaves nothing running
+    end_with_parent()  # which is the server: it may outlive a killed build until a layer is made
     partial = scratch / final.name
     fault: StagerError | None = None
     gc.disable()  # this process ends with its layer; compiling is 7 % faster
     try:
         with LayerWriter(scratch, min(jobs, _THREADS)) as writer:
             if source.wheel is not None:
-                with compiling(source.wheel, target, scratch, jobs) as ahead:
+                with compiling(source.wheel, target, scratch, jobs, source.prune) as ahead:
                     add_wheel(writer, source.wheel, target, source.prune, ahead)
             elif source.tree is not None:
                 _add_tree(writer, source, target)

@@ -9,16 +9,18 @@ import resource
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
-from building import HOST, contents, left_in_tmp, source_of
+from building import HOST, contents, left_in_tmp, source_of, wheel_of
 from wheelhouse import make_wheel
 
 from stager.errors import StagerError, WheelError
 from stager.layering import ahead as ahead_module
 from stager.layering.ahead import LARGE, compiling
 from stager.layering.bytecode import bytecode_path, compile_module
+from stager.layering.layersource import Source
 from stager.layers import make_layers
 from stager.model import Target
 from stager.store import Store
@@ -195,6 +197,56 @@ def test_a_damaged_wheel_is_refused_as_ever(large: Path, tmp_path: Path, place: 
         make_layers([source_of(damaged)], store=store, target=HOST, jobs=4)
     assert left_in_tmp(store) == []
     assert list(store.layers.iterdir()) == []
+
+
+def test_a_name_that_is_no_text_is_refused_as_ever(large: Path, tmp_path: Path) -> None:
+    data = large.read_bytes().replace(b"large/template.py", b"large/t\xff\xfeplate.py")
+    assert data.count(b"\xff\xfeplate.py") >= 2  # in the header and in the directory
+    flags = data.rfind(b"PK\x01\x02", 0, data.rfind(b"\xff\xfeplate.py")) + 8
+    damaged = tmp_path / large.name
+    damaged.write_bytes(data[:flags] + b"\x00\x08" + data[flags + 2 :])  # names are UTF-8
+    store = Store(tmp_path / "store")
+    with store.lock(), pytest.raises(WheelError, match=r"large-1\.0"):
+        make_layers([source_of(damaged)], store=store, target=HOST, jobs=4)
+    assert left_in_tmp(store) == []
+
+
+@pytest.mark.parametrize("jobs", [1, 8])
+def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path: Path, jobs: int) -> None:
+    helper = "large/tests/helper.py"
+    tests = {"large/tests/__init__.py": "", helper: "# the last words of a helper\n" * 40_000}
+    wheel = make_wheel(tmp_path, "large", files={**FILES, **tests})
+    with zipfile.ZipFile(wheel) as archive:
+        crc = archive.getinfo(helper).CRC.to_bytes(4, "little")
+    data = wheel.read_bytes()
+    assert data.count(crc) == 2
+    wheel.write_bytes(data.replace(crc, bytes(4)))
+    source = Source.of_wheel(wheel_of(wheel), ("tests",))
+    store = Store(tmp_path / "store")
+    with store.lock():
+        made = make_layers([source], store=store, target=HOST, jobs=jobs)
+    found = contents(store.layer(made.layers[0].id))
+    assert not any("/tests/" in name for name in found)
+    modules = [name for name in FILES if name.endswith(".py") and "tests" not in name]
+    assert sum(name.endswith(".pyc") for name in found) == len(modules) - 1  # but the template
+
+
+@pytest.mark.parametrize("error", [OSError(116, "Stale file handle"), MemoryError(), KeyError("x")])
+def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_python(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def read(archive: zipfile.ZipFile, name: str) -> bytes:
+        if name == "large/m7.py":
+            raise error
+        with archive.open(name) as member:
+            return member.read()
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", read)
+    with compiling(large, HOST, tmp_path, 2) as ahead:
+        assert ahead is not None
+        with pytest.raises(StagerError, match=r"large/m7\.py could not be compiled") as caught:
+            ahead.take("large/m7.py", b"")
+    assert type(error).__name__ in caught.value.context[0]
 
 
 def test_one_that_is_gone_is_left_to_whoever_unpacks_it(tmp_path: Path) -> None:

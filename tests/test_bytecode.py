@@ -67,6 +67,7 @@ def test_what_the_process_did_before_does_not_show(before: str, env: dict[str, s
         b"# coding: nonsense\n",
         b"\xff\xfe",
         b"(" * 999,
+        b"f=" + b"lambda:" * 1500 + b"1",  # compiles, and is too deep for marshal
     ],
 )
 def test_what_does_not_compile_is_left_alone(source: bytes) -> None:

@@ -24,12 +24,17 @@ from ..model import Target
 from .bytecode import DIGEST, compile_module, worth_compiling
 from .members import DAMAGED
 from .orphans import end_with_parent
+from .pruning import left_out
 
 LARGE = 4 << 20
 """Bytes of source from which on a wheel's modules are compiled ahead: half a second's work."""
 
-_UNREADABLE = (*DAMAGED, OSError, RuntimeError)
-"""What reading a member raises that is damaged, gone or encrypted; the one who unpacks says so."""
+_UNREADABLE = (*DAMAGED, OSError, RuntimeError, ValueError, KeyError)
+"""What reading a wheel raises whose members or names are damaged, gone or encrypted."""
+
+
+class _UnreadError(Exception):
+    """A module cannot be read."""
 
 
 class _Place(NamedTuple):
@@ -48,7 +53,8 @@ class Ahead:
         self._names = frozenset(names)
         self._files = files
         self._running: list[tuple[ForkProcess, Connection]] = []
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _Place | None] = {}
+        self._faults: list[str] = []
 
     def __contains__(self, path: str) -> bool:
         return path in self._names
@@ -83,7 +89,11 @@ class Ahead:
                 ) from None
             if isinstance(found, OSError):
                 raise found
-            self._places |= {name: _Place(number, *place) for name, place in found.items()}
+            places, fault = found
+            self._places |= {
+                name: place and _Place(number, *place) for name, place in places.items()
+            }
+            self._faults += [fault] if fault else []
         self.stop()
 
     def take(self, path: str, digest: bytes) -> bytes | None:
@@ -94,12 +104,19 @@ class Ahead:
             digest: :func:`importlib.util.source_hash` of its source.
 
         Raises:
-            StagerError: it has been made from another source: the wheel has changed meanwhile.
+            StagerError: it has been made from another source, as the wheel has changed meanwhile;
+                or it has not been made, as the wheel could not be read.
             OSError: there was no room for it.
         """
         if self._running:
             self.wait()
-        place = self._places.get(path)
+        if path not in self._places:
+            raise StagerError(
+                f"{self._wheel.name}: {path} could not be compiled",
+                hint="run the command again; if it fails again, remove the wheel and build anew",
+                context=self._faults,
+            )
+        place = self._places[path]
         if place is None:
             return None
         data = os.pread(self._files[place.slice].fileno(), place.size, place.offset)
@@ -120,7 +137,9 @@ class Ahead:
 
 
 @contextlib.contextmanager
-def compiling(wheel: Path, target: Target, scratch: Path, jobs: int) -> Iterator[Ahead | None]:
+def compiling(
+    wheel: Path, target: Target, scratch: Path, jobs: int, prune: Sequence[str] = ()
+) -> Iterator[Ahead | None]:
     """Compile the modules of a wheel while the block runs; None where that is not worth it.
 
     Args:
@@ -129,8 +148,9 @@ def compiling(wheel: Path, target: Target, scratch: Path, jobs: int) -> Iterator
         scratch: where to keep it for so long: a directory on the store's own disk.
         jobs: how many layers are made at a time. Half as many processes compile, but not more than
             four; with 1, the block begins when they are done.
+        prune: what is left out of the wheel, see :mod:`stager.layering.pruning`.
     """
-    modules = _modules(wheel) if target.is_host_python else {}
+    modules = _modules(wheel, prune) if target.is_host_python else {}
     if sum(modules.values()) < LARGE:
         yield None
         return
@@ -145,18 +165,20 @@ def compiling(wheel: Path, target: Target, scratch: Path, jobs: int) -> Iterator
         yield ahead
 
 
-def _modules(wheel: Path) -> dict[str, int]:
-    """The modules of a wheel that are worth compiling, and the length of their sources.
+def _modules(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
+    """The modules of a wheel that are to be compiled, and the length of their sources.
 
     None where it cannot be read: whoever unpacks it says so.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
+            absent = left_out(archive, prune)
             return {
                 member.filename: member.file_size
                 for member in archive.infolist()
                 if member.filename.endswith(".py")
                 and worth_compiling(member.filename)
+                and member.filename not in absent
                 # What goes elsewhere has another path there.
                 and not member.filename.partition("/")[0].endswith(".data")
             }
@@ -178,22 +200,33 @@ def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
 def _compile(wheel: Path, names: Sequence[str], file: IO[bytes], report: Connection) -> None:
     """Compile modules in a child process; says where in ``file`` the bytecode of each is."""
     end_with_parent()
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, tuple[int, int] | None] = {}
+    fault = ""
     try:
-        for name, source in _sources(wheel, names):
-            bytecode = compile_module(source, name)
-            if bytecode is not None:
-                found[name] = (file.tell(), len(bytecode))
-                file.write(bytecode)
+        try:
+            for name, source in _sources(wheel, names):
+                bytecode = compile_module(source, name)
+                found[name] = None if bytecode is None else (file.tell(), len(bytecode))
+                file.write(bytecode or b"")
+        except _UnreadError as exc:
+            fault = str(exc)
         file.flush()
     except OSError as exc:
         report.send(exc)
     else:
-        report.send(found)
+        report.send((found, fault))
 
 
 def _sources(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """The sources of modules, up to the first that cannot be read."""
-    with contextlib.suppress(*_UNREADABLE), zipfile.ZipFile(wheel) as archive:
-        for name in names:
-            yield name, archive.read(name)
+    """The sources of modules.
+
+    Raises:
+        _UnreadError: one cannot be read. Where that is the wheel's fault, whoever unpacks it finds
+            it as well, and can tell more.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in names:
+                yield name, archive.read(name)
+    except (*_UNREADABLE, MemoryError) as exc:
+        raise _UnreadError(f"{type(exc).__name__}: {exc}") from exc

@@ -52,10 +52,11 @@ def compile_module(source: bytes, path: str) -> bytes | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             code = compile(source, path, "exec", dont_inherit=True, optimize=0)
+        body = marshal.dumps(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # templates and Python 2 files; pip leaves these alone too
+        return None  # templates, Python 2 files, too much nesting; pip leaves these alone too
     header = importlib.util.MAGIC_NUMBER + struct.pack("<I", _UNCHECKED_HASH)
-    return header + importlib.util.source_hash(source) + marshal.dumps(code)
+    return header + importlib.util.source_hash(source) + body
 
 
 @functools.cache
