@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from packaging.utils import parse_wheel_filename
 
@@ -31,11 +31,6 @@ from .layering.layerfile import decompress_index
 from .model import Target, Wheel
 from .shipping.tree import folders_of
 from .store import Store
-
-if TYPE_CHECKING:
-    pass
-
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

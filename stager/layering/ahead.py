@@ -168,7 +168,7 @@ def compiling(
 def _modules(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
     """The modules of a wheel that are to be compiled, and the length of their sources.
 
-    None where it cannot be read: whoever unpacks it says so.
+    Empty where the wheel cannot be read: whoever unpacks it says so.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
