@@ -222,7 +222,8 @@ def test_all_hostile_members_are_named_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "place",
     ["pyvenv.cfg", "bin/python", f"bin/python{HOST.python}", "pkgs", "pkgs/x", "project/train.py",
-     "assets/a", ".stager/manifest.json", "lib64/x", f"{SITE}/_stager_patches.pth"],
+     "assets/a", ".stager/manifest.json", "lib64/x", f"{SITE}/_stager_patches.pth",
+     f"{SITE}/_stager_imports.py"],
 )  # fmt: skip
 def test_parts_of_the_environment_itself_are_not_overwritten(place: str, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "bad", data={f"data/{place}": "mine", "data/project/too": ""})

@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from .. import delta, patches
+from .. import delta
 from ..manifest import Digest, Manifest, ManifestError, parse
 from ..node import locks, removal
 from ..problem import NodeError, Problem
@@ -28,7 +28,7 @@ from ..unpacking.decompressor import load_decompressor
 from ..unpacking.layer import Entry, LayerError, decode_head
 from ..unpacking.merge import STATE, Merged, merge, own_files, site_packages
 from ..unpacking.pool import share
-from ..unpacking.venv import source_of
+from ..unpacking.venv import hooks
 from ..unpacking.writer import write_problem
 
 SHOWN = 20
@@ -226,15 +226,10 @@ def _content_difference(handle: int, entry: Entry) -> str:
 
 def _own(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
     """Faults of the files that make a virtual environment of the tree, see ``venv``."""
-    site = site_packages(manifest.requires.python)
     python = os.path.join(env_dir, "bin", "python")
     if not os.access(python, os.X_OK):
         yield Fault("bin/python", "it leads to no program that can be run")
-    contents = {
-        f"{site}/_stager_patches.pth": patches.PTH_LINE.encode() + b"\n",
-        f"{site}/_stager_patches.py": source_of("patches"),
-    }
-    for path, content in contents.items():
+    for path, content in hooks(manifest.requires.python).items():
         entry = Entry(path, len(content), 0o644, Digest.of(content), 0)
         why = _difference(env_dir, entry)
         if why:

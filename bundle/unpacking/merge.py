@@ -17,6 +17,11 @@ STATE = ".stager"
 KEPT = ("layers", "decompressor")
 """Directories there: the heads of the layers, and the wheel that they were unpacked with."""
 
+HOOK = "_stager_"
+"""How modules that interpreters of an environment run at their start begin; no wheel has such."""
+HOOKS = ("imports", "patches")
+"""What is behind that."""
+
 
 @dataclass(frozen=True)
 class Merged:
@@ -51,8 +56,7 @@ def own_files(python: str) -> tuple[str, ...]:
         "bin/python",
         "bin/python3",
         f"bin/python{python}",
-        f"{site}/_stager_patches.pth",
-        f"{site}/_stager_patches.py",
+        *(f"{site}/{HOOK}{name}.{ending}" for name in HOOKS for ending in ("pth", "py")),
         f"{STATE}/manifest.json",
     )
 

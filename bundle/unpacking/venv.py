@@ -7,10 +7,10 @@ import pkgutil
 import time
 from collections.abc import Sequence
 
-from .. import delta, patches
+from .. import delta, imports, patches
 from ..manifest import Manifest
 from ..problem import NodeError, Problem
-from .merge import STATE, site_packages
+from .merge import HOOK, STATE, site_packages
 
 
 def is_ready(path: str, python: str) -> bool:
@@ -38,14 +38,28 @@ def finish(
     _interpreter(staging, python)
     for name in ("python3", f"python{manifest.requires.python}"):
         os.symlink("python", os.path.join(staging, "bin", name))
-    _write(os.path.join(staging, site, "_stager_patches.pth"), patches.PTH_LINE.encode() + b"\n")
-    _write(os.path.join(staging, site, "_stager_patches.py"), source_of("patches"))
+    for path, content in hooks(manifest.requires.python).items():
+        _write(os.path.join(staging, path), content)
     for layer, head in zip(manifest.layers, heads):
         _write(os.path.join(staging, STATE, "layers", layer.id), head)
     if manifest.decompressor is not None and wheel is not None:
         _write(delta.decompressor_path(staging, manifest.decompressor), wheel)
     # The last file of all: its time is the environment's, see bundle.delta.
     _write(os.path.join(staging, STATE, "manifest.json"), manifest.to_bytes())
+
+
+def hooks(python: str) -> dict[str, bytes]:
+    """What every interpreter of an environment runs when it starts: paths there, and contents.
+
+    Args:
+        python: ``major.minor``.
+    """
+    start = f"{site_packages(python)}/{HOOK}"
+    contents = {}
+    for name, line in (("imports", imports.PTH_LINE), ("patches", patches.PTH_LINE)):
+        contents[f"{start}{name}.pth"] = line.encode() + b"\n"
+        contents[f"{start}{name}.py"] = source_of(name)
+    return contents
 
 
 def _interpreter(path: str, python: str) -> None:

@@ -27,6 +27,8 @@ from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_recor
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
+from bundle.unpacking.merge import HOOK
+
 from ..errors import WheelError
 from ..model import Target
 from .ahead import Ahead
@@ -277,11 +279,11 @@ class _LayerDestination(WheelDestination):
 
     def _path(self, scheme: Scheme, path: str) -> str:
         full = posixpath.join(self._places[scheme], path)
-        patches = posixpath.join(self._places["purelib"], "_stager_patches.")
+        hooks = posixpath.join(self._places["purelib"], HOOK)
         for name in RESERVED:
             if full == name or full.startswith(f"{name}/"):
                 raise WheelError(f"it would overwrite {name} of the environment with {path}")
-        if full.startswith(("bin/python", patches)):
+        if full.startswith(("bin/python", hooks)):
             raise WheelError(f"{path} would overwrite a part of the environment itself")
         return full
 

@@ -143,7 +143,10 @@ def test_a_directory_that_has_gone_is_named_by_its_files(copy: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("own", ["pyvenv.cfg", "_stager_patches.py", "_stager_patches.pth"])
+@pytest.mark.parametrize(
+    "own",
+    ["pyvenv.cfg", *(f"_stager_{name}" for name in ("patches.py", "patches.pth", "imports.py"))],
+)
 def test_the_environments_own_files_count_too(copy: Path, own: str) -> None:
     path = own if own == "pyvenv.cfg" else f"{SITE}/{own}"
     (copy / path).write_text("home = /elsewhere\n")

@@ -60,7 +60,8 @@ def content(folder: Path) -> dict[str, tuple[str, object]]:
 
 def test_the_files_are_those_that_pip_installs(env: Path, installed: Path) -> None:
     ours, pips = content(env), content(installed)
-    extra = {f"{SITE}/_stager_patches.pth", f"{SITE}/_stager_patches.py"}
+    hooks = [f"{SITE}/_stager_{name}" for name in ("imports", "patches")]
+    extra = {f"{hook}.{ending}" for hook in hooks for ending in ("pth", "py")}
     assert set(ours) - extra == set(pips)
     assert len(pips) > 35
     for name, (mode, data) in pips.items():
