@@ -108,6 +108,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     """The environment of the bundle on the command line, made if it is not there."""
     from . import fs, probe, unpack
     from .archive import BundleFile
+    from .manifest import room_for
     from .node import interpreter
     from .node.root import secure_root
 
@@ -122,7 +123,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
         os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
     root = secure_root(fs.choose_base(options.base, 0, 0, os.environ))
     if not os.path.isdir(unpack.env_path(root, manifest.id)):
-        room = unpack.room_for(manifest.layers)
+        room = room_for(manifest.layers)
         root = secure_root(fs.choose_base(options.base, *room, os.environ))
     return unpack.unpack(
         options.bundle,

@@ -23,12 +23,12 @@ from .delivering import placing
 from .job import Job
 from .local import LocalTransport
 from .logs import Logs
+from .manifest import room_for
 from .node import preflight
 from .problem import NodeError, Problem
 from .returning import homecoming
 from .state import NodesFailed, State
 from .transport import Transport
-from .unpack import room_for
 
 EXIT_JOB = 3
 EXIT_INTERRUPTED = 130

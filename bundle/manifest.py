@@ -25,6 +25,7 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,6 +42,7 @@ KINDS = ("wheel", "project", "trainer", "asset")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _PYTHON = re.compile(r"3\.\d{1,3}")
 _SIZE_LIMIT = 1 << 60
+_DISK_BLOCK = 4096
 
 
 class ManifestError(ValueError):
@@ -155,16 +157,20 @@ class Manifest:
     format: int = FORMAT
     """Version of this layout."""
 
-    # Both are asked for again and again, and each takes milliseconds for a hundred layers.
+    # All are asked for again and again, and each takes milliseconds for a hundred layers.
+
+    @functools.cached_property
+    def _fields(self) -> dict[str, Any]:
+        return asdict(self)
 
     @functools.cached_property
     def id(self) -> Digest:
         """The bundle's identity: the digest of all the fields above."""
-        return Digest.of(canonical_json(asdict(self)))
+        return Digest.of(canonical_json(self._fields))
 
     @functools.cached_property
     def _bytes(self) -> bytes:
-        return canonical_json({**asdict(self), "id": self.id})
+        return canonical_json({**self._fields, "id": self.id})
 
     @property
     def unpacked_size(self) -> int:
@@ -189,8 +195,9 @@ class Manifest:
         return [*listed, *heads, *frames]
 
 
+@functools.lru_cache(maxsize=1)
 def parse(data: bytes) -> Manifest:
-    """Read ``manifest.json``.
+    """Read ``manifest.json``; the same one again costs nothing.
 
     Raises:
         ManifestError: not such a manifest, of a newer format, or its id does not fit its content.
@@ -242,6 +249,13 @@ def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
     ]
     blank = b"".join(fields)
     return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
+
+
+def room_for(layers: Sequence[Layer]) -> tuple[int, int]:
+    """Bytes and inodes that unpacking these layers takes: file systems hand out whole blocks."""
+    files = sum(layer.files for layer in layers)
+    size = sum(layer.unpacked_size for layer in layers)
+    return size + files * _DISK_BLOCK // 2, files + files // 4 + 64
 
 
 def padding(size: int) -> int:

@@ -22,7 +22,7 @@ from . import delta
 from .archive import BundleFile, Excerpt
 from .delivering.arrival import Arrival
 from .fs import facts_of, refusals
-from .manifest import Layer
+from .manifest import Layer, room_for
 from .node import locks
 from .problem import NodeError, Problem
 from .unpacking.decompressor import load_decompressor
@@ -31,7 +31,6 @@ from .unpacking.merge import Merged, merge
 from .unpacking.venv import finish, is_ready
 from .unpacking.writer import write_layers, write_problem
 
-_BLOCK = 4096
 _LEFT_OVER = re.compile(r"([0-9a-f]{64})\.")
 
 
@@ -279,13 +278,6 @@ def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
     if data is None:
         raise Lacking(part.name, bundle.path)
     return data
-
-
-def room_for(layers: Sequence[Layer]) -> tuple[int, int]:
-    """Bytes and inodes that unpacking these layers takes: file systems hand out whole blocks."""
-    files = sum(layer.files for layer in layers)
-    size = sum(layer.unpacked_size for layer in layers)
-    return size + files * _BLOCK // 2, files + files // 4 + 64
 
 
 def _require_room(path: str, layers: Sequence[Layer]) -> None:

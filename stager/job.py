@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.job import Job, Launch
-from bundle.manifest import Manifest
-from bundle.unpack import room_for
+from bundle.manifest import Manifest, room_for
 
 from .config import Config
 from .errors import ConfigError, StagerError

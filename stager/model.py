@@ -8,15 +8,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from packaging import tags
-from packaging.markers import Environment
-from packaging.utils import NormalizedName
-from packaging.version import Version
+from typing import TYPE_CHECKING
 
 from bundle.manifest import Digest
 
 from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from packaging.markers import Environment
+    from packaging.tags import Tag
+    from packaging.utils import NormalizedName
+    from packaging.version import Version
 
 __all__ = ["Digest", "LockedFile", "Target", "Wheel"]
 
@@ -85,8 +87,10 @@ class Target:
                 found.append(f"{legacy[minor]}_{parts['arch']}")
         return found
 
-    def tags(self) -> Iterator[tags.Tag]:
+    def tags(self) -> Iterator[Tag]:
         """Every wheel tag that fits, best first, as an installer on the target would order them."""
+        from packaging import tags
+
         version = (int(self.python.split(".")[0]), int(self.python.split(".")[1]))
         platforms = self.platforms()
         yield from tags.cpython_tags(version, platforms=platforms)
@@ -158,6 +162,8 @@ class Wheel:
 
 def _host_platform() -> str:
     """The newest platform tag of this machine that PEP 600 or PEP 656 defines."""
+    from packaging import tags
+
     for tag in tags.platform_tags():
         if _PLATFORM.fullmatch(tag):
             return tag

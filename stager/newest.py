@@ -8,19 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bundle.manifest import Digest, canonical_json
 
 from .bundling import bundles
 from .bundling.bundles import Newest
-from .bundling.program import make_node_program
 from .config import Config
 from .errors import BundleError
-from .layering.layersource import Source, layer_id, project_sources
 from .model import Target
-from .spec import Spec, read_spec
 from .store import Store
+
+if TYPE_CHECKING:
+    from .layering.layersource import Source
+    from .spec import Spec
 
 LOCK_NAME = "pylock.toml"
 
@@ -83,6 +84,9 @@ def current_bundle(config: Config, listener: Listener) -> Path:
     Raises:
         StagerError: there is no bundle yet, or the requirements have changed.
     """
+    from .layering.layersource import project_sources
+    from .spec import read_spec
+
     store = Store(offline_root(config))
     found = _newest(config, store)
     spec = read_spec(config)
@@ -95,6 +99,9 @@ def current_bundle(config: Config, listener: Listener) -> Path:
 
 def inputs(spec: Spec, trees: Sequence[Source]) -> Digest:
     """Digest of everything that decides a bundle, known without building it."""
+    from .bundling.program import make_node_program
+    from .layering.layersource import layer_id
+
     ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
     known = {"spec": spec.digest, "trees": ids, "node": Digest.of(make_node_program())}
     return Digest.of(canonical_json(known))

@@ -12,7 +12,7 @@ from typing import Any
 from bundles import BASE_PYTHON
 
 from bundle.job import Job, Launch
-from bundle.unpack import room_for
+from bundle.manifest import room_for
 from stager.pack import Packed
 
 LAUNCH = Launch(

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bundle.archive import BundleFile
 from bundle.manifest import Digest, Manifest
 from bundle.problem import NodeError
 
 from ..errors import BundleError
-from ..layering.pruning import Pruned, noted
 from ..store import Store, sha256_of
+
+if TYPE_CHECKING:
+    from ..layering.pruning import Pruned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,8 @@ def pruned(path: Path) -> Pruned:
     Raises:
         BundleError: see :func:`opened`.
     """
+    from ..layering.pruning import noted
+
     with opened(path) as bundle:
         return noted(bundle)
 

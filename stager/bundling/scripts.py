@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..layering.layerfile import decompress_index
 from .bundles import opened
 
 _LONGEST = 200
@@ -63,6 +62,8 @@ def _scripts_here() -> set[str]:
 
 def _staged(bundle: Path) -> Iterator[str]:
     """The paths of the project's files in a bundle, as seen from the project's folder."""
+    from ..layering.layerfile import decompress_index
+
     with opened(bundle) as held:
         for layer in held.manifest.layers:
             if layer.kind == "project":

@@ -17,7 +17,7 @@ from wheelhouse import make_wheel
 
 from bundle import net, unpack
 from bundle.archive import BundleFile
-from bundle.manifest import Requires
+from bundle.manifest import Requires, room_for
 from bundle.node import preflight
 from bundle.node.root import secure_root
 from bundle.problem import NodeError
@@ -126,7 +126,7 @@ def about(packed: Packed) -> dict[str, Any]:
     wheel = manifest.decompressor
     return {
         "heads": [layer.head for layer in manifest.layers],
-        "room": [unpack.room_for([layer]) for layer in manifest.layers],
+        "room": [room_for([layer]) for layer in manifest.layers],
         "size": packed.path.stat().st_size,
         "wheel": None if wheel is None else [wheel.name, wheel.size],
     }
