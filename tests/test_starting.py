@@ -103,6 +103,19 @@ def test_a_local_driver_does_without_slurms_part(
     assert not found & {f"bundle.{name}" for name in ("steps", "survey", "deep", "clean")}
 
 
+def test_a_jobs_command_does_without_what_makes_bundles(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without what only a build needs; some of that takes long to import."""
+    monkeypatch.chdir(tmp_path)
+    where = ["--allocation", "local", "--nodes", "1", "--log-dir", str(tmp_path / "logs")]
+    argv = [sys.executable, "-m", "stager", "verify", "--bundle", str(packed.path), *where]
+    found = modules(argv)
+    assert "stager.verify" in found
+    assert not found & {f"stager.{name}" for name in ("build", "spec", "layering.layerfile")}
+    assert not found & {"packaging", "pydantic", "zstandard", "rich"}
+
+
 # --- bytecode ------------------------------------------------------------------------------------
 
 
