@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
-    parser = _parser()
+    parser = _parser(_phases() if argv[:1] == ["agent"] else [])
     options = parser.parse_args(argv)
     # Where whoever started this ignores it, nobody could wait for a child: it passes through exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -78,14 +78,18 @@ def _agent(phase: str, handle: int | None) -> int:
     return agent.collect(handle) if phase == COLLECT else agent.main(phase, handle)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _phases() -> list[str]:
     from . import agent
 
+    return [*sorted(agent.PHASES), agent.SESSION, COLLECT]
+
+
+def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="node.pyz", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("drive").add_argument("job")
     asked = commands.add_parser("agent")
-    asked.add_argument("phase", choices=[*sorted(agent.PHASES), agent.SESSION, COLLECT])
+    asked.add_argument("phase", choices=phases)
     asked.add_argument("--request", type=int, help="descriptor that holds the request")
     for name in ("unpack", "probe", "exec"):
         command = commands.add_parser(name)

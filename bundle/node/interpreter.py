@@ -55,9 +55,9 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
     """The base CPython of exactly this version, as an absolute path without links.
 
     Looked at in order: the installation of the running interpreter, the hints, ``pythonX.Y``,
-    ``python3`` and ``python`` on PATH, then the usual directories. Each is run to find out what it
-    really is: a version manager's shim may start anything or nothing, and a virtual environment
-    may be deleted while the installation behind it stays.
+    ``python3`` and ``python`` on PATH, then the usual directories. Each but the running one is run
+    to find out what it really is: a version manager's shim may start anything or nothing, and a
+    virtual environment may be deleted while the installation behind it stays.
 
     Args:
         version: ``major.minor``.
@@ -91,11 +91,13 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
 
 
 def ask(program: str, env: Mapping[str, str]) -> Answer:
-    """Run an interpreter and let it say what it is.
+    """Run an interpreter and let it say what it is; the one that runs here says so at once.
 
     Raises:
         process.ProcessError: it does not start, fails, takes too long, or says something else.
     """
+    if _runs_here(program):
+        return _own()
     argv = [program, "-I", "-S", "-c", _ASK]
     done = process.run(argv, env=env, timeout=TIMEOUT_SECONDS)
     try:
@@ -104,6 +106,24 @@ def ask(program: str, env: Mapping[str, str]) -> Answer:
     except (ValueError, IndexError, TypeError) as exc:
         output = done.stdout + done.stderr
         raise process.ProcessError(argv, 0, output, reason="is not a Python interpreter") from exc
+
+
+def _runs_here(program: str) -> bool:
+    """Whether this process is that program, links resolved, as the kernel knows it."""
+    try:
+        return os.path.samefile(program, "/proc/self/exe")
+    except OSError:
+        return False
+
+
+def _own() -> Answer:
+    return Answer(
+        "%d.%d.%d" % sys.version_info[:3],
+        sys.implementation.name,
+        sys.abiflags,
+        sys.base_prefix,
+        getattr(sys, "_base_executable", sys.executable) or sys.executable,
+    )
 
 
 def _base(version: str, answer: Answer, env: Mapping[str, str]) -> str:
