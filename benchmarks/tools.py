@@ -103,7 +103,7 @@ def make_tools(folder: Path, say: Callable[[str], None]) -> Tools:
     if noted.is_file() and noted.read_text() == stamp:
         return tools
     say(f"making {folder}: {', '.join(PEERS)} and stager from this checkout")
-    venv.create(folder, with_pip=True, clear=True)
+    venv.create(folder, with_pip=True, clear=True, symlinks=True)
     pip = [tools.python, "-m", "pip", "install", "--quiet"]
     _run([*pip, "--upgrade", "setuptools", *PEERS])
     _run([*pip, "--editable", str(REPO)])

@@ -10,6 +10,7 @@ node.pyz exec BUNDLE ROOT -- COMMAND...    run a command in the environment
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -30,6 +31,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
+    # What is imported and read here stays; all commands but one take less than a second.
+    gc.set_threshold(100_000, *gc.get_threshold()[1:])
     parser = _parser(_phases() if argv[:1] == ["agent"] else [])
     options = parser.parse_args(argv)
     # Where whoever started this ignores it, nobody could wait for a child: it passes through exec.
