@@ -20,10 +20,12 @@ from _thread import allocate_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
+else:
+    ModuleSpec = type(sys.__spec__)
 
 PTH_LINE = (
     'import os; os.environ.get("STAGER_IMPORTS") != "0" and '
@@ -37,6 +39,9 @@ PATIENCE = 1_000_000
 MANY = 10_000
 """An import that makes more objects than these spares the next collection from looking at them."""
 
+OFTEN = 100
+"""No more often than this: each time, the next full collection is put off."""
+
 
 def activate() -> None:
     """Have packages beside this file imported so; may be called any number of times."""
@@ -45,24 +50,21 @@ def activate() -> None:
         return
     for place, finder in enumerate(finders):
         if getattr(finder, "__name__", "") == "PathFinder":
-            finders.insert(place, _Finder(finder.find_spec))
+            finders.insert(place, _Finder())
+            os.register_at_fork(after_in_child=_patience.end)
             return
 
 
 class _Finder:
-    """Stands before the finder of files and gives its answers, those about packages extended."""
+    """Stands before the finder of files; gives the answers of those behind it, packages marked."""
 
     # Recognised by this mark, not by its class: a test may load this file under two names.
     waits_for_stager = True
 
-    def __init__(self, find: Callable[..., ModuleSpec | None]) -> None:
-        self._find = find
+    def __init__(self) -> None:
         here = os.path.dirname(os.path.abspath(__file__))
         names = {here, os.path.realpath(here), os.path.join(sys.prefix, "pkgs")}
         self._places = tuple(os.path.join(name, "") for name in names)
-        self._frozen = gc.get_freeze_count()  # Python 3.12 begins with some
-        # Held during an import: what it imports in turn is a part of it.
-        self._importing = allocate_lock()
 
     def find_spec(
         self,
@@ -70,43 +72,80 @@ class _Finder:
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Answer for a package's files only (the protocol of :data:`sys.meta_path`)."""
-        if self._importing.locked():
+        """Answer for what begins an import (the protocol of :data:`sys.meta_path`)."""
+        if _patience.busy:  # what an import imports in turn is a part of it
             return None
-        spec = self._find(fullname, path, target)
-        if spec is None or not (spec.origin or "").startswith(self._places):
-            return spec
-        if hasattr(spec.loader, "exec_module"):
-            self._extend(spec)
-        return spec
+        finders: list[Any] = sys.meta_path
+        behind = finders[finders.index(self) + 1 :] if self in finders else []
+        for finder in behind:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(fullname, path, target) if find else None
+            if spec is not None:
+                if type(spec) is ModuleSpec and (spec.origin or "").startswith(self._places):
+                    spec.__class__ = _Marked
+                return spec
+        return None
 
-    def _extend(self, spec: ModuleSpec) -> None:
-        """Extend this one loader object; it stays what it is for inspect, pkgutil and resources."""
-        loader: Any = spec.loader
-        execute = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
-            # Drop the extension first: a loader may outlive the import, or be shared by others.
-            if vars(loader).get("exec_module") is exec_module:
-                del loader.exec_module
-            self._patiently(execute, module)
+class _Marked(ModuleSpec):
+    """A spec while its module is imported: it learns when that begins and when it has ended.
 
-        loader.exec_module = exec_module
+    The import system notes both on the spec (``_initializing``). So no function of ours is called
+    around the module's code, and warnings and tracebacks name the same lines as without it. Where a
+    Python does not do that, nothing happens.
+    """
 
-    def _patiently(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set it; the beginning and the end of the import are told."""
+        super().__setattr__(name, value)
+        if name == "_initializing":
+            if value:
+                _patience.begin(self)
+            else:
+                _patience.end(self)
+                super().__setattr__("__class__", ModuleSpec)
+
+
+class _Patience:
+    """The collector's threshold, raised for one import at a time."""
+
+    def __init__(self) -> None:
+        self._importing = allocate_lock()
+        self._spec: ModuleSpec | None = None
+        self._before = gc.get_threshold()
+        self._count = 0
+        self._frozen = gc.get_freeze_count()  # Python 3.12 begins with some
+        self._often = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody is importing."""
+        return self._importing.locked()
+
+    def begin(self, spec: ModuleSpec) -> None:
+        """Raise the threshold, unless the program has its own mind about collections."""
         before = gc.get_threshold()
-        if not 0 < before[0] < PATIENCE or not self._importing.acquire(blocking=False):
-            execute(module)
+        if not (gc.isenabled() and 0 < before[0] < PATIENCE):
             return
-        patient = (PATIENCE, *before[1:])
-        gc.set_threshold(*patient)
+        if not self._importing.acquire(blocking=False):
+            return
         try:
-            execute(module)
-        finally:
-            if gc.get_threshold() == patient:  # else the package has said what it wants
+            self._before, self._count, self._spec = before, gc.get_count()[0], spec
+            gc.set_threshold(PATIENCE, *before[1:])
+        except BaseException:  # Ctrl-C
+            self.end()
+            raise
+
+    def end(self, spec: ModuleSpec | None = None) -> None:
+        """Let it be what it was; without a spec whoever is importing, as after a fork."""
+        if not self.busy or (spec is not None and spec is not self._spec):
+            return
+        self._spec = None
+        if gc.get_threshold() == (PATIENCE, *self._before[1:]):  # else the package wants another
+            if spec is not None:
                 self._call_them_old()
-                gc.set_threshold(*before)
-            self._importing.release()
+            gc.set_threshold(*self._before)
+        self._importing.release()
 
     def _call_them_old(self) -> None:
         """Put the many objects of an import where only a full collection looks; it frees them, too.
@@ -114,6 +153,11 @@ class _Finder:
         ``unfreeze`` moves objects to the oldest generation (the manual of :mod:`gc`). Whoever has
         frozen objects on purpose keeps them frozen.
         """
-        if gc.get_count()[0] > MANY and gc.get_freeze_count() <= self._frozen:
+        many = gc.get_count()[0] - self._count > MANY and self._often < OFTEN
+        if many and gc.isenabled() and gc.get_freeze_count() <= self._frozen:
+            self._often += 1
             gc.freeze()
             gc.unfreeze()
+
+
+_patience = _Patience()

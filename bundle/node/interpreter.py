@@ -109,9 +109,9 @@ def ask(program: str, env: Mapping[str, str]) -> Answer:
 
 
 def _runs_here(program: str) -> bool:
-    """Whether this process is that program, links resolved, as the kernel knows it."""
+    """Whether this process is that program, links resolved, and was started as it would be."""
     try:
-        return os.path.samefile(program, "/proc/self/exe")
+        return bool(sys.flags.isolated) and os.path.samefile(program, "/proc/self/exe")
     except OSError:
         return False
 

@@ -39,6 +39,12 @@ def make_env(root: Path, python: str = sys.executable) -> Path:
         "outer/inner": SHOWS,
         "outer/lazy": SHOWS,
         "outer/__main__": SHOWS,
+        "last": SHOWS,
+        "old": "import warnings\nwarnings.warn('of old', DeprecationWarning, stacklevel=2)\n",
+        "asks": "import sys\nprint(sys._getframe(1).f_code.co_filename)\n",
+        "forks": "import gc, os\nif not os.fork():\n    print(gc.get_threshold(), flush=True)\n"
+        "    os._exit(0)\nos.wait()\n",
+        "slow": "import time\nopen('begun', 'w').close()\ntime.sleep(1)\n",
         "strict": SHOWS + "gc.set_threshold(123, 4, 5)\n",
         "broken": SHOWS + "raise ValueError('no luck')\n",
         "large": "import gc\nkept = [[] for _ in range(50_000)]\nloop = []\nloop.append(loop)\n",
@@ -174,12 +180,91 @@ def test_other_threads_go_on_importing(env: Path) -> None:
         for thread in threads: thread.start()
         import strict, large, outer.lazy
         for thread in threads: thread.join()
-        import plain, importlib
         gc.set_threshold(700, 10, 10)
-        importlib.reload(plain)
+        import last
         print(gc.get_threshold())
     """
-    assert lines(env, code)[-2:] == [f"plain {PATIENT}", ITSELF]
+    assert lines(env, code)[-2:] == [f"last {PATIENT}", ITSELF]
+
+
+def test_a_child_that_is_forked_meanwhile_is_as_ever(env: Path) -> None:
+    assert lines(env, "import forks; print(gc.get_threshold())") == [ITSELF, ITSELF]
+    code = """
+        import os, threading, time, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+        thread = threading.Thread(target=__import__, args=("slow",))
+        thread.start()
+        while not os.path.exists("begun"): time.sleep(0.01)
+        if not os.fork():
+            import plain
+            print(gc.get_threshold(), flush=True)
+            os._exit(0)
+        os.wait()
+        thread.join()
+        os.remove("begun")
+        print(gc.get_threshold())
+    """
+    assert lines(env, code) == [f"plain {PATIENT}", ITSELF, ITSELF]
+
+
+def test_a_program_that_collects_by_itself_is_left_alone(env: Path) -> None:
+    code = """
+        class Node: pass
+        gc.disable()
+        gc.collect()
+        for _ in range(20_000):
+            node = Node()
+            node.me = node
+        import plain
+        print(gc.collect(1) > 19_000)
+    """
+    assert lines(env, code)[1:] == ["True"]
+
+
+def test_warnings_and_tracebacks_name_who_imports(env: Path) -> None:
+    """As they do without it; Python passes over its own frames of an import only."""
+    for code in ("import old", "import asks", "import broken"):
+        with_it, without = (python(env, code, STAGER_IMPORTS=word) for word in ("1", "0"))
+        assert with_it.stderr == without.stderr
+        if code != "import broken":
+            assert with_it.stdout == without.stdout
+    assert "DeprecationWarning: of old" in python(env, "import old").stderr
+
+
+def test_finders_that_come_later_are_asked(env: Path) -> None:
+    code = """
+        import sys
+        from importlib.machinery import PathFinder
+        class Blocks:
+            def find_spec(self, name, path, target=None):
+                if name == "plain": raise ModuleNotFoundError("blocked")
+        sys.meta_path.insert(sys.meta_path.index(PathFinder), Blocks())
+        try:
+            import plain
+        except ModuleNotFoundError as error:
+            print(error)
+        import strict
+        sys.meta_path.clear()
+        try:
+            import last
+        except ModuleNotFoundError:
+            print("none left")
+    """
+    assert lines(env, code) == ["blocked", f"strict {PATIENT}", "none left"]
+
+
+def test_specs_are_compared_copied_and_kept_as_ever(env: Path) -> None:
+    code = """
+        import importlib.util, pickle
+        one, two = (importlib.util.find_spec("plain") for _ in range(2))
+        print(one == two, pickle.loads(pickle.dumps(one)) == two)
+        module = importlib.util.module_from_spec(one)
+        one.loader.exec_module(module)
+        import last
+        print(type(last.__spec__).__name__, last.__spec__ == importlib.util.find_spec("last"))
+    """
+    said = lines(env, code)
+    assert (said[0], said[-1]) == ("True True", "ModuleSpec True")
 
 
 def test_it_looks_as_ever_to_whoever_looks(env: Path) -> None:
