@@ -126,10 +126,9 @@ def make_job(
     least, most = settled.cluster.nodes
     launch = _launch(settled, manifest, action, slurm=slurm)
     log_dir = (options.log_dir or Path(DEFAULT_LOG_DIR)).expanduser().absolute()
-    if slurm:
-        _make_log_dir(log_dir)
+    _make_log_dir(log_dir)
     return Job(
-        id="" if slurm else _new_id(log_dir),
+        id="",
         name=config.name,
         allocation="slurm" if slurm else "local",
         nodes=() if slurm else tuple(f"local{number}" for number in range(1, most + 1)),
@@ -155,6 +154,15 @@ def make_job(
         dry_run=options.dry_run,
         deep=options.deep,
     )
+
+
+def numbered(job: Job) -> Job:
+    """The job with a number, where no Slurm gives it one; nothing can be refused after that.
+
+    Raises:
+        StagerError: the log directory, in which the number is claimed, cannot be written.
+    """
+    return job if job.allocation == "slurm" else replace(job, id=_new_id(Path(job.log_dir)))
 
 
 def _launch(config: Config, manifest: Manifest, action: str, *, slurm: bool) -> Launch:
@@ -235,7 +243,6 @@ def _make_log_dir(log_dir: Path) -> None:
 
 def _new_id(log_dir: Path) -> str:
     """A number for a job that no Slurm has numbered; claimed by creating its event log."""
-    _make_log_dir(log_dir)
     while True:
         number = time.time_ns() // 1_000_000 % 10**10
         claim = log_dir / f"events.{number}.jsonl"

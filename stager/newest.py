@@ -70,7 +70,7 @@ def _newest(config: Config, store: Store) -> Newest:
     if found is None:
         raise BundleError(
             f"there is no bundle of {config.name} in {store.root} yet",
-            hint="make one with `stager build`, or name one with --bundle",
+            hint="make one with `stager build`, or name a bundle's file",
         )
     return found
 

@@ -13,7 +13,7 @@ from bundle.job import parse as parse_job
 from bundle.manifest import Digest, Layer, Manifest, Part, Requires
 from stager.config import Config, parse
 from stager.errors import ConfigError, StagerError
-from stager.job import JobOptions, make_job, settle
+from stager.job import JobOptions, make_job, numbered, settle
 
 ZERO = Digest("0" * 64)
 
@@ -87,6 +87,7 @@ def test_the_job_says_what_the_far_side_needs(
     assert job.room[0] >= 2_000_000
     assert job.import_modules is False
     assert make(tmp_path, JobOptions(), action="verify").import_modules is True
+    job = numbered(job)
     assert parse_job(job.to_json()) == job
 
 
@@ -96,7 +97,8 @@ def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
 
     def several() -> None:
         for _ in range(20):
-            ids.append(make(tmp_path, JobOptions(log_dir=tmp_path / "logs", command=("a",))).id)
+            job = make(tmp_path, JobOptions(log_dir=tmp_path / "logs", command=("a",)))
+            ids.append(numbered(job).id)
 
     threads = [threading.Thread(target=several) for _ in range(4)]
     for thread in threads:
@@ -151,6 +153,7 @@ def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
     job = make(tmp_path, options, cluster={"nodes": 3, "min-nodes": 2, "cpus-per-task": 4})
     assert (job.allocation, job.id, job.nodes) == ("slurm", "", ())
     assert (job.wanted, job.min_nodes, job.cpus_per_task) == (None, 2, 4)
+    job = numbered(job)
     assert parse_job(job.to_json()) == job
     assert list((tmp_path / "logs").glob("*.jsonl")) == []
     srun = make(tmp_path, options, launch={"launcher": "srun"})

@@ -142,10 +142,12 @@ def test_there_is_no_such_script(torch_project: TorchProject, tmp_path: Path) ->
     assert (failure["node"], failure["rank"], failure["exit_code"]) == ("local1", 0, 2)
     assert failure["class"] == "missing-module"
     assert f"there is no {absent}" in failure["cause"]
-    bundle = ("--bundle", torch_project.bundle)
+    logs = tmp_path / "logs"
+    bundle = ("--bundle", torch_project.bundle, "--log-dir", logs)
     misspelt = torch_project.stager("run", *ONE, *bundle, "--", "a.py", cwd=tmp_path)
     assert (misspelt.returncode, misspelt.stdout) == (1, "")
     assert "there is no script a.py" in misspelt.stderr
+    assert not list(logs.glob("events.*")), "it would be taken for the newest job"
 
 
 def test_a_rank_that_is_started_again(torch_project: TorchProject, tmp_path: Path) -> None:

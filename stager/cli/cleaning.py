@@ -69,6 +69,7 @@ def _nodes(
     """Clean the nodes of an allocation: the exit code, and what went."""
     from ..bundling.bundles import manifest_of
     from ..clean import nodes_keep
+    from ..job import numbered
     from ..newest import newest_bundle
     from ..outcome import Outcome
     from ..prepare import prepare, source_of, way
@@ -85,7 +86,7 @@ def _nodes(
         console.say(f"what the nodes have is known inside an allocation: {asked}")
         return 0, []
     kept = nodes_keep(manifest.id, (), everything=everything)
-    outcome = Outcome(job=replace(prepared.job, keep=tuple(kept)), bundle=path)
+    outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(kept)), bundle=path)
     found: list[dict[str, Any]] = []
 
     def listen(event: Mapping[str, Any]) -> None:

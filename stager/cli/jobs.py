@@ -111,6 +111,7 @@ def _carry_out(
     """Take a job to its end; one that is only planned or submitted ends the command here."""
     from .. import history
     from ..bundling.scripts import refuse_absent
+    from ..job import numbered
     from ..newest import offline_root
     from ..outcome import Outcome
     from ..prepare import bundle_of, prepare, project, source_of, way
@@ -125,6 +126,7 @@ def _carry_out(
         console.note(note)
     if action == "run":
         refuse_absent(prepared.job.launch.command[0], prepared.bundle)
+    prepared = replace(prepared, job=numbered(prepared.job))
     store = Store(offline_root(config))
     known = history.known(store)
     if known.jobs:
