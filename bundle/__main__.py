@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
-    # What is imported and read here stays; all commands but one take less than a second.
+    # What is imported and read here stays; there is little else to collect.
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
     parser = _parser(_phases() if argv[:1] == ["agent"] else [])
     options = parser.parse_args(argv)

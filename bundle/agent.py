@@ -205,10 +205,15 @@ def _tidy(job: Job, hearing: Hearing) -> dict[str, Any]:
 
 def _clean(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Remove the environments on this node that nobody uses."""
+    from . import fs
     from .node import clean
 
     roots = clean.roots(job.node_root, os.environ)
     cleaned = [clean.clean(root, job.keep, job.dry_run) for root in roots]
+    if job.allocation == "local" and hearing.request["node"] == job.nodes[0]:
+        # Below it lie the roots of all these nodes; in it what `stager exec` has unpacked.
+        around = os.path.dirname(os.path.dirname(os.environ[fs.ROOT_VARIABLE]))
+        cleaned.append(clean.clean(around, job.keep, job.dry_run, nodes=False))
     problems = [problem.to_json() for one in cleaned for problem in one.problems]
     return {"roots": [one.to_json() for one in cleaned], "problems": problems}
 

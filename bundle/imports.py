@@ -49,7 +49,7 @@ def activate() -> None:
     if any(getattr(finder, "waits_for_stager", False) for finder in finders):
         return
     for place, finder in enumerate(finders):
-        if getattr(finder, "__name__", "") == "PathFinder":
+        if _finds_files(finder):
             finders.insert(place, _Finder())
             os.register_at_fork(after_in_child=_patience.end)
             return
@@ -84,7 +84,13 @@ class _Finder:
                 if type(spec) is ModuleSpec and (spec.origin or "").startswith(self._places):
                     spec.__class__ = _Marked
                 return spec
+            if _finds_files(finder):  # whoever comes after it is asked by the import system
+                return None
         return None
+
+
+def _finds_files(finder: object) -> bool:
+    return getattr(finder, "__name__", "") == "PathFinder"
 
 
 class _Marked(ModuleSpec):

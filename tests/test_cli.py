@@ -276,10 +276,14 @@ def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None
     assert not stale.exists()
     assert built.packed.path.exists()
 
+    ran = project.stager("exec", "-q", "--", "python", "-c", "import sys; print(sys.prefix)")
     whole = project.stager("clean", *LOCAL, "--log-dir", "logs", "--json", "--nodes-only", "--all")
-    (item,) = json.loads(whole.stdout)["items"]
-    assert (item["place"], item["kind"]) == ("local1", "environment")
-    assert not Path(item["path"]).exists()
+    items = json.loads(whole.stdout)["items"]
+    assert {(item["place"], item["kind"]) for item in items} == {("local1", "environment")}
+    paths = [Path(item["path"]) for item in items]
+    assert len(paths) == 2, "the node's, and the one that exec has made beside it"
+    assert Path(ran.stdout.strip()) in paths
+    assert not any(path.exists() for path in paths)
     assert built.packed.path.exists()
     both = project.stager("clean", "--nodes-only", "--store-only")
     assert both.returncode == 2

@@ -142,7 +142,7 @@ def test_there_is_no_such_script(torch_project: TorchProject, tmp_path: Path) ->
     assert (failure["node"], failure["rank"], failure["exit_code"]) == ("local1", 0, 2)
     assert failure["class"] == "missing-module"
     assert f"there is no {absent}" in failure["cause"]
-    logs = tmp_path / "logs"
+    logs = tmp_path / "other-logs"
     bundle = ("--bundle", torch_project.bundle, "--log-dir", logs)
     misspelt = torch_project.stager("run", *ONE, *bundle, "--", "a.py", cwd=tmp_path)
     assert (misspelt.returncode, misspelt.stdout) == (1, "")

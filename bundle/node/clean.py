@@ -89,6 +89,7 @@ def clean(
     *,
     caches: bool = False,
     now: float | None = None,
+    nodes: bool = True,
 ) -> Cleaned:
     """Remove from a node root what is neither to be kept nor in use.
 
@@ -99,6 +100,7 @@ def clean(
         dry_run: whether nothing is removed, only listed.
         caches: whether ``cache/`` goes too, if nothing in the root is in use.
         now: seconds since the epoch; None for the clock's.
+        nodes: whether those of a local allocation are among it.
 
     Raises:
         NodeError: it is no node root, is a link, or belongs to somebody else.
@@ -108,9 +110,8 @@ def clean(
     if not os.path.lexists(root):
         return Cleaned(root, gone=True)
     real = secure_root(os.path.dirname(root))
-    return _Cleaning(real, frozenset(keep), dry_run, time.time() if now is None else now).all(
-        caches
-    )
+    cleaning = _Cleaning(real, frozenset(keep), dry_run, time.time() if now is None else now)
+    return cleaning.all(caches, nodes)
 
 
 @dataclass
@@ -129,12 +130,13 @@ class _Cleaning:
     links: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many names of each file have been counted, by device and inode."""
 
-    def all(self, caches: bool) -> Cleaned:
+    def all(self, caches: bool, nodes: bool = True) -> Cleaned:
         """Everything, in the order in which one thing makes the next one removable."""
         self._each("envs", self._environment)
         self._each("incoming", self._incoming)
         self._each("jobs", self._job)
-        self._each("nodes", lambda name: self._local_node(name, caches))
+        if nodes:
+            self._each("nodes", lambda name: self._local_node(name, caches))
         if caches and os.path.lexists(self._path("cache")):
             self._cache()
         gone = False
