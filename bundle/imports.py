@@ -5,7 +5,7 @@ This file is also copied into every environment as ``_stager_imports.py``, besid
 environment activates it. It therefore stands alone, and loads nothing that is not loaded anyway.
 
 An import makes objects that stay, hundreds of thousands for PyTorch. The collector looks at them
-again and again and finds next to nothing, which takes an eighth of the time. So while a package of
+again and again and finds next to nothing, which takes a sixth of the time. So while a package of
 the environment is imported it begins only after :data:`PATIENCE` objects, and then is as it was.
 Modules from elsewhere, a project's own among them, are imported as ever: they may run for hours.
 ``STAGER_IMPORTS=0`` leaves everything as it is.
