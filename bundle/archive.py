@@ -15,6 +15,7 @@ from .delivering.arrival import Arrival
 from .manifest import (
     BLOCK,
     PART_LIMIT,
+    FormatError,
     Layer,
     Manifest,
     ManifestError,
@@ -25,7 +26,7 @@ from .manifest import (
 )
 from .problem import NodeError, Problem
 from .unpacking.decompressor import Decompress
-from .unpacking.layer import Index, LayerError, decode_head
+from .unpacking.layer import Index, LayerError, decode_head, origin_of
 
 END = bytes(2 * BLOCK)
 """How every tar ends, and so a bundle."""
@@ -78,7 +79,7 @@ class BundleFile:
             except (ManifestError, UnicodeDecodeError) as exc:
                 self.close()
                 if not more_may_come:
-                    raise self._damaged(str(exc)) from exc
+                    raise self._unusable(exc) from exc
             except BaseException:
                 self.close()
                 raise
@@ -158,6 +159,12 @@ class BundleFile:
             NodeError: it is not what the manifest promises, or names something unsafe.
         """
         with self.refusing(LayerError):
+            origin = origin_of(head)
+            if not origin.describes(layer):
+                raise LayerError(
+                    f"the layer of {layer.name} {layer.version} was made from"
+                    f" {origin.kind} {origin.name} {origin.version}, or with other options"
+                )
             index = decode_head(head, lambda data: decompress(data, -1), checked=checked)
         if layer.head_size + sum(frame.size for frame in index.frames) != layer.size:
             raise self._damaged(f"{layer.name} does not have the promised length")
@@ -278,6 +285,18 @@ class BundleFile:
             if not more_may_come:
                 raise self._damaged(why)
             self._arrival.pause()
+
+    def _unusable(self, exc: Exception) -> NodeError:
+        if not isinstance(exc, FormatError):
+            return self._damaged(str(exc))
+        return NodeError(
+            Problem(
+                what="the bundle was made by another version of stager",
+                where=self.path,
+                why=str(exc),
+                fix="make it anew with `stager build`, or use the version that made it",
+            )
+        )
 
     def _damaged(self, why: str) -> NodeError:
         return NodeError(

@@ -15,8 +15,8 @@ The manifest names every member with its size, so the whole tar, headers and pad
 determined by it. A reader rebuilds what each header must be and compares: no byte goes unchecked.
 
 Digests form a tree. ``Manifest.id`` covers the manifest; the manifest holds the digest of each
-layer's head; a head holds the digest of each compressed frame behind it and of each file inside.
-So parts of a layer can be checked independently, in parallel, before anything is visible.
+layer's head; a head holds the digest of each compressed frame behind it and of each file inside. A
+head also holds what its layer was made from, of which the layer's id is the digest. So parts of a layer can be checked independently, in parallel, before anything is visible.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
+"""Version of the bundle's layout; raised with each change that an older program cannot read."""
 MANIFEST_NAME = "manifest.json"
 NODE_NAME = "node.pyz"
 BLOCK = 512
@@ -47,6 +48,18 @@ _DISK_BLOCK = 4096
 
 class ManifestError(ValueError):
     """The manifest cannot be understood, or does not agree with itself."""
+
+
+class FormatError(ManifestError):
+    """The manifest is of another version of the layout.
+
+    Attributes:
+        found: that version, or whatever stands in its place.
+    """
+
+    def __init__(self, found: object) -> None:
+        super().__init__(f"the bundle has format {found!r}; this program reads format {FORMAT}")
+        self.found = found
 
 
 class Digest(str):
@@ -200,7 +213,8 @@ def parse(data: bytes) -> Manifest:
     """Read ``manifest.json``; the same one again costs nothing.
 
     Raises:
-        ManifestError: not such a manifest, of a newer format, or its id does not fit its content.
+        FormatError: it is of another version of the layout.
+        ManifestError: not such a manifest, or its id does not fit its content.
     """
     try:
         raw = json.loads(data)
@@ -209,7 +223,7 @@ def parse(data: bytes) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ManifestError("manifest.json is not a stager manifest") from exc
     if found != FORMAT:
-        raise ManifestError(f"the bundle has format {found!r}; this program reads format {FORMAT}")
+        raise FormatError(found)
     try:
         manifest = _from_dict(raw)
         _check(manifest)

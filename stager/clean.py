@@ -2,17 +2,15 @@
 
 A project counts as long as its folder is there. Its newest bundle stays, with the layers and the
 node program of every bundle that stays; so do the layers and wheels that its locks name, found by
-their digests. Whatever was read or written within a day stays too: it may belong to a lock or a
+their digests. Bundles and layers of an older format, which this version cannot use, go. Whatever was read or written within a day stays too: it may belong to a lock or a
 bundle that is still being made. What goes can be made again: layers from wheels, at the cost of
 time; wheels only with a network, so they go on request alone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -24,9 +22,8 @@ from bundle.manifest import Digest, Manifest
 from .bundling import bundles
 from .bundling.decompressor import PINNED
 from .checked import CheckedFiles
+from .cleaning.files import content_of, files_in, folders_in, freed, nobody_has_open
 from .errors import BundleError, StagerError
-from .layering.layersource import Source, layer_id
-from .model import Target
 from .store import Store
 
 UNUSED_SECONDS = 86400.0
@@ -36,8 +33,6 @@ _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 _BUNDLE = ".pkgs.tar"
 _LAYER = ".tar.zst"
 _DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
-_PYTHONS = range(9, 21)
-"""Minor versions of Python 3 that a project's layers may have been made for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +148,7 @@ class _Planning:
         self.root = store.root
         self.rules = rules
         self.now = now
-        self.notes = {path: _project(path) for path in _files(self.root / "projects", ".json")}
+        self.notes = {path: _project(path) for path in files_in(self.root / "projects", ".json")}
         self.alive = {
             path: told for path, told in self.notes.items() if told and _is_there(told[0])
         }
@@ -161,12 +156,12 @@ class _Planning:
     def all(self) -> Iterator[Item]:
         """Everything that can go: bundles first, for what they need goes with them."""
         yield from self._old_notes()
-        there = _files(self.root / "bundles", _BUNDLE)
+        there = files_in(self.root / "bundles", _BUNDLE)
         gone = {path: why for path in there if (why := self._why_bundle(path))}
         yield from (self._item("bundle", path, why) for path, why in gone.items())
         staying = [path for path in there if path not in gone]
         manifests = [found for path in staying if (found := _manifest(path))]
-        for path in _files(self.root / "seals", f"{_BUNDLE}.txt"):
+        for path in files_in(self.root / "seals", f"{_BUNDLE}.txt"):
             if path.name.removesuffix(".txt") not in {one.name for one in staying}:
                 yield self._item("seal", path, "its bundle is gone")
         locked = self._locked()
@@ -189,7 +184,7 @@ class _Planning:
     def _why_bundle(self, path: Path) -> str:
         """Why a bundle can go; empty where it stays."""
         named = self.rules.keep_newest and any(told[1] == path.name for told in self._told())
-        if named or not _nobody_has_open(path):
+        if named or not nobody_has_open(path):
             return ""
         return "it is no project's newest" if self.rules.keep_newest else "it is not in use"
 
@@ -212,17 +207,23 @@ class _Planning:
         return found
 
     def _layers(self, manifests: Sequence[Manifest], locked: Collection[str]) -> Iterator[Item]:
-        needed = {layer.id for one in manifests for layer in one.layers} | _layer_ids(locked)
+        needed = {layer.id for one in manifests for layer in one.layers}
         for path in self._unused("layers", _LAYER):
-            if path.name.removesuffix(_LAYER) not in needed:
+            key = path.name.removesuffix(_LAYER)
+            if key in needed:
+                continue
+            content = content_of(path, key)
+            if content is None:
+                yield self._item("layer", path, "this version of stager cannot use it")
+            elif content not in locked:
                 yield self._item("layer", path, "no bundle or lock needs it")
 
     def _wheels(self, locked: Collection[str]) -> Iterator[Item]:
         """Wheels and sdists, and those built here, which lie below their source's digest."""
         checked = CheckedFiles(Store(self.root))
-        found = [(path, "") for path in _files(self.root / "wheels", *_DISTRIBUTIONS)]
-        for folder in _folders(self.root / "wheels-built"):
-            found += [(path, folder.name) for path in _files(folder, ".whl")]
+        found = [(path, "") for path in files_in(self.root / "wheels", *_DISTRIBUTIONS)]
+        for folder in folders_in(self.root / "wheels-built"):
+            found += [(path, folder.name) for path in files_in(folder, ".whl")]
         for path, source in found:
             # When it came, not when it was read: to know its digest it may have to be read here.
             arrived = path.lstat().st_mtime
@@ -233,12 +234,12 @@ class _Planning:
 
     def _unused(self, folder: str, ending: str) -> list[Path]:
         """Files not used within a day, as far as the file system tells."""
-        found = [(path, path.lstat()) for path in _files(self.root / folder, ending)]
+        found = [(path, path.lstat()) for path in files_in(self.root / folder, ending)]
         limit = self.now - UNUSED_SECONDS
         return [path for path, status in found if max(status.st_mtime, status.st_atime) <= limit]
 
     def _item(self, kind: str, path: Path, why: str) -> Item:
-        return Item(kind=kind, path=path, size=_freed(path), why=why)
+        return Item(kind=kind, path=path, size=freed(path), why=why)
 
 
 def _project(note: Path) -> tuple[Path, str] | None:
@@ -267,68 +268,17 @@ def _manifest(path: Path) -> Manifest | None:
         return None
 
 
-def _layer_ids(digests: Iterable[str]) -> set[Digest]:
-    """The ids that the layers of these wheels have, whichever Python they are for."""
-    host = Target.of_host()
-    targets = [Target(python=f"3.{minor}", platform=host.platform) for minor in _PYTHONS]
-    found = set()
-    for digest in digests:
-        source = Source(kind="wheel", name="", digest=Digest(digest), size=0)
-        found |= {layer_id(source, target) for target in targets}
-    return found
-
-
-def _nobody_has_open(path: Path) -> bool:
-    """Whether no job and no command has a file of the store open, or a lock of it taken."""
-    # A build asks for this one alone; shared, the question cannot keep it waiting.
-    operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
-    with path.open("rb") as handle:
-        try:
-            fcntl.flock(handle, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True  # a file system without locks
-    return True
-
-
 def _partial(root: Path) -> list[Item]:
     """What killed builds left; nothing while one is under way, for it may be that one's."""
     busy = any(
-        not _nobody_has_open(root / n) for n in (".lock", ".tmp.lock") if (root / n).exists()
+        not nobody_has_open(root / n) for n in (".lock", ".tmp.lock") if (root / n).exists()
     )
     if busy or not (root / "tmp").is_dir():
         return []
     return [
-        Item(kind="partial", path=path, size=_freed(path), why="a build that was killed left it")
+        Item(kind="partial", path=path, size=freed(path), why="a build that was killed left it")
         for path in sorted((root / "tmp").iterdir())
     ]
-
-
-def _files(folder: Path, *endings: str) -> list[Path]:
-    """Regular files in a directory of the store; links are somebody's own and stay."""
-    try:
-        found = sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
-    named = [path for path in found if path.name.endswith(endings)]
-    return [path for path in named if stat.S_ISREG(path.lstat().st_mode)]
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return [
-            path for path in sorted(folder.iterdir()) if not path.is_symlink() and path.is_dir()
-        ]
-    except FileNotFoundError:
-        return []
-
-
-def _freed(path: Path) -> int:
-    """Bytes of a file, or of every file in a tree, that has no other name."""
-    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
-    sizes = [one.lstat() for one in inside]
-    return sum(s.st_size for s in sizes if not stat.S_ISDIR(s.st_mode) and s.st_nlink == 1)
 
 
 def _remove(item: Item) -> str:

@@ -20,13 +20,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from bundle.manifest import Digest, Layer
-from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary
+from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary, origin_of
 
 from .errors import StagerError, WheelError
 from .layering.ahead import compiling
 from .layering.bytecode import bytecode_path, compile_module
 from .layering.layerfile import LayerWriter
-from .layering.layersource import Source, layer_id
+from .layering.layersource import Source, layer_id, origin
 from .layering.orphans import end_with_parent
 from .layering.unwheel import add_wheel
 from .model import Target
@@ -104,13 +104,23 @@ def _no_bytecode(target: Target) -> str:
 
 
 def _usable(store: Store, key: Digest) -> bool:
-    """Whether the layer is there with the length it says it has; a damaged one is removed."""
+    """Tell whether the layer is there, made from what its id says, and whole by its length.
+
+    Any other file in its place is removed. The frames are checked wherever they are read: when a
+    bundle is made of them, and when it is unpacked.
+
+    Raises:
+        StagerError: it cannot be read.
+    """
     path = store.layer(key)
     try:
         with path.open("rb") as handle:
-            size = head_summary(handle.read(HEAD_PREFIX)).size
-            if size == os.fstat(handle.fileno()).st_size:
+            prefix = handle.read(HEAD_PREFIX)
+            summary = head_summary(prefix)
+            made_from = origin_of(prefix + handle.read(summary.origin_size))
+            if made_from.id == key and summary.size == os.fstat(handle.fileno()).st_size:
                 return True
+        log.debug("%s: %s %s", path, made_from.name, made_from.version)
     except FileNotFoundError:
         return False
     except LayerError as exc:
@@ -119,7 +129,7 @@ def _usable(store: Store, key: Digest) -> bool:
         raise StagerError(
             f"{path}: {exc.strerror or exc}", hint="make it readable, or remove it"
         ) from exc
-    log.warning("the stored layer %s is damaged and is made again", key)
+    log.warning("the stored layer %s is damaged, or is another one, and is made again", key)
     path.unlink()
     return False
 
@@ -255,7 +265,7 @@ def _build_one(
                     add_wheel(writer, source.wheel, target, source.prune, ahead)
             elif source.tree is not None:
                 _add_tree(writer, source, target)
-            writer.write(partial)
+            writer.write(partial, origin(source, target))
         # Not synced to the disk, which would cost more than the compression: a layer that a crash
         # of the machine damaged is found by its digests and made again.
         partial.replace(final)

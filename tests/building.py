@@ -24,6 +24,7 @@ from packaging.version import Version
 
 from bundle.manifest import Digest
 from bundle.unpacking.layer import HEAD_PREFIX, Index, decode_head, head_summary
+from bundle.unpacking.origin import Origin
 from stager.build import BuildOptions, Built, build
 from stager.config import load
 from stager.layering.layerfile import LayerWriter
@@ -36,6 +37,8 @@ from stager.store import Store, sha256_of
 STAGER = [sys.executable, "-m", "stager"]
 HOST = Target.of_host()
 SITE = f"lib/python{HOST.python}/site-packages"
+ORIGIN = Origin(kind="wheel", name="any", version="1", content=Digest.of(b"any"), options={})
+"""What a layer is said to be made from where nobody looks."""
 
 
 @dataclass
@@ -234,7 +237,7 @@ def layers_of(folder: Path, *wheels: Path) -> Path:
         layer = wheel.with_suffix(".layer")
         with LayerWriter(wheel.parent) as writer:
             add_wheel(writer, wheel, HOST)
-            writer.write(layer)
+            writer.write(layer, ORIGIN)
         for path, data in contents(layer).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
+from building import ORIGIN
 from packaging.utils import parse_wheel_filename
 
 from bundle.archive import BundleFile
 from bundle.manifest import Digest, canonical_json, member_header, padding
+from bundle.unpacking.layer import origin_of, packed_index
 from stager.bundling.decompressor import decompressor_lock
 from stager.layering.layersource import Source
 from stager.layers import make_layers
@@ -37,7 +39,7 @@ OWN = f"stager-{os.geteuid()}"
 """The name of this user's node root."""
 CLEAN = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
-_HEAD = struct.Struct("<IIQQQ")
+_HEAD = struct.Struct("<IIQQQI")
 _SKIPPABLE = 0x184D2A50
 
 
@@ -162,7 +164,8 @@ def forge(
         parts = [opened.part(part) for part in (whole.node, whole.decompressor) if part]
         start = opened.frames_start(layer)
         head = opened.head(layer)
-        raw: Raw = json.loads(zstandard.ZstdDecompressor().decompress(head[_HEAD.size :]))
+        made_from = origin_of(head).to_bytes()
+        raw: Raw = json.loads(zstandard.ZstdDecompressor().decompress(packed_index(head)))
         pieces = []
         for size, _, _ in raw["frames"]:
             pieces.append(opened.read(start, size))
@@ -171,7 +174,7 @@ def forge(
     for frame, piece in zip(raw["frames"], pieces, strict=True):
         frame[0], frame[2] = len(piece), Digest.of(piece)
     index(raw)
-    head = forged_head(raw, sum(map(len, pieces)))
+    head = forged_head(raw, sum(map(len, pieces)), made_from)
     changed = replace(
         layer,
         head=Digest.of(head),
@@ -199,10 +202,10 @@ def forge(
     return target
 
 
-def forged_head(raw: Raw, behind: int) -> bytes:
+def forged_head(raw: Raw, behind: int, made_from: bytes = ORIGIN.to_bytes()) -> bytes:
     """A layer's head for an index that need not make sense."""
-    body = zstandard.ZstdCompressor().compress(json.dumps(raw).encode())
-    counts = (_total(raw), len(raw["files"]))
+    body = made_from + zstandard.ZstdCompressor().compress(json.dumps(raw).encode())
+    counts = (_total(raw), len(raw["files"]), len(made_from))
     return (
         _HEAD.pack(_SKIPPABLE, _HEAD.size - 8 + len(body), _HEAD.size + len(body) + behind, *counts)
         + body

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from building import contents, frames_of, index_of, listing, plain_tar
+from building import ORIGIN, contents, frames_of, index_of, listing, plain_tar
 
 from bundle.unpacking.layer import LayerError
 from stager.errors import WheelError
@@ -36,7 +36,7 @@ def write(place: Path, files: dict[str, bytes]) -> Path:
     with LayerWriter(folder) as writer:
         for path, data in files.items():
             writer.add(path, io.BytesIO(data), executable=path.startswith("bin/"))
-        writer.write(target)
+        writer.write(target, ORIGIN)
     assert list(folder.iterdir()) == [target], "a temporary file is left"
     return target
 
@@ -124,7 +124,7 @@ def test_links_are_kept(tmp_path: Path) -> None:
     with LayerWriter(tmp_path) as writer:
         writer.add("project/real", io.BytesIO(b"x"))
         writer.link("project/sub/alias", "../real")
-        writer.write(target)
+        writer.write(target, ORIGIN)
     assert index_of(target).links == (("project/sub/alias", "../real"),)
     with tarfile.open(fileobj=io.BytesIO(plain_tar(target))) as archive:
         member = archive.getmember("project/sub/alias")
@@ -144,7 +144,7 @@ def test_what_no_file_system_could_hold_is_refused_with_all_of_it(tmp_path: Path
             writer.add(path, io.BytesIO(b""))
         writer.link("fine/g", "h")
         with pytest.raises(WheelError, match="also a directory or a link") as caught:
-            writer.write(tmp_path / "layer")
+            writer.write(tmp_path / "layer", ORIGIN)
     assert caught.value.context == ("a", "d/e", "fine/g")
     assert not (tmp_path / "layer").exists()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from building import HOST, index_of
+from building import HOST, ORIGIN, index_of
 from wheelhouse import make_wheel
 
 from stager.layering.layerfile import LayerWriter
@@ -17,7 +17,7 @@ def modules(folder: Path, name: str, *files: str, wheel: Path | None = None) -> 
     made = wheel or make_wheel(folder, name, files=dict.fromkeys(files, ""))
     with LayerWriter(folder) as writer:
         add_wheel(writer, made, HOST)
-        writer.write(folder / "layer")
+        writer.write(folder / "layer", ORIGIN)
     return top_modules(name, index_of(folder / "layer"))
 
 

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from building import HOST, SITE, Project, contents, fake_installation, source_of
+from building import HOST, ORIGIN, SITE, Project, contents, fake_installation, source_of
 from wheelhouse import DAMAGED, make_wheel
 
 from stager.bundling.inspect import inspect
@@ -63,7 +63,7 @@ def layer_of(folder: Path, wheel: Path, *words: str) -> Path:
     layer = folder / "layer"
     with LayerWriter(folder) as writer:
         add_wheel(writer, wheel, HOST, words)
-        writer.write(layer)
+        writer.write(layer, ORIGIN)
     return layer
 
 
@@ -179,7 +179,8 @@ def test_the_id_changes_where_something_is_concerned(tmp_path: Path) -> None:
         assert source.wheel is not None
         return Source(
             kind="wheel",
-            name="p",
+            name=source.name,
+            version=source.version,
             digest=source.digest,
             size=source.size,
             prune=concerned(source.wheel, words),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from building import HOST, SITE, contents, fake_installation, index_of
+from building import HOST, ORIGIN, SITE, contents, fake_installation, index_of
 from wheelhouse import DAMAGED, Member, Parts, make_wheel, parts, write_zip
 
 from stager.errors import WheelError
@@ -44,7 +44,7 @@ def layer_of(folder: Path, wheel: Path, target: Target = HOST) -> Path:
     layer = folder / f"{wheel.name}.layer"
     with LayerWriter(folder) as writer:
         add_wheel(writer, wheel, target)
-        writer.write(layer)
+        writer.write(layer, ORIGIN)
     return layer
 
 
@@ -306,7 +306,7 @@ def test_any_changed_bit_is_harmless_or_refused(tmp_path: Path, wheelhouse: Path
         try:
             with LayerWriter(tmp_path) as writer:
                 add_wheel(writer, wheel, HOST)
-                writer.write(layer)
+                writer.write(layer, ORIGIN)
         except WheelError:
             refused += 1
             continue

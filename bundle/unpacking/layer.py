@@ -1,10 +1,12 @@
 """The layout of one layer, and the checks its index must pass before a byte of it is used.
 
 A layer is a sequence of zstd frames. The first is a *skippable* frame (RFC 8878, section 3.1.2), so
-``zstd -d < layer | tar -t`` works; its content, the head, is the compressed index. Each later frame
-decompresses, independently of the others, to the next piece of one plain tar.
+``zstd -d < layer | tar -t`` works; its content, the head, is the layer's origin as canonical JSON and
+then the compressed index. Each later frame decompresses, independently of the others, to the next
+piece of one plain tar.
 
-The index lists every file with its size, mode, digest and place in the tar, and every frame with
+The origin says what the layer was made from and how; the layer's id is its digest, so no layer can
+lie under the id of another. The index lists every file with its size, mode, digest and place in the tar, and every frame with
 its lengths and the digest of its compressed bytes. Tar headers are for people: unpacking reads the
 index alone.
 """
@@ -19,8 +21,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..manifest import BLOCK, Digest, canonical_json
+from .origin import ORIGIN_LIMIT, Origin, parse
 
-INDEX_FORMAT = 1
+INDEX_FORMAT = 2
 FRAME_LIMIT = 64 << 20
 """The most a frame may hold, packed or not: bounds the memory a hostile bundle can claim."""
 LINK_LIMIT = 40
@@ -28,7 +31,7 @@ LINK_LIMIT = 40
 
 _SKIPPABLE = 0x184D2A50
 _FRAME_HEADER = 8
-_HEAD = struct.Struct("<IIQQQ")
+_HEAD = struct.Struct("<IIQQQI")
 HEAD_PREFIX = _HEAD.size
 """Bytes that :func:`head_summary` needs."""
 _MODES = (0o644, 0o755)
@@ -103,10 +106,19 @@ class HeadSummary(NamedTuple):
     """Sum in bytes of the files inside."""
     files: int
     """How many files are inside."""
+    origin_size: int
+    """Length in bytes of the origin, which follows these numbers."""
 
 
-def encode_head(index: Index, compress: Callable[[bytes], bytes]) -> bytes:
-    """The skippable frame that opens a layer; ``compress`` makes one zstd frame of its argument."""
+def encode_head(index: Index, origin: Origin, compress: Callable[[bytes], bytes]) -> bytes:
+    """Return the skippable frame that opens a layer.
+
+    Args:
+        index: what the layer holds.
+        origin: what it was made from.
+        compress: makes one zstd frame of its argument.
+    """
+    made_from = origin.to_bytes()
     body = compress(
         canonical_json(
             {
@@ -117,10 +129,10 @@ def encode_head(index: Index, compress: Callable[[bytes], bytes]) -> bytes:
             }
         )
     )
-    frame_size = _HEAD.size - _FRAME_HEADER + len(body)
-    total = _HEAD.size + len(body) + sum(frame.size for frame in index.frames)
-    counts = (index.unpacked_size, len(index.files))
-    return _HEAD.pack(_SKIPPABLE, frame_size, total, *counts) + body
+    head_size = _HEAD.size + len(made_from) + len(body)
+    total = head_size + sum(frame.size for frame in index.frames)
+    counts = (index.unpacked_size, len(index.files), len(made_from))
+    return _HEAD.pack(_SKIPPABLE, head_size - _FRAME_HEADER, total, *counts) + made_from + body
 
 
 def head_summary(prefix: bytes) -> HeadSummary:
@@ -131,10 +143,38 @@ def head_summary(prefix: bytes) -> HeadSummary:
     """
     if len(prefix) < HEAD_PREFIX:
         raise LayerError("the layer is cut short")
-    magic, frame_size, total, unpacked_size, files = _HEAD.unpack_from(prefix)
+    magic, frame_size, total, unpacked_size, files, origin_size = _HEAD.unpack_from(prefix)
     if magic != _SKIPPABLE:
         raise LayerError("the layer does not begin with an index")
-    return HeadSummary(_FRAME_HEADER + frame_size, total, unpacked_size, files)
+    head_size = _FRAME_HEADER + frame_size
+    if origin_size > min(ORIGIN_LIMIT, head_size - HEAD_PREFIX):
+        raise LayerError("the layer does not say what it was made from")
+    return HeadSummary(head_size, total, unpacked_size, files, origin_size)
+
+
+def origin_of(head: bytes) -> Origin:
+    """Read what a layer was made from.
+
+    Args:
+        head: the layer's head, or as much of it as holds the origin.
+
+    Raises:
+        LayerError: it does not say.
+    """
+    data = head[HEAD_PREFIX : HEAD_PREFIX + head_summary(head).origin_size]
+    try:
+        return parse(data)
+    except ValueError as exc:
+        raise LayerError(f"the layer does not say what it was made from: {exc}") from exc
+
+
+def packed_index(head: bytes) -> bytes:
+    """Return the compressed index in a layer's head.
+
+    Raises:
+        LayerError: this is no head.
+    """
+    return head[HEAD_PREFIX + head_summary(head).origin_size :]
 
 
 def decode_head(
@@ -154,7 +194,7 @@ def decode_head(
     if summary.head_size != len(head):
         raise LayerError("the layer's index is cut short")
     try:
-        raw = json.loads(decompress(head[_HEAD.size :]))
+        raw = json.loads(decompress(packed_index(head)))
         if raw["format"] != INDEX_FORMAT:
             raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
         index = Index(
@@ -169,7 +209,7 @@ def decode_head(
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise LayerError(f"the layer's index cannot be read: {exc}") from exc
-    if (index.unpacked_size, len(index.files)) != summary[2:]:
+    if (index.unpacked_size, len(index.files)) != (summary.unpacked_size, summary.files):
         raise LayerError("the layer's index does not agree with its summary")
     return index
 

@@ -27,6 +27,7 @@ from bundle.unpacking.layer import (
     check_path,
     encode_head,
 )
+from bundle.unpacking.origin import Origin
 
 from ..errors import WheelError
 from ..shipping.tree import folders_of
@@ -149,11 +150,15 @@ class LayerWriter:
     def __contains__(self, path: str) -> bool:
         return path in self._files
 
-    def write(self, target: Path) -> None:
-        """Write the layer to ``target``.
+    def write(self, target: Path, origin: Origin) -> None:
+        """Write the layer.
 
         The frames are compressed to a temporary file first, because the head that comes before
         them holds their digests.
+
+        Args:
+            target: the file.
+            origin: what the layer is made from.
 
         Raises:
             WheelError: a path is both a file and a directory; all such paths are listed.
@@ -167,7 +172,8 @@ class LayerWriter:
                 body.write(packed)
             links = tuple(Link(path, goal) for path, goal in sorted(self._links.items()))
             index = Index(files=tuple(entries), links=links, frames=tuple(frames))
-            head = encode_head(index, zstandard.ZstdCompressor(level=HEAD_LEVEL).compress)
+            compress = zstandard.ZstdCompressor(level=HEAD_LEVEL).compress
+            head = encode_head(index, origin, compress)
             body.seek(0)
             with target.open("wb") as out:
                 out.write(head)

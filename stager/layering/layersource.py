@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from bundle.manifest import Digest, canonical_json
+from bundle.manifest import Digest
 from bundle.unpacking.layer import INDEX_FORMAT
+from bundle.unpacking.origin import Origin
 
 from ..config import Config
 from ..model import Target, Wheel
@@ -71,25 +72,32 @@ class Source:
         )
 
 
-def layer_id(source: Source, target: Target) -> Digest:
-    """The layer's name: a digest of its content's digest and of every option that shapes its bytes.
+def origin(source: Source, target: Target) -> Origin:
+    """Return what a layer is made from: its content's digest, and every option that shapes it.
 
-    It is known before any work is done, which is what makes a second build free.
+    It is known before any work is done, which is what makes a second build free; and it stands in
+    the layer, so that a layer under the name of another one is noticed.
     """
-    key: dict[str, object] = {
-        "content": source.digest,
-        "kind": source.kind,
-        "format": INDEX_FORMAT,
-        "compression": compression(),
-    }
+    options: dict[str, object] = {"format": INDEX_FORMAT, "compression": compression()}
     if source.kind != "asset":
         compiled = [importlib.util.MAGIC_NUMBER.hex(), COMPILED] if target.is_host_python else None
-        key |= {"python": target.python_tag, "bytecode": compiled}
+        options |= {"python": target.python_tag, "bytecode": compiled}
     if source.kind != "wheel":
-        key["prefix"] = source.prefix
+        options["prefix"] = source.prefix
     if source.prune:  # and nothing otherwise: layers made without it keep their names
-        key["prune"] = {"rules": RULES, "words": source.prune}
-    return Digest.of(canonical_json(key))
+        options["prune"] = {"rules": RULES, "words": list(source.prune)}
+    return Origin(
+        kind=source.kind,
+        name=source.name,
+        version=source.version,
+        content=source.digest,
+        options=options,
+    )
+
+
+def layer_id(source: Source, target: Target) -> Digest:
+    """Return the layer's name: the digest of what it is made from."""
+    return origin(source, target).id
 
 
 def project_sources(

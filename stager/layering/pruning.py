@@ -31,7 +31,7 @@ from typing import Any
 from bundle.archive import BundleFile
 from bundle.manifest import Layer, canonical_json
 from bundle.problem import NodeError
-from bundle.unpacking.layer import HEAD_PREFIX, Entry, Index, LayerError
+from bundle.unpacking.layer import Entry, Index, LayerError, packed_index
 
 from ..settings.environment import HEADERS, PRUNABLE, TESTS
 from .layerfile import decompress_index
@@ -155,7 +155,7 @@ def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
     head = bundle.head(layer)
     with bundle.refusing(LayerError):
         # The index of a layer without a note, as most are, is not worth being taken apart.
-        if NOTE.encode() not in decompress_index(head[HEAD_PREFIX:]):
+        if NOTE.encode() not in decompress_index(packed_index(head)):
             return
     index = bundle.index(layer, head, decompress_index)
     for entry in index.files:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from building import ORIGIN
 from bundles import forged_head
 
 from bundle.archive import BundleFile
@@ -28,6 +29,7 @@ from bundle.unpacking.layer import (
     decode_head,
     encode_head,
     head_summary,
+    origin_of,
 )
 from stager.pack import Packed
 from stager.store import Store
@@ -49,7 +51,7 @@ def unpack(data: bytes) -> bytes:
 
 def raw(**changes: Any) -> dict[str, Any]:
     """The index as JSON has it, with some of its lists replaced."""
-    base = {"format": 1, "files": FILES, "links": LINKS, "frames": FRAMES}
+    base = {"format": 2, "files": FILES, "links": LINKS, "frames": FRAMES}
     return json.loads(json.dumps({**base, **changes}))
 
 
@@ -65,11 +67,12 @@ def refused(**changes: Any) -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    head = encode_head(INDEX, compress)
+    head = encode_head(INDEX, ORIGIN, compress)
     assert decode_head(head, unpack) == INDEX
     assert decode() == INDEX  # so that what follows is refused for what it changes
     summary = head_summary(head[:HEAD_PREFIX])
-    assert summary == (len(head), len(head) + 150, 610, 2)
+    assert summary == (len(head), len(head) + 150, 610, 2, len(ORIGIN.to_bytes()))
+    assert origin_of(head) == ORIGIN
 
 
 def test_a_layer_is_a_tar_for_everybody(standard: Packed, store: Store, tmp_path: Path) -> None:
@@ -96,13 +99,13 @@ def test_a_layer_is_a_tar_for_everybody(standard: Packed, store: Store, tmp_path
 
 @pytest.mark.parametrize("length", [0, 1, HEAD_PREFIX - 1])
 def test_a_prefix_cut_short_is_refused(length: int) -> None:
-    head = encode_head(INDEX, compress)
+    head = encode_head(INDEX, ORIGIN, compress)
     with pytest.raises(LayerError, match="cut short"):
         head_summary(head[:length])
 
 
 def test_damage_to_the_head_is_refused() -> None:
-    head = encode_head(INDEX, compress)
+    head = encode_head(INDEX, ORIGIN, compress)
     with pytest.raises(LayerError, match="does not begin with an index"):
         head_summary(b"\x28" + head[1:])
     for wrong in (head[:-1], head + b"\0", head[:HEAD_PREFIX]):

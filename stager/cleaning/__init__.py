@@ -1,0 +1,1 @@
+"""What ``clean`` looks at."""

@@ -1,0 +1,71 @@
+"""Files of the offline root as ``clean`` sees them: what they are, who uses them, their size."""
+
+from __future__ import annotations
+
+import fcntl
+import stat
+from pathlib import Path
+
+from bundle.unpacking.layer import HEAD_PREFIX, INDEX_FORMAT, LayerError, origin_of
+from bundle.unpacking.origin import ORIGIN_LIMIT
+
+from ..layering.layerfile import compression
+
+
+def content_of(layer: Path, key: str) -> str | None:
+    """Return the digest of the wheel or tree that a layer was made from.
+
+    None where no build would use it again: its format or compression is another version's, or it
+    is not what its name says. Empty for a wheel's layer that leaves something out: it is needed by
+    the bundles that name it, and not by a lock.
+    """
+    with layer.open("rb") as handle:
+        try:
+            origin = origin_of(handle.read(HEAD_PREFIX + ORIGIN_LIMIT))
+        except LayerError:
+            return None
+    options = origin.options
+    current = (INDEX_FORMAT, compression())
+    if origin.id != key or (options.get("format"), options.get("compression")) != current:
+        return None
+    return "" if "prune" in options else origin.content
+
+
+def nobody_has_open(path: Path) -> bool:
+    """Whether no job and no command has a file of the store open, or a lock of it taken."""
+    # A build asks for this one alone; shared, the question cannot keep it waiting.
+    operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
+    with path.open("rb") as handle:
+        try:
+            fcntl.flock(handle, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system without locks
+    return True
+
+
+def files_in(folder: Path, *endings: str) -> list[Path]:
+    """Regular files in a directory of the store; links are somebody's own and stay."""
+    try:
+        found = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    named = [path for path in found if path.name.endswith(endings)]
+    return [path for path in named if stat.S_ISREG(path.lstat().st_mode)]
+
+
+def folders_in(folder: Path) -> list[Path]:
+    try:
+        return [
+            path for path in sorted(folder.iterdir()) if not path.is_symlink() and path.is_dir()
+        ]
+    except FileNotFoundError:
+        return []
+
+
+def freed(path: Path) -> int:
+    """Bytes of a file, or of every file in a tree, that has no other name."""
+    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
+    sizes = [one.lstat() for one in inside]
+    return sum(s.st_size for s in sizes if not stat.S_ISDIR(s.st_mode) and s.st_nlink == 1)
