@@ -159,7 +159,7 @@ def _probe(path: str, environment: unpack.Environment) -> int:
     from . import agent, launch, probe
     from .archive import BundleFile
 
-    with BundleFile(path) as bundle:
+    with BundleFile(path, os.path.basename(environment.path)) as bundle:
         manifest = bundle.manifest
     variables = launch.environment_variables(_place(environment), os.environ)
     facts = probe.environment_facts(

@@ -161,9 +161,10 @@ class BundleFile:
         with self.refusing(LayerError):
             origin = origin_of(head)
             if not origin.describes(layer):
+                made_from = f"{origin.kind} {origin.name} {origin.version}".strip()
                 raise LayerError(
-                    f"the layer of {layer.name} {layer.version} was made from"
-                    f" {origin.kind} {origin.name} {origin.version}, or with other options"
+                    f"the layer of {layer.name} {layer.version} was made from {made_from},"
+                    " or with other options"
                 )
             index = decode_head(head, lambda data: decompress(data, -1), checked=checked)
         if layer.head_size + sum(frame.size for frame in index.frames) != layer.size:

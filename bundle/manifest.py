@@ -16,7 +16,8 @@ determined by it. A reader rebuilds what each header must be and compares: no by
 
 Digests form a tree. ``Manifest.id`` covers the manifest; the manifest holds the digest of each
 layer's head; a head holds the digest of each compressed frame behind it and of each file inside. A
-head also holds what its layer was made from, of which the layer's id is the digest. So parts of a layer can be checked independently, in parallel, before anything is visible.
+head also holds what its layer was made from, of which the layer's id is the digest. So parts of a
+layer can be checked independently, in parallel, before anything is visible.
 """
 
 from __future__ import annotations

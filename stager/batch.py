@@ -92,7 +92,8 @@ def script_of(
     """
     from .script import batch_script, submit_argv, submit_environment
 
-    program = node_program(prepared.bundle, Store(offline_root(prepared.config))).read_bytes()
+    store = Store(offline_root(prepared.config))
+    program = node_program(prepared.bundle, store, prepared.job.bundle_id).read_bytes()
     facts = replace(script_facts(prepared, env, program, requeue=requeue), embed=embed)
     return Submission(
         argv=tuple(submit_argv(facts)),

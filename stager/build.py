@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from bundle.manifest import Layer
 
 from .bundling import bundles
-from .bundling.bundles import Newest
+from .bundling.bundles import Chosen, Newest
 from .bundling.decompressor import decompressor_lock
 from .config import Config
 from .errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
@@ -132,7 +132,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             with phase("proof"):
                 proof = _proved(packed, store, spec, asked)
                 listener.note(proof.how)
-        newest = Newest(path=packed.path, inputs=inputs(spec, trees))
+        newest = Newest(path=packed.path, id=packed.manifest.id, inputs=inputs(spec, trees))
         bundles.remember(store, config.source, newest)
     return Built(packed=packed, lock=lock, made=made, proof=proof, seconds=phase.seconds)
 
@@ -152,7 +152,7 @@ class _Phases:
         self.seconds[name] = round(time.monotonic() - started, 3)
 
 
-def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> Path:
+def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> Chosen:
     """Make the bundle of a project whose files have changed; it takes the place of the one before.
 
     Raises:
@@ -166,10 +166,10 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
             hint="make it anew with `stager build`",
         )
     listener.note("the project has changed since its bundle was made: building it again")
-    made = build(config, BuildOptions(offline=True, locked=True), listener).packed.path
-    if made != before and not bundles.is_named(store, before):
+    packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
+    if packed.path != before and not bundles.is_named(store, before):
         bundles.clear_away(before)
-    return made
+    return Chosen(path=packed.path, id=packed.manifest.id)
 
 
 def build_report(built: Built) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Digests of files in the offline root, remembered, so that an unchanged file is read once.
 
-A digest holds as long as the file's size, modification time (in nanoseconds) and inode stay what
-they were when it was read: every writer of the store publishes by rename, which changes the inode.
-Someone who edits a file in place and puts its time back is not noticed here; the layer made from
-it, and the node that unpacks it, check every byte again.
+A digest holds as long as the file's size, times (in nanoseconds) and inode stay what they were when
+it was read: every writer of the store publishes by rename, which changes the inode, and whoever
+edits a file in place changes the time of its last change, which nobody can put back.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 from pathlib import Path
 
 from .model import Digest
-from .store import Store, sha256_of
+from .store import Store, sha256_of, stamp
 
 FILE_NAME = "checked.json"
 
@@ -38,13 +37,13 @@ class CheckedFiles:
         except FileNotFoundError:
             return None
         key = str(path.relative_to(self._store.root))
-        stamp: list[object] = [status.st_size, status.st_mtime_ns, status.st_ino]
+        seen = stamp(status)
         known = self._known.get(key)
-        if isinstance(known, list) and len(known) == 4 and known[:3] == stamp:
+        if isinstance(known, list) and known[:-1] == seen:
             with contextlib.suppress(ValueError):
-                return Digest(str(known[3]))
+                return Digest(str(known[-1]))
         found = sha256_of(path)
-        self._known[key] = [*stamp, found]
+        self._known[key] = [*seen, found]
         self._changed = True
         return found
 

@@ -2,8 +2,9 @@
 
 A project counts as long as its folder is there. Its newest bundle stays, with the layers and the
 node program of every bundle that stays; so do the layers and wheels that its locks name, found by
-their digests. Bundles and layers of an older format, which this version cannot use, go. Whatever was read or written within a day stays too: it may belong to a lock or a
-bundle that is still being made. What goes can be made again: layers from wheels, at the cost of
+their digests. Whatever was read or written within a day stays too: it may belong to a lock or a
+bundle that is still being made. Bundles and layers that this version cannot use, as their format is
+an older one, are needed by nobody. What goes can be made again: layers from wheels, at the cost of
 time; wheels only with a network, so they go on request alone.
 """
 
@@ -22,7 +23,7 @@ from bundle.manifest import Digest, Manifest
 from .bundling import bundles
 from .bundling.decompressor import PINNED
 from .checked import CheckedFiles
-from .cleaning.files import content_of, files_in, folders_in, freed, nobody_has_open
+from .cleaning.files import content_of, files_in, folders_in, freed, is_outdated, nobody_has_open
 from .errors import BundleError, StagerError
 from .store import Store
 
@@ -183,8 +184,11 @@ class _Planning:
 
     def _why_bundle(self, path: Path) -> str:
         """Why a bundle can go; empty where it stays."""
-        named = self.rules.keep_newest and any(told[1] == path.name for told in self._told())
-        if named or not nobody_has_open(path):
+        if not nobody_has_open(path):
+            return ""
+        if is_outdated(path):
+            return "it was made by an older version of stager, and cannot be used"
+        if self.rules.keep_newest and any(told[1] == path.name for told in self._told()):
             return ""
         return "it is no project's newest" if self.rules.keep_newest else "it is not in use"
 
@@ -270,9 +274,7 @@ def _manifest(path: Path) -> Manifest | None:
 
 def _partial(root: Path) -> list[Item]:
     """What killed builds left; nothing while one is under way, for it may be that one's."""
-    busy = any(
-        not nobody_has_open(root / n) for n in (".lock", ".tmp.lock") if (root / n).exists()
-    )
+    busy = any(not nobody_has_open(root / n) for n in (".lock", ".tmp.lock") if (root / n).exists())
     if busy or not (root / "tmp").is_dir():
         return []
     return [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from bundle.manifest import Digest, canonical_json
 
 from .bundling import bundles
-from .bundling.bundles import Newest
+from .bundling.bundles import Chosen, Newest
 from .config import Config
 from .errors import BundleError
 from .model import Target
@@ -56,13 +56,19 @@ def lock_path(config: Config, spec: Spec) -> Path:
     return config.root / "pylock.stager.toml" if spec.pylock == path else path
 
 
-def newest_bundle(config: Config) -> Path:
-    """The bundle that the project's last build made, whatever has changed since.
+def newest_bundle(config: Config) -> Chosen:
+    """Return the bundle that the project's last build made, whatever has changed since.
 
     Raises:
-        BundleError: there is none.
+        BundleError: there is none that can be used.
     """
-    return _newest(config, Store(offline_root(config))).path
+    found = _newest(config, Store(offline_root(config)))
+    if found.id is None:
+        raise BundleError(
+            f"{found.path} was made by an older version of stager",
+            hint="make it anew with `stager build`",
+        )
+    return Chosen(path=found.path, id=found.id)
 
 
 def _newest(config: Config, store: Store) -> Newest:
@@ -75,8 +81,8 @@ def _newest(config: Config, store: Store) -> Newest:
     return found
 
 
-def current_bundle(config: Config, listener: Listener) -> Path:
-    """The project's newest bundle, made anew first where files of the project have changed.
+def current_bundle(config: Config, listener: Listener) -> Chosen:
+    """Return the project's newest bundle, made anew first where files of the project have changed.
 
     That is quick and needs no network: the packages' layers are there. Changed requirements are
     another matter and are left to ``stager build``.
@@ -90,8 +96,9 @@ def current_bundle(config: Config, listener: Listener) -> Path:
     store = Store(offline_root(config))
     found = _newest(config, store)
     spec = read_spec(config)
-    if found.inputs == inputs(spec, project_sources(config, store.root)):
-        return found.path
+    current = inputs(spec, project_sources(config, store.root))
+    if found.id is not None and found.inputs == current:
+        return Chosen(path=found.path, id=found.id)
     from .build import make_again
 
     return make_again(config, spec, found.path, listener)

@@ -113,6 +113,7 @@ def verify_report(outcome: Outcome) -> dict[str, Any]:
     return {
         "ok": outcome.ok,
         "bundle": str(outcome.bundle),
+        "id": outcome.job.bundle_id,
         "job_id": outcome.job.id,
         "nodes": [_node_report(outcome, node) for node in outcome.job.nodes],
         "log_dir": outcome.job.log_dir,
@@ -132,6 +133,7 @@ def run_report(outcome: Outcome) -> dict[str, Any]:
         "ok": outcome.ok,
         "job_id": outcome.job.id,
         "bundle": str(outcome.bundle),
+        "id": outcome.job.bundle_id,
         "nodes": list(outcome.job.nodes),
         "world_size": outcome.result.get("world_size"),
         "launcher": outcome.job.launch.launcher,

@@ -85,7 +85,7 @@ def expected(prepared: Prepared) -> dict[str, Any]:
     Raises:
         BundleError: the bundle cannot be read.
     """
-    manifest = manifest_of(prepared.bundle)
+    manifest = manifest_of(prepared.bundle, prepared.job.bundle_id)
     basis = known(Store(offline_root(prepared.config)))
     setting = setting_of(prepared.config, prepared.bundle, manifest, basis)
     count = prepared.config.cluster.nodes[1]

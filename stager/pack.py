@@ -30,7 +30,7 @@ from .errors import BundleError, WheelError
 from .layering.layerfile import decompress_index
 from .model import Target, Wheel
 from .shipping.tree import folders_of
-from .store import Store
+from .store import Store, stamp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,7 @@ def _seal(store: Store, path: Path) -> Path:
 
 
 def _stamp(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}\n"
+    return " ".join(map(str, stamp(path.stat()))) + "\n"
 
 
 def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:

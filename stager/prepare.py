@@ -14,12 +14,13 @@ from bundle.manifest import Manifest
 
 from . import __version__, allocation
 from .allocation import Source
-from .bundling.bundles import manifest_of
+from .bundling.bundles import Chosen, manifest_of, with_id
 from .config import Config, find, load
 from .init import default
 from .job import JobOptions, make_job, settle
-from .newest import Listener, current_bundle
+from .newest import Listener, current_bundle, newest_bundle, offline_root
 from .run import masked
+from .store import Store
 from .verify import Way
 
 if TYPE_CHECKING:
@@ -42,28 +43,55 @@ class Prepared:
     """What became of the command line's command, for a person."""
 
 
-def project(bundle: Path | None) -> Config:
-    """The settings that hold here.
+def project(bundle: Path | None, asked: str = "") -> Config:
+    """Return the settings that hold here.
 
     Args:
         bundle: a bundle named by its path; a folder without settings will do then.
+        asked: a bundle named by its id; the same.
 
     Raises:
         ConfigError: there are none, or they cannot be used.
     """
-    if bundle is not None and find(Path.cwd()) is None:
+    if (bundle is not None or asked) and find(Path.cwd()) is None:
         return default(Path.cwd())
     return load(Path.cwd())
 
 
-def bundle_of(config: Config, bundle: Path | None, listener: Listener) -> tuple[Path, Manifest]:
-    """The bundle that is named, else the project's newest, made current if need be.
+def bundle_of(
+    config: Config, bundle: Path | None, listener: Listener, asked: str = ""
+) -> tuple[Path, Manifest]:
+    """Return the bundle that is named, else the project's newest, made current if need be.
+
+    Args:
+        config: the project's settings.
+        bundle: the file, where it is named by that.
+        listener: told about a build.
+        asked: the id it must have, or its first digits; without a file it is looked up in the store
+            and taken as it is.
 
     Raises:
-        StagerError: there is none, or it is damaged.
+        StagerError: there is none, it is damaged, or it is another one.
     """
-    path = current_bundle(config, listener) if bundle is None else bundle.absolute()
-    return path, manifest_of(path)
+    if bundle is not None or asked:
+        return named_bundle(config, bundle, asked)
+    chosen = current_bundle(config, listener)
+    return chosen.path, manifest_of(chosen.path, chosen.id)
+
+
+def named_bundle(config: Config, bundle: Path | None, asked: str = "") -> tuple[Path, Manifest]:
+    """Return the bundle that is named, else the project's newest, whatever has changed since.
+
+    Raises:
+        StagerError: see :func:`bundle_of`.
+    """
+    if bundle is not None:
+        chosen = Chosen(path=bundle.absolute(), id=asked)
+    elif asked:
+        chosen = with_id(Store(offline_root(config)), asked)
+    else:
+        chosen = newest_bundle(config)
+    return chosen.path, manifest_of(chosen.path, chosen.id)
 
 
 def source_of(options: JobOptions, config: Config, *, batch: bool) -> Source:
@@ -166,6 +194,7 @@ def dry_run_report(prepared: Prepared, argv: tuple[str, ...]) -> dict[str, Any]:
         "dry_run": True,
         "argv": masked(argv),
         "bundle": str(prepared.bundle),
+        "id": prepared.job.bundle_id,
         "bytes_at_most": prepared.bundle.stat().st_size,
         "nodes": list(prepared.config.cluster.nodes),
         "log_dir": prepared.job.log_dir,

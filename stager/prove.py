@@ -22,7 +22,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 from bundle.manifest import Digest, Manifest, canonical_json
 from bundle.problem import Problem
 
-from .bundling.bundles import node_program
+from .bundling.bundles import Chosen, node_program
 from .errors import BundleError, StagerError
 from .model import Target
 from .run import CommandError, Runner, run
@@ -87,7 +87,8 @@ def prove(
     scratch = store.scratch("prove")
     try:
         denied, how = _deny_network(run)
-        found = _probe(node_program(bundle, store), bundle, scratch, denied, run)
+        program = node_program(bundle, store, manifest.id)
+        found = _probe(program, Chosen(path=bundle, id=manifest.id), scratch, denied, run)
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in found.problems]
         site = found.path / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, requirements, target)
@@ -177,7 +178,7 @@ def _applies(wanted: Requirement, extra: str, target: Target) -> bool:
 
 
 def _key(manifest: Manifest, requirements: Sequence[str]) -> str:
-    wheels = sorted(layer.id for layer in manifest.layers if layer.kind == "wheel")
+    wheels = sorted(layer.head for layer in manifest.layers if layer.kind == "wheel")
     parts = {"layers": wheels, "imports": manifest.imports, "requirements": sorted(requirements)}
     parts["node"] = manifest.node.sha256
     return Digest.of(canonical_json(parts))
@@ -194,14 +195,15 @@ def _deny_network(run: Runner) -> tuple[list[str], str]:
     return [], "unpacked and imported with all proxies leading nowhere"
 
 
-def _probe(program: Path, bundle: Path, scratch: Path, denied: list[str], run: Runner) -> Answer:
+def _probe(program: Path, bundle: Chosen, scratch: Path, denied: list[str], run: Runner) -> Answer:
     """Let the far side unpack and import; what it says on standard output is one JSON object."""
     names = ("http_proxy", "https_proxy", "all_proxy")
     away = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
     env = {**away, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
     env["STAGER_NODE_ROOT"] = str(scratch)
-    argv = [*denied, sys.executable, "-I", "-S", str(program), "probe", str(bundle), str(scratch)]
-    argv += ["--json", "--python", getattr(sys, "_base_executable", sys.executable)]
+    python = getattr(sys, "_base_executable", sys.executable)
+    argv = [*denied, sys.executable, "-I", "-S", str(program), "probe", str(bundle.path)]
+    argv += [str(scratch), "--id", bundle.id, "--json", "--python", python]
     done = run(argv, timeout=PROBE_SECONDS, env=env, check=False)
     try:
         said = json.loads(done.stdout.splitlines()[-1])

@@ -210,6 +210,15 @@ def keep_out_of_projects(folder: Path) -> None:
             (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
+def stamp(status: os.stat_result) -> list[int]:
+    """Return what changes whenever a file does: size, times and inode.
+
+    Whoever rewrites a file in place can put its modification time back, but not the time of its
+    last change, which the kernel sets.
+    """
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
 def sha256_of(path: Path) -> Digest:
     """The digest of a file's bytes, read in pieces so that memory stays flat."""
     state = hashlib.sha256()

@@ -16,7 +16,7 @@ from typing import Any
 from bundle.job import Job
 
 from . import slurmtalk
-from .bundling.bundles import node_program, opened
+from .bundling.bundles import Chosen, node_program, opened
 from .bundling.compiled import compiled_program
 from .config import Config
 from .errors import JobError, StagerError
@@ -68,10 +68,11 @@ def carry_out(
         BundleError: the bundle is damaged.
     """
     store = Store(offline_root(config))
-    program = compiled_program(node_program(outcome.bundle, store), store)
+    asked = outcome.job.bundle_id
+    program = compiled_program(node_program(outcome.bundle, store, asked), store)
     driven = _Driven(outcome, on_event, on_talk)
     # Held open while the job waits for nodes, too: so nobody clears the bundle away.
-    with opened(outcome.bundle), _job_file(outcome.job) as file:
+    with opened(outcome.bundle, asked), _job_file(outcome.job) as file:
         driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
         ended = stream(
             [*way.argv, "sh", "-c", _TELL_PID, "stager", *driver] if way.asks_slurm else driver,
@@ -164,13 +165,18 @@ def _job_file(job: Job) -> Iterator[Path]:
         file.unlink(missing_ok=True)
 
 
-def execute(config: Config, bundle: Path, command: Sequence[str]) -> None:
+def execute(config: Config, bundle: Chosen, command: Sequence[str]) -> None:
     """Become a command in the environment of a bundle, unpacked on this machine if need be.
+
+    Args:
+        config: the project's settings.
+        bundle: the file, and its whole id.
+        command: what to become.
 
     Raises:
         StagerError: it cannot be started.
     """
-    program = node_program(bundle, Store(offline_root(config)))
+    program = node_program(bundle.path, Store(offline_root(config)), bundle.id)
     hint = getattr(sys, "_base_executable", sys.executable)
-    argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint]
-    become([*argv, str(bundle), config.cluster.node_root, "--", *command])
+    argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint, "--id", bundle.id]
+    become([*argv, str(bundle.path), config.cluster.node_root, "--", *command])

@@ -99,7 +99,9 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def known(store: Store, tmp_path: Path) -> Newest:
     """A bundle that is remembered for the project ``stager.toml``."""
-    made = Newest(path=store.bundles / "p-1.pkgs.tar", inputs=Digest.of(b"inputs"))
+    made = Newest(
+        path=store.bundles / "p-1.pkgs.tar", id=Digest.of(b"id"), inputs=Digest.of(b"inputs")
+    )
     made.path.write_bytes(b"a bundle")
     remember(store, tmp_path / "stager.toml", made)
     return made
@@ -136,7 +138,7 @@ def test_a_note_that_makes_no_sense_counts_as_none(
 def test_a_bundle_that_another_project_shares_is_named(
     store: Store, tmp_path: Path, known: Newest
 ) -> None:
-    other = Newest(path=store.bundles / "other.pkgs.tar", inputs=known.inputs)
+    other = Newest(path=store.bundles / "other.pkgs.tar", id=known.id, inputs=known.inputs)
     remember(store, tmp_path / "two.toml", known)
     remember(store, tmp_path / "stager.toml", other)
     assert is_named(store, known.path)

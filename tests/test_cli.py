@@ -79,6 +79,7 @@ def test_help_names_every_command_and_fits_80_columns(tmp_path: Path) -> None:
 
 SHARED = {
     "--bundle",
+    "--id",
     "--nodes",
     "--partition",
     "--time",

@@ -21,7 +21,10 @@ PROJECT = Source(kind="project", name="p", digest=Digest.of(b"p"), prefix="proje
 
 
 @pytest.mark.parametrize("source", [WHEEL, PROJECT])
-def test_sizes_and_places_do_not_count(source: Source) -> None:
+def test_sizes_places_and_labels_do_not_count(source: Source) -> None:
+    if source.kind == "project":
+        source = replace(source, name="other")
+        assert layer_id(source, HOST) == layer_id(PROJECT, HOST)
     other = replace(source, size=99, wheel=Path("/elsewhere/a.whl"))
     assert layer_id(other, HOST) == layer_id(source, HOST)
 

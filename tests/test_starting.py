@@ -16,6 +16,7 @@ from bundles import fetch_decompressor, make_bundle, node_program
 from jobs import job_for
 from wheelhouse import make_wheel
 
+from bundle.manifest import Digest
 from stager.bundling.compiled import compiled_program, with_bytecode
 from stager.bundling.program import make_node_program
 from stager.pack import Packed
@@ -172,12 +173,15 @@ def test_every_module_of_the_node_program_is_compiled(tmp_path: Path) -> None:
     assert names == sources | {f"{name}c" for name in sources}
 
 
-def test_a_program_is_compiled_once_and_again_when_it_is_damaged(tmp_path: Path) -> None:
+def test_a_program_is_compiled_once_and_again_when_it_is_damaged(
+    tmp_path: Path, small: Path
+) -> None:
     store = Store(tmp_path)
-    source = store.programs / "a.pyz"
-    source.write_bytes(make_node_program())
+    program = make_node_program()
+    source = store.programs / f"{Digest.of(program)}.pyz"
+    source.write_bytes(program)
     made = compiled_program(source, store)
-    assert made.name == f"a.{sys.implementation.cache_tag}.pyz"
+    assert made.name == f"{source.stem}.{sys.implementation.cache_tag}.pyz"
     whole = made.read_bytes()
     before = made.stat().st_ino
     assert compiled_program(source, store).stat().st_ino == before
@@ -186,3 +190,6 @@ def test_a_program_is_compiled_once_and_again_when_it_is_damaged(tmp_path: Path)
         assert compiled_program(source, store) == made
         assert made.read_bytes() == whole or os.path.getsize(made) == len(whole)
         assert run(made).returncode == 2  # it wants a command
+    made.write_bytes(small.read_bytes())  # whole, and of another program
+    compiled_program(source, store)
+    assert made.read_bytes() == whole or os.path.getsize(made) == len(whole)

@@ -15,15 +15,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 LOCAL = ("--allocation", "local")
 VERIFY_KEYS = {
-    "schema", "ok", "bundle", "job_id", "nodes", "log_dir", "seconds", "left_out", "ended_by",
+    "schema", "ok", "bundle", "id", "job_id", "nodes", "log_dir", "seconds", "left_out", "ended_by",
     "bytes_broadcast", "plan", "deep",
 }  # fmt: skip
 NODE_KEYS = {
     "node", "ok", "python", "packages", "origin_ok", "interface", "address", "seconds", "problems"
 }  # fmt: skip
 RUN_KEYS = {
-    "schema", "ok", "job_id", "bundle", "nodes", "world_size", "launcher", "backend", "exit_codes",
-    "log_dir", "bytes_broadcast", "seconds", "first_failure", "task_codes", "left_out",
+    "schema", "ok", "job_id", "bundle", "id", "nodes", "world_size", "launcher", "backend",
+    "exit_codes", "log_dir", "bytes_broadcast", "seconds", "first_failure", "task_codes", "left_out",
     "ended_by", "collected", "plan", "trained", "consequences",
 }  # fmt: skip
 NODE_LINE = re.compile(

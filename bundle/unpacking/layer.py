@@ -1,14 +1,14 @@
 """The layout of one layer, and the checks its index must pass before a byte of it is used.
 
 A layer is a sequence of zstd frames. The first is a *skippable* frame (RFC 8878, section 3.1.2), so
-``zstd -d < layer | tar -t`` works; its content, the head, is the layer's origin as canonical JSON and
-then the compressed index. Each later frame decompresses, independently of the others, to the next
-piece of one plain tar.
+``zstd -d < layer | tar -t`` works; its content, the head, is the layer's origin as canonical JSON
+and then the compressed index. Each later frame decompresses, independently of the others, to the
+next piece of one plain tar.
 
 The origin says what the layer was made from and how; the layer's id is its digest, so no layer can
-lie under the id of another. The index lists every file with its size, mode, digest and place in the tar, and every frame with
-its lengths and the digest of its compressed bytes. Tar headers are for people: unpacking reads the
-index alone.
+lie under the id of another. The index lists every file with its size, mode, digest and place in the
+tar, and every frame with its lengths and the digest of its compressed bytes. Tar headers are for
+people: unpacking reads the index alone.
 """
 
 from __future__ import annotations

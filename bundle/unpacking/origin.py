@@ -19,7 +19,7 @@ class Origin:
     kind: str
     """``wheel``, ``project``, ``trainer`` or ``asset``."""
     name: str
-    """The distribution's normalized name, or the project's or asset's."""
+    """The distribution's normalized name; empty for the other kinds, as theirs are but labels."""
     version: str
     """The distribution's version; empty for the other kinds."""
     content: Digest
@@ -38,8 +38,9 @@ class Origin:
 
     def describes(self, layer: Layer) -> bool:
         """Tell whether a layer was made from what its description says."""
-        mine = (self.id, self.kind, self.name, self.version)
-        return mine == (layer.id, layer.kind, layer.name, layer.version)
+        if (self.id, self.kind) != (layer.id, layer.kind):
+            return False
+        return self.kind != "wheel" or (self.name, self.version) == (layer.name, layer.version)
 
 
 def parse(data: bytes) -> Origin:
@@ -50,10 +51,9 @@ def parse(data: bytes) -> Origin:
     """
     try:
         raw = json.loads(data)
-        words = [raw.pop(key) for key in ("kind", "name", "version")]
-        origin = Origin(*words, content=Digest(raw.pop("content")), options=raw.pop("options"))
-    except (KeyError, TypeError, AttributeError, RecursionError) as exc:
+        origin = Origin(**{**raw, "content": Digest(raw["content"])})
+    except (KeyError, TypeError, RecursionError) as exc:
         raise ValueError(f"a field is missing, or of another type: {exc}") from exc
-    if raw or not isinstance(origin.options, dict) or origin.to_bytes() != data:
+    if not isinstance(origin.options, dict) or origin.to_bytes() != data:
         raise ValueError("it is not in its canonical form")
     return origin

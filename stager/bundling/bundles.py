@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.archive import BundleFile
-from bundle.manifest import Digest, Manifest
+from bundle.manifest import (
+    BLOCK,
+    FORMAT,
+    PART_LIMIT,
+    Digest,
+    FormatError,
+    Manifest,
+    ManifestError,
+    parse,
+)
 from bundle.problem import NodeError
 
 from ..errors import BundleError
@@ -21,26 +31,46 @@ if TYPE_CHECKING:
     from ..layering.pruning import Pruned
 
 
+_NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A bundle that is to be used."""
+
+    path: Path
+    """The file."""
+    id: str = ""
+    """The id it must have, or the first digits of it; empty where nothing but its name says."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Newest:
     """The bundle that the last build of a project made."""
 
     path: Path
     """The file."""
+    id: Digest | None
+    """Its id; None where an older version of stager made it, and did not write the id down."""
     inputs: Digest
     """Digest of everything it was made from."""
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BundleFile]:
-    """A bundle, its frame and manifest checked.
+def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
+    """Give a bundle, its frame and manifest checked, and its id compared with what is expected.
+
+    Args:
+        path: the file. Where its name ends in digits of an id, as a build names it, they must hold.
+        asked: the id it must have, or the first digits of it.
 
     Raises:
-        BundleError: it cannot be read, is damaged or cut short, or is no bundle; also when a part
-            that is read inside the block turns out to be damaged.
+        BundleError: it cannot be read, is damaged or cut short, is no bundle, or another one; also
+            when a part that is read inside the block turns out to be damaged.
     """
     try:
         with BundleFile(str(path)) as bundle:
+            _refuse_another(path, bundle.manifest.id, asked)
             yield bundle
     except NodeError as exc:
         problem = exc.problem
@@ -49,14 +79,70 @@ def opened(path: Path) -> Iterator[BundleFile]:
         ) from exc
 
 
-def manifest_of(path: Path) -> Manifest:
-    """What is in a bundle.
+def _refuse_another(path: Path, found: Digest, asked: str) -> None:
+    named = _NAMED.search(path.name)
+    if not found.startswith(asked):
+        raise BundleError(
+            f"{path} is not the bundle that was asked for: its id is {found}, expected {asked}",
+            hint="name the right file with --bundle, or make the project's bundle anew with "
+            "`stager build`",
+        )
+    if named and not found.startswith(named[1]):
+        raise BundleError(
+            f"{path} does not hold the bundle that its name says: its id is {found}",
+            hint="something was copied over it: make it anew with `stager build`, or give the "
+            "file the name that fits its id",
+        )
+
+
+def with_id(store: Store, asked: str) -> Chosen:
+    """Find the bundle of an id in the store.
+
+    Args:
+        store: where to look.
+        asked: the id, or 12 or more of its first digits.
+
+    Raises:
+        BundleError: there is none, or more than one.
+    """
+    found = sorted((store.root / "bundles").glob(f"*-{asked[:12]}.pkgs.tar"))
+    if len(found) != 1:
+        several = "no bundle" if not found else f"{len(found)} bundles"
+        raise BundleError(
+            f"there is {several} with the id {asked} in {store.root}",
+            hint="name the file with --bundle",
+            context=list(map(str, found)),
+        )
+    return Chosen(path=found[0], id=asked)
+
+
+def manifest_of(path: Path, asked: str = "") -> Manifest:
+    """Return what is in a bundle.
 
     Raises:
         BundleError: see :func:`opened`.
     """
-    with opened(path) as bundle:
+    with opened(path, asked) as bundle:
         return bundle.manifest
+
+
+def format_of(path: Path) -> int:
+    """Return the version of a bundle's layout; that of this program for what is no bundle at all.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as handle:
+        header = handle.read(BLOCK)
+        size = int(header[124:135], 8) if header[124:135].isdigit() else 0
+        data = handle.read(min(size, PART_LIMIT))
+    try:
+        parse(data)
+    except FormatError as exc:
+        return exc.found if isinstance(exc.found, int) else FORMAT
+    except ManifestError:
+        pass
+    return FORMAT
 
 
 def pruned(path: Path) -> Pruned:
@@ -71,16 +157,21 @@ def pruned(path: Path) -> Pruned:
         return noted(bundle)
 
 
-def node_program(path: Path, store: Store) -> Path:
-    """The far side's program out of a bundle, as a file that Python can run.
+def node_program(path: Path, store: Store, asked: str = "") -> Path:
+    """Return the far side's program out of a bundle, as a file that Python can run.
+
+    Args:
+        path: the bundle.
+        store: where the program is kept.
+        asked: the id that the bundle must have.
 
     Raises:
         BundleError: see :func:`opened`.
     """
-    with opened(path) as bundle:
+    with opened(path, asked) as bundle:
         part = bundle.manifest.node
         final = store.programs / f"{part.sha256}.pyz"
-        if not final.exists() or sha256_of(final) != part.sha256:
+        if not final.is_file() or sha256_of(final) != part.sha256:
             data = bundle.part(part)
             with store.publishing(final) as partial:
                 partial.write_bytes(data)
@@ -95,16 +186,25 @@ def remember(store: Store, project: Path, newest: Newest) -> None:
         project: the project's settings file.
         newest: the bundle.
     """
-    note = {"project": str(project), "bundle": newest.path.name, "inputs": newest.inputs}
+    note = {
+        "project": str(project),
+        "bundle": newest.path.name,
+        "id": newest.id,
+        "inputs": newest.inputs,
+    }
     with store.publishing(_note(store, project)) as partial:
         partial.write_text(json.dumps(note) + "\n", encoding="utf-8")
 
 
 def newest(store: Store, project: Path) -> Newest | None:
-    """The bundle that the last build of a project made, if it is still there."""
+    """Return the bundle that the last build of a project made, if it is still there."""
     try:
         raw = json.loads(_note(store, project).read_text(encoding="utf-8"))
-        found = Newest(path=store.bundles / raw["bundle"], inputs=Digest(raw["inputs"]))
+        found = Newest(
+            path=store.bundles / raw["bundle"],
+            id=Digest(raw["id"]) if "id" in raw else None,
+            inputs=Digest(raw["inputs"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found.path.exists() else None

@@ -31,7 +31,7 @@ def compiled_program(program: Path, store: Store) -> Path:
         StagerError: it cannot be written.
     """
     final = program.with_name(f"{program.stem}.{sys.implementation.cache_tag}.pyz")
-    if not _is_whole(final):
+    if not _is_whole(final, program.stem):
         data = with_bytecode(program.read_bytes())
         with store.publishing(final) as partial:
             partial.write_bytes(data)
@@ -39,7 +39,10 @@ def compiled_program(program: Path, store: Store) -> Path:
 
 
 def with_bytecode(program: bytes) -> bytes:
-    """A zip of modules with each module's bytecode put before its source; a digest comes last."""
+    """A zip of modules with each module's bytecode put before its source; a digest comes last.
+
+    The digest covers the program's own, too, so that what was made from another one is noticed.
+    """
     memory = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(program)) as source,
@@ -53,13 +56,17 @@ def with_bytecode(program: bytes) -> bytes:
             made.writestr(info.filename, text)
         made.comment = b"0" * _DIGITS
     content = memory.getvalue()[:-_DIGITS]
-    return content + hashlib.sha256(content).hexdigest().encode()
+    return content + _seal(hashlib.sha256(program).hexdigest(), content)
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a program is there and is what was written."""
+def _seal(program: str, content: bytes) -> bytes:
+    return hashlib.sha256(program.encode() + content).hexdigest().encode()
+
+
+def _is_whole(path: Path, program: str) -> bool:
+    """Tell whether a file is there and is what was written for the program of this digest."""
     try:
         data = path.read_bytes()
     except OSError:
         return False
-    return hashlib.sha256(data[:-_DIGITS]).hexdigest().encode() == data[-_DIGITS:]
+    return _seal(program, data[:-_DIGITS]) == data[-_DIGITS:]

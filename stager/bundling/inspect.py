@@ -12,17 +12,18 @@ from ..layering.pruning import noted
 from .bundles import opened
 
 
-def inspect(path: Path, *, files: bool) -> dict[str, Any]:
-    """What is in a bundle, as the JSON object of ``stager inspect``.
+def inspect(path: Path, *, files: bool, asked: str = "") -> dict[str, Any]:
+    """Return what is in a bundle, as the JSON object of ``stager inspect``.
 
     Args:
         path: the bundle.
         files: whether every file is listed.
+        asked: the id it must have.
 
     Raises:
         BundleError: it cannot be read, or is damaged.
     """
-    with opened(path) as bundle:
+    with opened(path, asked) as bundle:
         report = _summary(path, bundle.manifest) | {"pruned": noted(bundle).to_json()}
         if files:
             report["listing"] = [

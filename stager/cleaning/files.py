@@ -6,9 +6,11 @@ import fcntl
 import stat
 from pathlib import Path
 
+from bundle.manifest import FORMAT
 from bundle.unpacking.layer import HEAD_PREFIX, INDEX_FORMAT, LayerError, origin_of
 from bundle.unpacking.origin import ORIGIN_LIMIT
 
+from ..bundling.bundles import format_of
 from ..layering.layerfile import compression
 
 
@@ -29,6 +31,11 @@ def content_of(layer: Path, key: str) -> str | None:
     if origin.id != key or (options.get("format"), options.get("compression")) != current:
         return None
     return "" if "prune" in options else origin.content
+
+
+def is_outdated(bundle: Path) -> bool:
+    """Tell whether a bundle is of a format that only older versions of stager can read."""
+    return format_of(bundle) < FORMAT
 
 
 def nobody_has_open(path: Path) -> bool:
@@ -56,6 +63,7 @@ def files_in(folder: Path, *endings: str) -> list[Path]:
 
 
 def folders_in(folder: Path) -> list[Path]:
+    """Return the directories in a directory of the store; links to some are none."""
     try:
         return [
             path for path in sorted(folder.iterdir()) if not path.is_symlink() and path.is_dir()

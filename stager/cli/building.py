@@ -100,12 +100,14 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what is in a bundle."""
+    from ..bundling.bundles import Chosen
     from ..bundling.inspect import inspect as look
     from ..newest import newest_bundle
 
     console = make_console(as_json=json)
     with boundary(console):
-        report = look(bundle or newest_bundle(_config()), files=files)
+        chosen = Chosen(path=bundle) if bundle else newest_bundle(_config())
+        report = look(chosen.path, files=files, asked=chosen.id)
         if json:
             console.emit(report)
         else:

@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -41,12 +40,11 @@ def clean(
     )
     console = talk.console()
     with boundary(console):
-        config = project(place.bundle)
+        config = project(place.bundle, place.asked)
         items: list[dict[str, Any]] = []
         code = 0
         if not what.store_only:
-            named = place.bundle
-            code, items = _nodes(console, config, named, options, everything=what.everything)
+            code, items = _nodes(console, config, place, options, everything=what.everything)
         if not what.nodes_only:
             items += _store(console, config, what)
         report = {
@@ -64,21 +62,18 @@ def clean(
 
 
 def _nodes(
-    console: Console, config: Config, bundle: Path | None, options: JobOptions, *, everything: bool
+    console: Console, config: Config, place: Place, options: JobOptions, *, everything: bool
 ) -> tuple[int, list[dict[str, Any]]]:
     """Clean the nodes of an allocation: the exit code, and what went."""
-    from ..bundling.bundles import manifest_of
     from ..clean import nodes_keep
     from ..job import numbered
-    from ..newest import newest_bundle
     from ..outcome import Outcome
-    from ..prepare import prepare, source_of, way
+    from ..prepare import named_bundle, prepare, source_of, way
     from ..run import masked
     from ..verify import carry_out
 
     source = source_of(options, config, batch=False)
-    path = newest_bundle(config) if bundle is None else bundle.absolute()
-    manifest = manifest_of(path)
+    path, manifest = named_bundle(config, place.bundle, place.asked)
     prepared = prepare(config, options, (path, manifest), action="clean", source=source)
     how = way(prepared, os.environ)
     if options.dry_run and how.asks_slurm:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,11 +12,13 @@ from .grouped import grouped
 from .options import (
     BatchFlags,
     Bundle,
+    BundleId,
     Command,
     LaunchFlags,
     Place,
     SlurmFlags,
     Talk,
+    bundle_id,
     job_options,
 )
 from .program import app, boundary, make_console
@@ -52,7 +53,7 @@ def verify(
     )
     console = talk.console()
     with boundary(console):
-        outcome = _carry_out(console, place.bundle, options, "verify", batch)
+        outcome = _carry_out(console, place, options, "verify", batch)
         if talk.json:
             console.emit(verify_report(outcome))
         raise typer.Exit(console.verified(outcome))
@@ -80,7 +81,7 @@ def run(
     )
     console = talk.console()
     with boundary(console):
-        outcome = _carry_out(console, place.bundle, options, "run", batch)
+        outcome = _carry_out(console, place, options, "run", batch)
         if talk.json:
             console.emit(run_report(outcome))
         raise typer.Exit(console.ran(outcome))
@@ -92,21 +93,24 @@ def exec_(
         list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments.")
     ],
     bundle: Bundle = None,
+    id: BundleId = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Run any command in the environment, on this machine."""
+    from ..bundling.bundles import Chosen
     from ..prepare import bundle_of, project
     from ..verify import execute
 
+    asked = bundle_id(id)
     console = make_console(quiet=quiet)
     with boundary(console):
-        config = project(bundle)
-        path, _ = bundle_of(config, bundle, console)
-        execute(config, path, command)
+        config = project(bundle, asked)
+        path, manifest = bundle_of(config, bundle, console, asked)
+        execute(config, Chosen(path=path, id=manifest.id), command)
 
 
 def _carry_out(
-    console: Console, bundle: Path | None, options: JobOptions, action: str, flags: BatchFlags
+    console: Console, place: Place, options: JobOptions, action: str, flags: BatchFlags
 ) -> Outcome:
     """Take a job to its end; one that is only planned or submitted ends the command here."""
     from .. import history
@@ -118,9 +122,9 @@ def _carry_out(
     from ..store import Store
     from ..verify import carry_out
 
-    config = project(bundle)
+    config = project(place.bundle, place.asked)
     source = source_of(options, config, batch=flags.batch)
-    made = bundle_of(config, bundle, console)
+    made = bundle_of(config, place.bundle, console, place.asked)
     prepared = prepare(config, options, made, action=action, source=source)
     for note in prepared.notes:
         console.note(note)

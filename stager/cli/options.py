@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,12 @@ Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 Bundle = Annotated[
     Path | None, typer.Option("--bundle", help="The bundle; default: the project's newest.")
 ]
+BundleId = Annotated[
+    str | None,
+    typer.Option(
+        "--id", metavar="ID", help="The id the bundle must have, or 12 or more of its first digits."
+    ),
+]
 Allocation = Annotated[
     str, typer.Option(help="auto, slurm, or local: nodes as processes on this machine.")
 ]
@@ -64,7 +71,13 @@ class Place:
     """What is put where."""
 
     bundle: Bundle = None
+    id: BundleId = None
     allocation: Allocation = "auto"
+
+    @property
+    def asked(self) -> str:
+        """The id that is asked for, or its first digits; empty for none."""
+        return bundle_id(self.id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +210,17 @@ def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobO
         ),
         allocation=cast("str", one_of(ALLOCATIONS, allocation, "--allocation")),
     )
+
+
+def bundle_id(text: str | None) -> str:
+    """An id or its first digits, in lower case; empty for none. Anything else is a usage error."""
+    if text is None:
+        return ""
+    if not re.fullmatch(r"[0-9a-f]{12,64}", text.lower()):
+        raise typer.BadParameter(
+            f"{text!r} cannot be used, allowed: 12 to 64 hexadecimal digits", param_hint="--id"
+        )
+    return text.lower()
 
 
 def resolver_name(text: str) -> ResolverName:

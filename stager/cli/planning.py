@@ -25,20 +25,19 @@ def plan(
 ) -> None:
     """Predict how long staging takes, and whether it pays."""
     from .. import history
-    from ..bundling.bundles import manifest_of
     from ..job import JobOptions, settle
-    from ..newest import newest_bundle, offline_root
+    from ..newest import offline_root
     from ..outlook import MOST_NODES, plan_report, setting_of
-    from ..prepare import project
+    from ..prepare import named_bundle, project
     from ..store import Store
 
     counts = node_counts(nodes, MOST_NODES)
     console = talk.console()
     with boundary(console):
         config = settle(project(bundle), JobOptions(nproc_per_node=nproc_per_node))
-        path = newest_bundle(config) if bundle is None else bundle.absolute()
+        path, manifest = named_bundle(config, bundle)
         known = history.known(Store(offline_root(config)))
-        setting = setting_of(config, path, manifest_of(path), known)
+        setting = setting_of(config, path, manifest, known)
         report = plan_report(setting, counts or (config.cluster.nodes[1],))
         if talk.json:
             console.emit(report)

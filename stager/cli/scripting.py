@@ -6,7 +6,17 @@ import os
 from dataclasses import replace
 
 from .grouped import grouped
-from .options import Bundle, Command, LaunchFlags, ScriptFlags, SlurmFlags, Talk, job_options
+from .options import (
+    Bundle,
+    BundleId,
+    Command,
+    LaunchFlags,
+    ScriptFlags,
+    SlurmFlags,
+    Talk,
+    bundle_id,
+    job_options,
+)
 from .program import app, boundary
 
 
@@ -16,6 +26,7 @@ def script(
     *,
     command: Command = None,
     bundle: Bundle = None,
+    id: BundleId = None,
     slurm: SlurmFlags,
     launch: LaunchFlags,
     kind: ScriptFlags,
@@ -26,10 +37,11 @@ def script(
     from ..prepare import bundle_of, prepare, project
 
     options = replace(job_options(slurm, launch, "slurm"), command=tuple(command or ()))
+    asked = bundle_id(id)
     console = talk.console()
     with boundary(console):
-        config = project(bundle)
-        made = bundle_of(config, bundle, console)
+        config = project(bundle, asked)
+        made = bundle_of(config, bundle, console, asked)
         prepared = prepare(config, options, made, action="run", source="sbatch")
         for note in prepared.notes:
             console.note(note)

@@ -59,6 +59,8 @@ class Events(Reports):
             self.say(f"job {job.id}: {nodes}, bundle {bundle.name}")
         else:  # its number and nodes come with its first event
             self.say(f"bundle {bundle.name}")
+        if job.action == "verify":
+            self.say(f"bundle id {job.bundle_id}")
 
     def talk(self, line: str) -> None:
         """What Slurm's commands say, and whatever else the driver's standard error has."""

@@ -86,10 +86,11 @@ def origin(source: Source, target: Target) -> Origin:
         options["prefix"] = source.prefix
     if source.prune:  # and nothing otherwise: layers made without it keep their names
         options["prune"] = {"rules": RULES, "words": list(source.prune)}
+    is_wheel = source.kind == "wheel"
     return Origin(
         kind=source.kind,
-        name=source.name,
-        version=source.version,
+        name=source.name if is_wheel else "",
+        version=source.version if is_wheel else "",
         content=source.digest,
         options=options,
     )
