@@ -23,7 +23,8 @@ from bundle.manifest import Digest, Manifest
 from .bundling import bundles
 from .bundling.decompressor import PINNED
 from .checked import CheckedFiles
-from .cleaning.files import content_of, files_in, folders_in, freed, is_outdated, nobody_has_open
+from .cleaning.files import content_of, files_in, folders_in, is_outdated, nobody_has_open
+from .deletion import size_of
 from .errors import BundleError, StagerError
 from .store import Store
 
@@ -243,7 +244,7 @@ class _Planning:
         return [path for path, status in found if max(status.st_mtime, status.st_atime) <= limit]
 
     def _item(self, kind: str, path: Path, why: str) -> Item:
-        return Item(kind=kind, path=path, size=freed(path), why=why)
+        return Item(kind=kind, path=path, size=size_of(path), why=why)
 
 
 def _project(note: Path) -> tuple[Path, str] | None:
@@ -278,7 +279,7 @@ def _partial(root: Path) -> list[Item]:
     if busy or not (root / "tmp").is_dir():
         return []
     return [
-        Item(kind="partial", path=path, size=freed(path), why="a build that was killed left it")
+        Item(kind="partial", path=path, size=size_of(path), why="a build that was killed left it")
         for path in sorted((root / "tmp").iterdir())
     ]
 

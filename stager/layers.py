@@ -7,7 +7,6 @@ import io
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import types
@@ -20,8 +19,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from bundle.manifest import Digest, Layer
-from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary, origin_of
+from bundle.unpacking.layer import HEAD_PREFIX, LayerError, excess, head_summary, origin_of
 
+from .deletion import remove
 from .errors import StagerError, WheelError
 from .layering.ahead import compiling
 from .layering.bytecode import bytecode_path, compile_module
@@ -196,7 +196,7 @@ def _build_all(
         for left, _ in running.values():
             left.kill()
             left.join()
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(scratch)
     if faults:
         raise _joined(faults)
 
@@ -301,8 +301,9 @@ def _add_tree(writer: LayerWriter, source: Source, target: Target) -> None:
                 text = stream.read()
                 added = writer.add(path, io.BytesIO(text), executable=file.mode == 0o755)
                 bytecode = compile_module(text, path)
-                if bytecode is not None:
-                    writer.add(bytecode_path(path, target), io.BytesIO(bytecode))
+                cached = bytecode_path(path, target)
+                if bytecode is not None and not excess(cached):
+                    writer.add(cached, io.BytesIO(bytecode))
         digests.append(added.sha256.hex())
     for path, goal in tree.links:
         writer.link(f"{source.prefix}/{path}", goal)

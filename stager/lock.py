@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from .deletion import remove
 from .errors import ConfigError, ResolveError, StagerError
 from .inputs import sources
 from .model import Digest, LockedFile, Target
@@ -86,7 +86,7 @@ def make_lock(
             _refuse_cuda(found)  # before anything of several GB could be downloaded
         files = measure(found, store=store, pip=question.pip)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(scratch)
     lock = Lock(
         path=path,
         target=spec.target,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from bundle.manifest import Digest, Manifest, canonical_json
 from bundle.problem import Problem
 
 from .bundling.bundles import Chosen, node_program
+from .deletion import remove
 from .errors import BundleError, StagerError
 from .model import Target
 from .run import CommandError, Runner, run
@@ -93,7 +93,7 @@ def prove(
         site = found.path / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, requirements, target)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(scratch)
     if faults:
         raise BundleError(
             "the environment is not complete: it would fail on a node",

@@ -11,11 +11,11 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .deletion import remove
 from .errors import SpaceError, StagerError
 from .model import Digest
 
@@ -95,7 +95,7 @@ class Store:
             # will do then.
             with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
                 if alone:
-                    shutil.rmtree(self.root / "tmp", ignore_errors=True)
+                    remove(self.root / "tmp")
             yield
 
     def scratch(self, prefix: str) -> Path:
@@ -128,7 +128,7 @@ class Store:
                     ) from exc
                 raise cannot_write(final, exc) from exc
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
 
     def require_space(self, needed: int, what: str) -> None:
         """Refuse to start writing what will not fit.

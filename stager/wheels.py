@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .checked import CheckedFiles
+from .deletion import remove
 from .errors import ResolveError, StagerError, WheelError
 from .inputs import sources
 from .model import Digest, LockedFile, Wheel
@@ -73,7 +74,7 @@ def fetch(
         return job.all()
     finally:
         job.checked.save()
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(scratch)
 
 
 class _Fetch:

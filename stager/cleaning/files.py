@@ -70,10 +70,3 @@ def folders_in(folder: Path) -> list[Path]:
         ]
     except FileNotFoundError:
         return []
-
-
-def freed(path: Path) -> int:
-    """Bytes of a file, or of every file in a tree, that has no other name."""
-    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
-    sizes = [one.lstat() for one in inside]
-    return sum(s.st_size for s in sizes if not stat.S_ISDIR(s.st_mode) and s.st_nlink == 1)

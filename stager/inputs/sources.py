@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from packaging.utils import parse_wheel_filename
 
+from ..deletion import remove
 from ..errors import ResolveError, StagerError
 from ..model import Digest, Target
 from ..resolving.pip import Pip, condense
@@ -74,7 +75,7 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
         ResolveError: pip fails, or the wheel is for another Python or platform than the target.
     """
     out = pip.scratch / f"built-{keep.name[:12]}"
-    shutil.rmtree(out, ignore_errors=True)
+    remove(out)
     done = pip.build(line, out)
     wheels = sorted(out.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:

@@ -13,6 +13,8 @@ from bundle.unpacking.layer import LayerError, check_path
 
 from ..errors import WheelError
 
+MOST_FAULTS = 50
+"""How many members of one wheel a message names."""
 DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
@@ -36,8 +38,6 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
         WheelError: there are members that no wheel may have.
     """
     faults, seen = [], set()
-    if data_dir in archive.namelist():  # on which installer 1.1 would loop for ever
-        faults.append(f"{data_dir} is a file")
     for member in archive.infolist():
         name = member.filename.rstrip("/") if member.is_dir() else member.filename
         kind = stat.S_IFMT(member.external_attr >> 16)
@@ -45,6 +45,9 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
             check_path(name)
         except LayerError as exc:
             faults.append(str(exc))
+        # On the first of these installer 1.1 would loop for ever, on the other it would fail.
+        if name == data_dir or (name.startswith(f"{data_dir}/") and name.count("/") == 1):
+            faults += [] if member.is_dir() else [f"{name} is a file, where a directory belongs"]
         if "\\" in member.filename:
             faults.append(f"backslash in {member.filename!r}")
         if member.filename in seen:
@@ -55,6 +58,8 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
             faults.append(f"{member.filename} is a {what}")
         if member.flag_bits & 0x1:
             faults.append(f"{member.filename} is encrypted")
+    if faults[MOST_FAULTS:]:
+        faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more"]
     if faults:
         raise WheelError(
             "the archive has members that no wheel may have",

@@ -27,6 +27,7 @@ from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_recor
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
+from bundle.unpacking.layer import excess
 from bundle.unpacking.merge import HOOK
 
 from ..errors import WheelError
@@ -310,6 +311,8 @@ class _LayerDestination(WheelDestination):
         if bytecode is None:
             return
         cached = bytecode_path(path, self._target)
+        if excess(self._path(scheme, cached)):
+            return  # Python leaves it alone, too, where the file system does not take its name
         self._writer.add(self._path(scheme, cached), io.BytesIO(bytecode))
         self._compiled.append((scheme, RecordEntry(cached, None, None)))
 

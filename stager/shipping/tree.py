@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundle.manifest import canonical_json
+from bundle.unpacking.layer import abridged, excess
 
 from ..errors import StagerError
 from ..model import Digest
@@ -19,6 +20,8 @@ from ..store import sha256_of
 LINK_LIMIT = 40
 """Links in a row that Linux follows before it reports a loop (path_resolution(7))."""
 
+_PREFIX = "project"
+"""Stands for the directory that a tree goes to in an environment, when its paths are measured."""
 _ABSOLUTE = "an absolute link, whose target the nodes may not have; left out"
 _OUTSIDE = "it leads outside, where the nodes may have something else; left out"
 _KINDS = (
@@ -74,7 +77,12 @@ class Collector:
     """What stands in the way of shipping the rest."""
 
     def entries(self, folder: str, path: str) -> list[os.DirEntry[str]]:
-        """Return what the directory holds, in any order; refuse it if it cannot be read."""
+        """Return what the directory holds, in any order; refuse it if it cannot be read.
+
+        Nor is one entered that no node could hold: a walk may not go deeper than its own stack.
+        """
+        if path and self._is_excessive(path):
+            return []
         try:
             with os.scandir(folder) as found:
                 return list(found)
@@ -144,7 +152,13 @@ class Collector:
         if not path.isprintable():
             self.refuse(path, "its name holds unprintable characters, or is not UTF-8")
             return False
-        return True
+        return not self._is_excessive(path)
+
+    def _is_excessive(self, path: str) -> bool:
+        why = excess(f"{_PREFIX}/{path}")
+        if why:
+            self.refuse(abridged(path), f"no node can hold {why}")
+        return bool(why)
 
 
 def tree_digest(tree: Tree) -> Digest:

@@ -1,0 +1,27 @@
+"""Commands as other users: what the owner of a file may, another one may not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+
+GROUP = 52341
+"""A group that the users of a test share."""
+_READ = "-all,+dac_read_search"
+"""Lets them read everything, as the interpreter may lie in root's home; writing is as ever."""
+
+
+def as_user(user: int, argv: Sequence[str], *, group: int = GROUP) -> list[str]:
+    """A command as another user would run it; the test is skipped where that cannot be done."""
+    prefix = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={group}"]
+    prefix += [f"--inh-caps={_READ}", f"--ambient-caps={_READ}", "--"]
+    try:
+        subprocess.run([*prefix, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        pytest.skip(
+            f"commands cannot be run as another user here (this is user {os.geteuid()}): {exc}"
+        )
+    return [*prefix, *argv]
