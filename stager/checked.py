@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import stat
 from pathlib import Path
 
+from .errors import StagerError
 from .model import Digest
 from .store import Store, sha256_of, stamp
 
@@ -31,18 +33,32 @@ class CheckedFiles:
                 self._known = found
 
     def digest(self, path: Path) -> Digest | None:
-        """The digest of a file in the store; None where there is no such file."""
+        """Return the digest of a file in the store; None where there is no such file.
+
+        Raises:
+            StagerError: there is something else in its place, or it cannot be read.
+        """
         try:
             status = path.stat()
         except FileNotFoundError:
             return None
+        if not stat.S_ISREG(status.st_mode):
+            raise StagerError(
+                f"{path} is not a file, though a file belongs there",
+                hint="move it away and run the command again",
+            )
         key = str(path.relative_to(self._store.root))
         seen = stamp(status)
         known = self._known.get(key)
         if isinstance(known, list) and known[:-1] == seen:
             with contextlib.suppress(ValueError):
                 return Digest(str(known[-1]))
-        found = sha256_of(path)
+        try:
+            found = sha256_of(path)
+        except OSError as exc:
+            raise StagerError(
+                f"{path} cannot be read: {exc.strerror or exc}", hint="make it readable"
+            ) from exc
         self._known[key] = [*seen, found]
         self._changed = True
         return found

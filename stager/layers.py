@@ -170,11 +170,11 @@ def _build_all(
     try:
         while queue or running:
             while queue and len(running) < jobs:
-                key, source = queue.pop()
+                _, source = queue.pop()
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_build_one,
-                    args=(source, target, store.layer(key), scratch, jobs, there),
+                    args=(source, target, store, scratch, jobs, there),
                 )
                 with _setting_up():
                     process.start()
@@ -205,7 +205,7 @@ def _build_all(
 def _setting_up() -> Iterator[None]:
     """Surround the start of a process, and with the first one that of the server.
 
-    Ctrl-C and SIGTERM wait until the process is known, to be ended like the others. They are
+    Ctrl-C, SIGTERM and SIGHUP wait until the process is known, to be ended like the others. They are
     blocked in the children for good, by inheritance, as a handler would not be: a terminal sends
     Ctrl-C to all of the group, and each would die with a traceback of its own.
 
@@ -213,7 +213,9 @@ def _setting_up() -> Iterator[None]:
     the command line here, as much work as a small layer, and elsewhere it is somebody's script.
     """
     resource_tracker.ensure_running()  # starting it lets those signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -251,10 +253,11 @@ def _joined(faults: list[StagerError]) -> StagerError:
 
 
 def _build_one(
-    source: Source, target: Target, final: Path, scratch: Path, jobs: int, report: Connection
+    source: Source, target: Target, store: Store, scratch: Path, jobs: int, report: Connection
 ) -> None:
     """Build one layer in a child process; the answer is None or the error that stopped it."""
-    end_with_parent()  # which is the server: it may outlive a killed build until a layer is made
+    end_with_parent()  # which is the server
+    final = store.layer(layer_id(source, target))
     partial = scratch / final.name
     fault: StagerError | None = None
     gc.disable()  # this process ends with its layer; compiling is 7 % faster
@@ -268,6 +271,7 @@ def _build_one(
             writer.write(partial, origin(source, target))
         # Not synced to the disk, which would cost more than the compression: a layer that a crash
         # of the machine damaged is found by its digests and made again.
+        store.open_up(partial)
         partial.replace(final)
     except StagerError as exc:
         fault = exc

@@ -78,7 +78,7 @@ def prove(
         SpaceError: no room to unpack.
     """
     record = store.proofs / _key(manifest, requirements)
-    if record.exists():
+    if record.is_file():
         return Proof(done=True, how="closure proved before: the same packages")
     obstacle = _obstacle(manifest, target, run)
     if obstacle:

@@ -218,6 +218,7 @@ def _variables(facts: ScriptFacts) -> Iterator[str]:
     yield "# What differs from one job to the next."
     if not facts.embed:
         yield f"bundle={shlex.quote(facts.job.bundle)}"
+        yield f"bundle_id={facts.job.bundle_id}"
     yield f"name={shlex.quote(facts.job.name)}"
     yield f"log_dir={shlex.quote(facts.job.log_dir.rstrip('/'))}"
     yield f"program_sha256={hashlib.sha256(facts.program).hexdigest()}"

@@ -2,6 +2,10 @@
 
 Every file gets its final name by a rename, from a temporary sibling, so a reader never sees half of
 one and a build that is killed leaves nothing but files under ``tmp/``, which the next one sweeps.
+
+The mode of the root decides on all that is in it, whatever the umask: who may read it may read the
+files, and who may write it may write them. A new root is its owner's alone; one that is made with
+``chmod 2770`` before the first build is shared by its group.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,9 +93,12 @@ class Store:
         Raises:
             StagerError: the root cannot be written, or its file system has no locks.
         """
-        self._mkdir(self.root)
-        keep_out_of_projects(self.root)
+        self.make_folder(self.root)
+        if keep_out_of_projects(self.root):
+            self.open_up(self.root / ".gitignore")
         with self._flock(".lock", fcntl.LOCK_EX, waiting):
+            for path in self.root.iterdir():  # of a store that was shared after it was made
+                self.open_up(path)
             # Whoever publishes without this lock has its file in tmp/ for a moment: the next sweep
             # will do then.
             with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
@@ -99,8 +107,29 @@ class Store:
             yield
 
     def scratch(self, prefix: str) -> Path:
-        """A new private directory under ``tmp/``, on the same file system as the final places."""
-        return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder("tmp")))
+        """Make a new directory under ``tmp/``, on the same file system as the final places."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder("tmp")))
+        self.open_up(folder)  # so that whoever shares the store can sweep it
+        return folder
+
+    def open_up(self, path: Path) -> None:
+        """Give a file or directory of ours the mode that the root's own makes it have.
+
+        Raises:
+            OSError: it is not there.
+        """
+        root, status = self.root.stat(), path.lstat()
+        mode = stat.S_IMODE(root.st_mode) | stat.S_IRWXU
+        if not stat.S_ISDIR(status.st_mode):
+            mode &= 0o666
+        if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode):
+            return  # who made it has seen to it
+        if mode & stat.S_IWGRP and status.st_gid != root.st_gid:
+            with contextlib.suppress(PermissionError):  # not a member of the root's group
+                os.chown(path, -1, root.st_gid)
+        if stat.S_IMODE(status.st_mode) != mode:
+            with contextlib.suppress(OSError):  # a file system without modes of its own
+                path.chmod(mode)
 
     @contextlib.contextmanager
     def publishing(self, final: Path) -> Iterator[Path]:
@@ -116,6 +145,7 @@ class Store:
             partial = folder / final.name
             try:
                 yield partial
+                self.open_up(partial)
                 with partial.open("rb") as handle:
                     os.fsync(handle.fileno())
                 partial.replace(final)
@@ -140,7 +170,7 @@ class Store:
         Raises:
             SpaceError: fewer bytes are free than needed, or next to no files can be made.
         """
-        self._mkdir(self.root)
+        self.make_folder(self.root)
         state = os.statvfs(self.root)
         free = state.f_bavail * state.f_frsize
         if free < needed or (state.f_files and state.f_favail < FEW_INODES):
@@ -154,7 +184,7 @@ class Store:
 
     def _folder(self, name: str) -> Path:
         path = self.root / name
-        self._mkdir(path)
+        self.make_folder(path)
         return path
 
     @contextlib.contextmanager
@@ -165,11 +195,12 @@ class Store:
 
         The file is never removed: a lock on a name that is gone keeps nobody out.
         """
-        self._mkdir(self.root)
+        self.make_folder(self.root)
         path = self.root / name
         handle = -1
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.open_up(path)
             held = _try_lock(handle, operation | fcntl.LOCK_NB)
             if not held and not operation & fcntl.LOCK_NB:
                 waiting()
@@ -184,10 +215,20 @@ class Store:
         finally:
             os.close(handle)
 
-    @staticmethod
-    def _mkdir(path: Path) -> None:
+    def make_folder(self, path: Path) -> None:
+        """Make the root, or a directory in it, where it is not there yet.
+
+        Raises:
+            StagerError: it cannot be made, or something else is in its place.
+        """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                return
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+            if path != self.root:
+                path.mkdir(exist_ok=True)
+                self.open_up(path)
         except OSError as exc:
             raise cannot_write(path, exc) from exc
 
@@ -200,14 +241,19 @@ def _try_lock(handle: int, operation: int) -> bool:
     return True
 
 
-def keep_out_of_projects(folder: Path) -> None:
+def keep_out_of_projects(folder: Path) -> bool:
     """Let git, and a project that this directory happens to lie in, pass over it as a whole.
 
     Only an empty directory is marked, which is one that was made just now.
+
+    Returns:
+        Whether it was marked.
     """
     with contextlib.suppress(OSError):
         if not any(folder.iterdir()):
             (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+            return True
+    return False
 
 
 def stamp(status: os.stat_result) -> list[int]:
@@ -238,6 +284,10 @@ def cannot_write(path: Path, exc: OSError) -> StagerError:
         )
     return StagerError(
         f"cannot write {path}: {exc.strerror or exc}",
-        hint="check the permissions, or choose another place with environment.offline-root "
+        hint="check the permissions (a root that a group shares has the mode 2770, and each of "
+        "its users opens their own files to the others with their next build), or choose another "
+        "place with environment.offline-root in stager.toml or $OFFLINE_ROOT"
+        if exc.errno == errno.EACCES
+        else "check the permissions, or choose another place with environment.offline-root "
         "in stager.toml or $OFFLINE_ROOT",
     )

@@ -21,6 +21,7 @@ REPO = TESTS.parent
 sys.path[:0] = [str(REPO), str(TESTS)]
 
 from building import project, zstandard_wheel  # noqa: E402, F401 - fixtures
+from nesting import nested  # noqa: E402, F401 - a fixture
 from sources import build_native_wheel, make_sdist, repack_installed  # noqa: E402
 from torch_project import torch_project  # noqa: E402, F401 - a fixture
 from wheelhouse import standard_set  # noqa: E402

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,3 +203,53 @@ def test_two_builds_at_a_time_both_succeed(heavy: Project, mark: str, tmp_path: 
     assert sum(report["layers_built"] for report in reports) == 9 + 2
     assert all(Path(report["bundle"]).is_file() for report in reports)
     assert left_in_tmp(heavy.store) == []
+
+
+def test_sighup_ends_it_without_a_trace(heavy: Project, mark: str) -> None:
+    """A terminal that is closed, or an ssh connection that is gone."""
+    process = start(heavy)
+    wait_for_any(heavy.store.root / "tmp", "spool-*")
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err + out
+    assert all_end(mark) == {}
+    assert not [path for path in left_in_tmp(heavy.store) if path.name.startswith("spool-")]
+
+
+def test_a_build_that_nohup_started_goes_on(project: Project, mark: str) -> None:
+    argv = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *STAGER, "build", "--no-prove"]
+    with subprocess.Popen(argv, cwd=project.root, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(process, "Making")
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+
+
+def test_a_layer_under_way_ends_with_a_build_that_is_killed(tmp_path: Path, mark: str) -> None:
+    """The wheel is a pipe that nobody writes to: its layer would never be done."""
+    pipe = tmp_path / "slow-1.0-py3-none-any.whl"
+    os.mkfifo(pipe)
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from stager.layering.layersource import Source\nfrom stager.layers import make_layers\n"
+        "from stager.model import Digest, Target\nfrom stager.store import Store\n"
+        "if __name__ == '__main__':\n"
+        "    store = Store(Path(sys.argv[2]))\n"
+        "    source = Source(kind='wheel', name='slow', version='1.0', size=1,\n"
+        "                    digest=Digest.of(b'slow'), wheel=Path(sys.argv[1]))\n"
+        "    with store.lock():\n"
+        "        make_layers([source], store=store, target=Target.of_host(), jobs=1)\n"
+    )
+    script = tmp_path / "build.py"
+    script.write_text(code)
+    repo = Path(__file__).parents[1]
+    argv = [sys.executable, str(script), str(pipe), str(tmp_path / "store")]
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(repo)}) as process:
+        for _ in range(600):
+            if len(marked(mark)) >= 4:  # the build, the resource tracker, the server, the layer's
+                break
+            time.sleep(0.1)
+        time.sleep(0.3)
+        process.kill()
+    assert all_end(mark) == {}

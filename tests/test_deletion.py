@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nesting import Nested
 from users import as_user
 
 from stager.deletion import remove, size_of
@@ -15,21 +16,6 @@ from stager.store import Store
 
 DEPTH = 3000
 REPO = Path(__file__).parents[1]
-
-
-def deep(folder: Path, depth: int = DEPTH) -> Path:
-    """A tree whose paths are longer than any system call takes, with a file on each hundredth."""
-    folder.mkdir(parents=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    for level in range(depth):
-        os.mkdir("ddd", dir_fd=handle)
-        if level % 100 == 0:
-            os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=handle))
-        inner = os.open("ddd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
-        os.close(handle)
-        handle = inner
-    os.close(handle)
-    return folder
 
 
 @pytest.fixture
@@ -40,8 +26,8 @@ def outside(tmp_path: Path) -> Path:
     return made
 
 
-def test_no_depth_is_too_great(tmp_path: Path) -> None:
-    tree = deep(tmp_path / "tree")
+def test_no_depth_is_too_great(tmp_path: Path, nested: Nested) -> None:
+    tree = nested(tmp_path / "tree", DEPTH)
     assert size_of(tree) == 0
     assert remove(tree)
     assert not tree.exists()
@@ -105,8 +91,8 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes(tmp_path: Path) -> Non
     assert [path.name for path in tree.iterdir()] == ["theirs"]
 
 
-def test_a_deep_tree_does_not_jam_a_store(tmp_path: Path) -> None:
+def test_a_deep_tree_does_not_jam_a_store(tmp_path: Path, nested: Nested) -> None:
     store = Store(tmp_path / "store")
-    deep(store.scratch("prove") / "tree")
+    nested(store.scratch("prove") / "tree", DEPTH)
     with store.lock():
         assert not (store.root / "tmp").exists()

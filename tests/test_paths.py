@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from building import HOST, Project, contents, left_in_tmp, source_of
+from building import HOST, ORIGIN, Project, contents, left_in_tmp, source_of
+from nesting import Nested
 from wheelhouse import make_wheel
 
 from bundle.unpacking.layer import (
@@ -65,22 +65,10 @@ def test_what_a_node_can_just_hold_passes(tmp_path: Path) -> None:
     assert {LONG_NAME, module} <= there
 
 
-def nested(folder: Path, depth: int) -> Path:
-    """A folder with so many in one another, and a file in the last."""
-    folder.mkdir()
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    for _ in range(depth):
-        os.mkdir("d", dir_fd=handle)
-        inner = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
-        os.close(handle)
-        handle = inner
-    os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=handle))
-    os.close(handle)
-    return folder
-
-
 @pytest.mark.parametrize("depth", [DEPTH_LIMIT, 1500, 3000])
-def test_a_project_or_an_asset_as_deep_as_that_is_refused(depth: int, tmp_path: Path) -> None:
+def test_a_project_or_an_asset_as_deep_as_that_is_refused(
+    depth: int, tmp_path: Path, nested: Nested
+) -> None:
     deep = nested(tmp_path / "deep", depth)
     with pytest.raises(StagerError, match="cannot be shipped") as caught:
         project_files(deep, [])
@@ -103,8 +91,6 @@ def test_the_far_side_refuses_them_too(kind: str) -> None:
     index = Index(
         files=(Entry(path, 1, 0o644, "0" * 64, 512),), links=(), frames=(Frame(9, 4096, "0" * 64),)
     )
-    from building import ORIGIN
-
     head = encode_head(index, ORIGIN, lambda data: data)
     with pytest.raises(LayerError, match=why):
         decode_head(head, lambda data: data)

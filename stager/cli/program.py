@@ -35,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     # A batch system's SIGTERM ends a command as Ctrl-C does: ranks are ended, locks given back.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # So does a terminal that is closed; `nohup` has the command ignore it, and so it does.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:

@@ -85,7 +85,7 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
             f"its wheel is {wheels[0].name}, which Python {pip.target.python} on "
             f"{pip.target.platform} does not take; build it on such a machine"
         )
-    keep.mkdir(parents=True, exist_ok=True)
+    store.make_folder(keep)
     final = keep / wheels[0].name
     with store.publishing(final) as partial:
         shutil.copyfile(wheels[0], partial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 
@@ -11,7 +12,16 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def end_with_parent() -> None:
-    """Have this child process of ``multiprocessing`` killed when the one that forked it ends."""
+    """Have this child process of ``multiprocessing`` killed when the one that forked it ends.
+
+    Where that is a fork server, it ends with the process that started it: as soon as nobody holds
+    the other end of a pipe, of which each child is given a copy for children of its own.
+    """
+    server = multiprocessing.forkserver._forkserver
+    handle = getattr(server, "_forkserver_alive_fd", None)
+    if handle is not None:
+        os.close(handle)
+        setattr(server, "_forkserver_alive_fd", None)  # noqa: B010 - unknown to its stubs
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():

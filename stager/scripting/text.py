@@ -236,11 +236,18 @@ END_OF_PROGRAM
 """
 
 PROGRAM_FROM_BUNDLE = """
-# The far side's program, a Python zip application, out of the bundle, which is a plain tar.
+# The far side's program, a Python zip application, out of the bundle, which is a plain tar. The id
+# of a bundle is the digest of its manifest without the id itself.
 node_program() {
+    local found
     if [ ! -r "$bundle" ]; then
         fail "the bundle $bundle cannot be read from this node; put it on a file system that this \\
 node sees, or use \\`stager run\\` without --batch, which sends it from the login node"
+    fi
+    found=$(tar -xOf "$bundle" manifest.json | sed 's/"id":"[0-9a-f]*",//' | sha256sum) || found=
+    if [ "${found%% *}" != "$bundle_id" ]; then
+        fail "$bundle is another bundle than the one this script was made for, which has the id \
+$bundle_id; make the script again, or put that bundle back"
     fi
     tar -xOf "$bundle" node.pyz
 }
