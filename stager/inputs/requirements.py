@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 from ..errors import ConfigError
 from ..resolving.indexes import Indexes
 from ..settings import toml
+from . import foreign, toolsettings
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
@@ -56,14 +57,22 @@ class Line:
     """Where it stands, for messages: ``requirements.txt:3`` or a key path."""
     base: Path
     """The folder that relative paths in it start from."""
+    metadata: bool = False
+    """Whether it stands in a ``pyproject.toml``, where no files are named."""
 
 
 class RequirementReader:
     """Collects what a set of requirement files says; problems are collected too, not raised."""
 
-    def __init__(self, root: Path) -> None:
-        """Start empty; ``root`` is what file names in messages are relative to."""
+    def __init__(self, root: Path, python: str) -> None:
+        """Start empty.
+
+        Args:
+            root: what file names in messages are relative to.
+            python: the environment's Python, ``major.minor``.
+        """
         self.root = root
+        self.python = python
         self.requirements: list[Line] = []
         self.constraints: list[Line] = []
         self.indexes = Indexes()
@@ -83,6 +92,12 @@ class RequirementReader:
         if (path, constraint) in self._seen:
             return  # so a circle of includes ends
         self._seen.add((path, constraint))
+        what_to_do = foreign.known(path.name)
+        if what_to_do:
+            self.problems.append(
+                f"{asked}: {self._shown(path)} is not a requirement file; {what_to_do}"
+            )
+            return
         try:
             text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as exc:
@@ -118,27 +133,42 @@ class RequirementReader:
             return
         if path not in self.sources:
             self.sources.append(path)
-        shown = self._shown(path)
-        if match and match["groups"]:
-            for group in match["groups"].split(","):
+        shown, start = self._shown(path), len(self.requirements)
+        groups = match["groups"] if match else None
+        if groups:
+            for group in groups.split(","):
                 self._group(data, group.strip(), shown, path.parent)
+        else:
+            self._declared(data, path, (match["extras"] if match else None) or "")
+        asked_for = toolsettings.names(line.text for line in self.requirements[start:])
+        refused = toolsettings.refuse(data, path, shown=shown, asked=asked_for)
+        refused.append(toolsettings.wrong_python(data, self.python, shown=shown))
+        self.problems += [message for message in refused if message]
+
+    def _declared(self, data: Mapping[str, Any], path: Path, extras: str) -> None:
+        """Read ``[project] dependencies`` and the extras that are named."""
+        shown = self._shown(path)
+        elsewhere = toolsettings.no_dependencies(data, path, shown=shown)
+        if elsewhere:
+            self.problems.append(elsewhere)
             return
-        project = data.get("project", {})
+        project = data["project"]
         if "dependencies" in project.get("dynamic", []):
             self.problems.append(
                 f"{shown}: its dependencies are dynamic, only a build knows them; "
                 f"name the folder instead of the file to install the project with them"
             )
         self._add(project.get("dependencies", []), f"{shown}: project.dependencies", path.parent)
-        if match and match["extras"]:
-            for extra in match["extras"].split(","):
-                self._extra(project, extra.strip(), shown, path.parent)
+        for extra in extras.split(",") if extras else []:
+            self._extra(project, extra.strip(), shown, path.parent)
 
     def _add(self, listed: object, origin: str, base: Path) -> None:
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             self.problems.append(f"{origin}: must be a list of strings")
             return
-        self.requirements.extend(Line(text=item, origin=origin, base=base) for item in listed)
+        self.requirements.extend(
+            Line(text=item, origin=origin, base=base, metadata=True) for item in listed
+        )
 
     def _extra(self, project: Mapping[str, Any], extra: str, shown: str, base: Path) -> None:
         extras = project.get("optional-dependencies", {})

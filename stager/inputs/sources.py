@@ -16,9 +16,9 @@ from packaging.utils import parse_wheel_filename
 from ..errors import ResolveError, StagerError
 from ..model import Digest, Target
 from ..resolving.pip import Pip, condense
-from ..spec import Source
 from ..store import Store, sha256_of
 from . import sourcetree
+from .places import Source
 
 
 def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[Source, Path]]:
