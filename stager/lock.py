@@ -75,15 +75,14 @@ def make_lock(
     scratch = store.scratch("lock")
     try:
         question, built = _question(spec, store, scratch, options, run)
-        question = replace(
-            question, indexes=_with_torch(question, spec.torch_backend, reachable or index_answers)
-        )
-        if spec.pylock:
-            found = _given(spec.pylock, question)
-        else:
-            found = resolve(question, options.resolver)
-        if spec.torch_backend == "cpu":
-            _refuse_cuda(found)  # before anything of several GB could be downloaded
+        silent = _silent_index(question, spec.torch_backend, reachable or index_answers)
+        if not silent:
+            question = replace(question, indexes=_with_torch(question, spec.torch_backend))
+        try:
+            found = _chosen(spec, question, options)
+            _refuse_other_build(found, spec.torch_backend, silent)
+        except ResolveError as exc:
+            raise _with_reason(exc, silent) from exc
         files = measure(found, store=store, pip=question.pip)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -221,14 +220,37 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
     )
 
 
-def _with_torch(
-    question: Question, backend: str | None, reachable: Callable[[str], bool]
-) -> Indexes:
-    """The indexes, with PyTorch's own where it answers; local wheels may do without it."""
+def _with_torch(question: Question, backend: str | None) -> Indexes:
+    """The indexes, with PyTorch's own."""
     if backend is None or question.offline:
         return question.indexes
-    url = TORCH_INDEX + backend
-    return question.indexes.plus(Indexes(extra_index_urls=(url,) if reachable(f"{url}/") else ()))
+    return question.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
+
+
+def _silent_index(
+    question: Question, backend: str | None, reachable: Callable[[str], bool]
+) -> str | None:
+    """PyTorch's own index if it gives no answer; local wheels may do without it."""
+    if backend is None or question.offline or reachable(f"{TORCH_INDEX}{backend}/"):
+        return None
+    return TORCH_INDEX + backend
+
+
+def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
+    """The same error, with the index that was left out."""
+    if silent is None:
+        return error
+    line = f"{silent}, which environment.torch-backend adds, gave no answer and was left out"
+    more = f"{error.hint}; or run it again where that index can be reached"
+    return ResolveError(error.message, hint=more.removeprefix("; or "), context=(*error.context, line))
+
+
+def _chosen(spec: Spec, question: Question, options: ResolveOptions) -> list[Found]:
+    """One file for each package: of the lock that the user brought, or the resolver's choice."""
+    found = _given(spec.pylock, question) if spec.pylock else resolve(question, options.resolver)
+    if spec.torch_backend == "cpu":
+        _refuse_cuda(found)  # before anything of several GB could be downloaded
+    return found
 
 
 def _given(path: Path, question: Question) -> list[Found]:
@@ -260,6 +282,19 @@ def _refuse_cuda(files: Sequence[Found]) -> None:
             hint=f"pin a CPU build ({pin}), give an index or --find-links folder that has one, or "
             "set environment.torch-backend to what the nodes have",
             context=found,
+        )
+
+
+def _refuse_other_build(files: Sequence[Found], backend: str | None, silent: str | None) -> None:
+    """Refuse another build of PyTorch than was asked for, taken because its index was silent."""
+    if silent is None or backend == "cpu":
+        return
+    torch = dict(file.identity for file in files).get(canonicalize_name("torch"))
+    if torch is not None and torch.local != backend:
+        raise ResolveError(
+            f'torch-backend is "{backend}", but only torch {torch} can be had, which is not that '
+            "build",
+            hint=f"give an index or a --find-links folder with torch {torch.public}+{backend}",
         )
 
 
