@@ -266,7 +266,7 @@ def _launch(state: State) -> None:
 
 
 def _say_on_cpus(state: State) -> None:
-    """Say which variable is set for accelerate, if the bundle has it and the user has not set it."""
+    """Say which variable is set for accelerate, unless the user has set it or has no use for it."""
     layers = state.bundle.manifest.layers if state.bundle else None
     if launch.USE_CPU in os.environ or (
         layers is not None and not any(layer.name == "accelerate" for layer in layers)

@@ -242,7 +242,8 @@ def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
         return error
     line = f"{silent}, which environment.torch-backend adds, gave no answer and was left out"
     more = f"{error.hint}; or run it again where that index can be reached"
-    return ResolveError(error.message, hint=more.removeprefix("; or "), context=(*error.context, line))
+    context = (*error.context, line)
+    return ResolveError(error.message, hint=more.removeprefix("; or "), context=context)
 
 
 def _chosen(spec: Spec, question: Question, options: ResolveOptions) -> list[Found]:

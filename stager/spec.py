@@ -161,7 +161,7 @@ class _Builder:
         return None
 
     def _refuse_nothing(self, entries: tuple[str, ...]) -> None:
-        """Refuse requirement files that ask for nothing: a tool that failed may have left them so."""
+        """Refuse requirement files that ask for nothing, as a tool that failed leaves them."""
         files = [entry for entry in entries if _FILE.fullmatch(entry)]
         if files and not (self.reader.requirements or self.problems):
             self.problems.append(

@@ -1,4 +1,4 @@
-"""What a project says and the lock would leave out, or take for something else, is refused by name."""
+"""What a lock would leave out, or take for something else, is refused by name."""
 
 import json
 import os

@@ -1,8 +1,8 @@
-"""Files that are no requirement files, named where requirements stand: recognise them, say what to do.
+"""Files of other tools that are named where requirements stand, and what to do with each.
 
-``uv.lock``, ``Pipfile`` or ``setup.py`` are valid names of packages (PEP 508), and an index may well
-have a package of that name, which a stranger wrote. So a bare name that looks like a file's is never
-asked from an index.
+``uv.lock``, ``Pipfile`` and ``setup.py`` are valid names of packages (PEP 508), and an index may
+have a package of such a name, which a stranger wrote. So a bare name that looks like that of a file
+is never asked from an index.
 """
 
 from __future__ import annotations

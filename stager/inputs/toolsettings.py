@@ -1,13 +1,13 @@
 """Settings of uv, Poetry and PDM that decide what is installed, and that are not honoured here.
 
-A build that leaves them out in silence installs something else than the project's own tool does: the
-index's package in place of a local fork, a version that the project rules out. So they are refused by
-name.
+A build that leaves them out in silence installs something else than the project's own tool does:
+the index's package in place of a local fork, a version that the project rules out. So they are
+refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +65,17 @@ def refuse(
         asked: the packages that are taken from it, normalised; a source of any other does not
             matter. None where they are not known.
     """
-    found = _uv(data, path, shown=shown, asked=asked)
+    messages = _uv(data, path, shown=shown, asked=asked)
     tools = _tables(data, "tool")
     poetry, pdm = _tables(tools, "poetry"), _tables(tools, "pdm")
     if poetry.get("source"):
-        found.append(_message(shown, ["tool.poetry.source"], "Poetry", POETRY_EXPORT))
+        messages.append(_message(shown, ["tool.poetry.source"], "Poetry", POETRY_EXPORT))
     resolution = _tables(pdm, "resolution")
     keys = ["tool.pdm.source"] if pdm.get("source") else []
     keys += [f"tool.pdm.resolution.{key}" for key in ("excludes", "overrides") if key in resolution]
     if keys:
-        found.append(_message(shown, keys, "PDM", PDM_EXPORT))
-    return found
+        messages.append(_message(shown, keys, "PDM", PDM_EXPORT))
+    return messages
 
 
 def refuse_folder(folder: Path, python: str, *, shown: str) -> list[str]:
@@ -151,7 +151,7 @@ def _declared(data: Mapping[str, Any]) -> set[str] | None:
     return names(str(text) for listed in lists if isinstance(listed, list) for text in listed)
 
 
-def names(texts: Collection[str] | Any) -> set[str]:
+def names(texts: Iterable[str]) -> set[str]:
     """Return the packages that requirements name; what is not a requirement names none."""
     found = set()
     for text in texts:
@@ -179,7 +179,7 @@ def _uv(
 
 
 def _uv_keys(table: Mapping[str, Any], asked: Collection[str] | None, *, prefix: str) -> list[str]:
-    """Return the keys that count, in order; an index that is asked only by name counts by sources."""
+    """Return the keys that count; an explicit index does only where a source names it."""
     counts = {key: table.get(key) for key in _UV_KEYS}
     sources = counts["sources"]
     if asked is not None and isinstance(sources, Mapping):
