@@ -10,7 +10,9 @@ An entry of ``environment.requirements`` is one of
 * a folder (``./mylib``, ``./mylib[extra]``), an sdist or a wheel file.
 
 Folders, sdist files and everything from version control are *sources*: they are built into wheels
-before anything is resolved, since no index has them.
+before anything is resolved, since no index has them. A bare name that is a file's is refused
+(:mod:`stager.inputs.foreign`), and so are settings that would be left out in silence
+(:mod:`stager.inputs.toolsettings`).
 """
 
 from __future__ import annotations
