@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +18,12 @@ from typing import Any
 from packaging.markers import Marker
 from packaging.pylock import Package, PackageSdist, PackageWheel, Pylock, is_valid_pylock_path
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from .errors import ConfigError, ResolveError, StagerError
 from .inputs import sources
 from .model import Digest, LockedFile, Target
+from .resolving import refusals
 from .resolving.indexes import TORCH_INDEX, Indexes
 from .resolving.locked import Lock, locked_files, select
 from .resolving.measure import index_answers, measure
@@ -38,8 +37,6 @@ from .store import Store
 __all__ = ["Lock", "ResolveOptions", "make_lock", "read_lock"]
 
 CREATED_BY = "stager"
-_CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
-_CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 
 def make_lock(
@@ -80,10 +77,11 @@ def make_lock(
             question = replace(question, indexes=_with_torch(question, spec.torch_backend))
         try:
             found = _chosen(spec, question, options)
-            _refuse_other_build(found, spec.torch_backend, silent)
+            refusals.refuse_other_build(found, spec.torch_backend, silent)
         except ResolveError as exc:
             raise _with_reason(exc, silent) from exc
         files = measure(found, store=store, pip=question.pip)
+        refusals.refuse_other_files(files, spec)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     lock = Lock(
@@ -250,7 +248,7 @@ def _chosen(spec: Spec, question: Question, options: ResolveOptions) -> list[Fou
     """One file for each package: of the lock that the user brought, or the resolver's choice."""
     found = _given(spec.pylock, question) if spec.pylock else resolve(question, options.resolver)
     if spec.torch_backend == "cpu":
-        _refuse_cuda(found)  # before anything of several GB could be downloaded
+        refusals.refuse_cuda(found)  # before anything of several GB could be downloaded
     return found
 
 
@@ -265,38 +263,6 @@ def _given(path: Path, question: Question) -> list[Found]:
             context=absent_lines(absent, question),
         )
     return found
-
-
-def _refuse_cuda(files: Sequence[Found]) -> None:
-    """Refuse what a CPU build of PyTorch does not need, which is several GB."""
-    versions = dict(file.identity for file in files)
-    found = [
-        f"{name} {version}"
-        for name, version in sorted(versions.items())
-        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
-    ]
-    if found:
-        torch = versions.get(canonicalize_name("torch"))
-        pin = f"torch=={torch.public if torch else 'X'}+cpu"
-        raise ResolveError(
-            f'torch-backend is "cpu", but the lock pulls {len(found)} CUDA packages',
-            hint=f"pin a CPU build ({pin}), give an index or --find-links folder that has one, or "
-            "set environment.torch-backend to what the nodes have",
-            context=found,
-        )
-
-
-def _refuse_other_build(files: Sequence[Found], backend: str | None, silent: str | None) -> None:
-    """Refuse another build of PyTorch than was asked for, taken because its index was silent."""
-    if silent is None or backend == "cpu":
-        return
-    torch = dict(file.identity for file in files).get(canonicalize_name("torch"))
-    if torch is not None and torch.local != backend:
-        raise ResolveError(
-            f'torch-backend is "{backend}", but only torch {torch} can be had, which is not that '
-            "build",
-            hint=f"give an index or a --find-links folder with torch {torch.public}+{backend}",
-        )
 
 
 def _digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:

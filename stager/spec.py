@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from .config import Config
 from .errors import ConfigError
@@ -64,6 +64,8 @@ class Spec:
     """What has to be built into wheels first."""
     indexes: Indexes
     """The index options that the requirement files hold."""
+    hashes: Mapping[str, tuple[str, ...]]
+    """The sha256 of each file that may be taken for a package, where the requirements say."""
     pylock: Path | None
     """A lock the user brought; then there are no requirements."""
     digest: Digest
@@ -110,6 +112,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         torch_backend=wanted.torch_backend,
         local_projects=tuple(builder.projects),
         indexes=reader.indexes,
+        hashes=builder.hashes,
         pylock=pylock,
         prune=wanted.prune,
         digest=_digest(
@@ -126,6 +129,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
                     for key, value in reader.indexes.as_dict().items()
                 },
                 "pylock": sha256_of(pylock) if pylock else None,
+                **({"hashes": builder.hashes} if builder.hashes else {}),
             }
         ),
     )
@@ -144,6 +148,7 @@ class _Builder:
         self.constraints: list[str] = []
         self.projects: list[Source] = []
         self.wheels: list[Digest] = []
+        self.hashes: dict[str, tuple[str, ...]] = {}
 
     def read(self) -> Path | None:
         """Read everything; gives the lock the user brought, if that is what there is."""
@@ -206,9 +211,18 @@ class _Builder:
         if self._refuse_file(line):
             return
         try:
-            self.constraints.append(normal(Requirement(line.text)))
+            parsed = Requirement(line.text)
         except InvalidRequirement as exc:
             self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
+            return
+        self.constraints.append(normal(parsed))
+        self._allow(parsed, line)
+
+    def _allow(self, requirement: Requirement, line: Line) -> None:
+        """Note which files may be taken for a package."""
+        if line.hashes:
+            name = canonicalize_name(requirement.name)
+            self.hashes[name] = (*self.hashes.get(name, ()), *line.hashes)
 
     def _requirement(self, line: Line) -> None:
         """Decide what a line is; a path is one by its look, or because the folder exists."""
@@ -227,6 +241,7 @@ class _Builder:
             return
         if parsed.url is None:
             self.requirements.append(normal(parsed))
+            self._allow(parsed, line)
             return
         marker = str(parsed.marker or "")
         self._place(line, parsed.url, extras_of(parsed.extras), marker, name=parsed.name)
@@ -252,7 +267,7 @@ class _Builder:
         if scheme not in ("", "file") or where.startswith("file://$"):
             self._remote(line, where, extras, marker, name)
             return
-        path = self._local_path(where, line.base)
+        path = places.local_path(where, (line.base, self.root))
         if path.suffix == ".whl" and path.is_file():
             self.wheels.append(sha256_of(path))
             self._wheel(line, path.as_uri(), path.name, extras, marker)
@@ -267,12 +282,12 @@ class _Builder:
                 f"{foreign.remedy(path.name)}"
             )
         elif path.exists():
-            shown = _relative(path / "pyproject.toml", self.root)
+            shown = places.relative(path / "pyproject.toml", self.root)
             self.problems += toolsettings.refuse_folder(path, self.reader.python, shown=shown)
             self.projects.append(
                 Source(
                     requirement=str(path),
-                    label=_relative(path, self.root),
+                    label=places.relative(path, self.root),
                     suffix=extras,
                     marker=marker,
                     digest=self._content(path),
@@ -314,12 +329,6 @@ class _Builder:
         tail = f" ; {marker}" if marker else ""
         self.requirements.append(normal(Requirement(f"{name}{extras} @ {url}{tail}")))
 
-    def _local_path(self, where: str, base: Path) -> Path:
-        """The path meant; pip starts at the current folder, we at the file's, then the root."""
-        text = unquote(urlsplit(where).path) if where.startswith("file://") else where
-        paths = [Path(os.path.normpath(at / Path(text).expanduser())) for at in (base, self.root)]
-        return next((path for path in paths if path.exists()), paths[0])
-
     def _content(self, path: Path) -> Digest:
         if path.is_file():
             return sha256_of(path)
@@ -327,10 +336,6 @@ class _Builder:
         if self.config.environment.offline_root:
             ours.append(self.config.environment.offline_root)
         return sourcetree.digest(path, sourcetree.files(path, skip=ours, run=self.run))
-
-
-def _relative(path: Path, root: Path) -> str:
-    return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
 
 
 def _digest(value: object) -> Digest:

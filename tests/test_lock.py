@@ -771,3 +771,50 @@ def test_the_real_index(lock: Callable[..., Lock], root: Path) -> None:
         assert all(file.size for file in made.files)
         texts.append({(file.filename, file.sha256, file.size) for file in made.files})
     assert texts[0] == texts[1]
+
+
+# --- hashes in requirement files -----------------------------------------------------------------
+
+
+@BOTH
+def test_a_file_that_the_hashes_rule_out_is_refused(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
+) -> None:
+    """As pip has it: the lab's build of a version is not the one that a stranger's index offers."""
+    good = hashlib.sha256((wheelhouse / "beta-2.0-py3-none-any.whl").read_bytes()).hexdigest()
+    (root / "r.txt").write_text(f"beta==2.0 \\\n  --hash=sha256:{'0' * 64}\n")
+    error = fails(lock, resolver, "r.txt")
+    assert "beta-2.0-py3-none-any.whl: its sha256 is " + good in error.context[0]
+    assert "--index-url" in error.hint
+    assert not (root / "pylock.toml").exists()
+    (root / "r.txt").write_text(
+        f"beta==2.0 --hash=sha256:{'0' * 64} --hash sha256:{good.upper()}\n"
+    )
+    made = lock(resolver, "r.txt")
+    assert versions(made) == {"beta": "2.0"}
+    (root / "limits.txt").write_text(f"beta==2.0 --hash=sha256:{'1' * 64}\n")
+    assert fails(lock, resolver, "beta", constraints=["limits.txt"]).context
+
+
+def test_hashes_are_part_of_what_a_lock_is_made_for(
+    lock: Callable[..., Lock], index_env: object, ask: Ask, root: Path
+) -> None:
+    made = lock("uv", "beta==2.0")
+    (root / "r.txt").write_text(f"beta==2.0 --hash=sha256:{'0' * 64}\n")
+    assert not made.is_current(ask("r.txt"))
+    (root / "r.txt").write_text(f"beta==2.0 --hash=sha512:{'0' * 128}\n")
+    with pytest.raises(ConfigError) as caught:
+        ask("r.txt")
+    assert caught.value.context == ("r.txt:1: only hashes of sha256 can be checked",)
+
+
+@BOTH
+def test_hashes_leave_the_choice_of_pytorchs_build_alone(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
+) -> None:
+    plain = make_wheel(wheelhouse, "torch", "2.13.0")
+    make_wheel(wheelhouse, "torch", "2.13.0+cpu")
+    digest = hashlib.sha256(plain.read_bytes()).hexdigest()
+    (root / "r.txt").write_text(f"torch==2.13.0 --hash=sha256:{digest}\n")
+    assert versions(lock(resolver, "r.txt", torch_backend="cpu")) == {"torch": "2.13.0+cpu"}
+    assert fails(lock, resolver, "r.txt").context

@@ -117,6 +117,7 @@ def test_any_file_that_is_there_is_not_a_package(tmp_path: Path) -> None:
     (tmp_path / "sub" / "r.txt").write_text("helper\n")
     (tmp_path / "sub" / "helper").write_text("")
     assert "helper is a file here" in refused(tmp_path, "sub/r.txt")
+    assert spec(tmp_path, "x" * 300).requirements == ("x" * 300,)  # no name of a file
     (tmp_path / "alpha").mkdir()  # a package's folder says nothing about where it comes from
     assert spec(tmp_path, "alpha", "train[a]>=1").requirements == ("alpha", "train[a]>=1")
 
@@ -213,6 +214,17 @@ def test_settings_of_uv_beside_it(tmp_path: Path) -> None:
     assert line.startswith("sub/uv.toml: exclude-newer: only uv honours this")
     (tmp_path / "sub" / "uv.toml").write_text("offline = false\n")
     assert spec(tmp_path, "sub/pyproject.toml").requirements
+
+
+def test_settings_of_the_workspace_around_it(tmp_path: Path) -> None:
+    workspace = "[tool.uv.workspace]\nmembers = ['packages/*']\n"
+    pyproject(tmp_path, f"{workspace}[tool.uv]\noverride-dependencies = ['idna<3']\n")
+    pyproject(tmp_path / "packages" / "app", "")
+    for entry in ("pyproject.toml", "."):
+        line = refused(tmp_path / "packages" / "app", entry)
+        assert line.startswith(f"{tmp_path}/pyproject.toml: tool.uv.override-dependencies: only uv")
+    pyproject(tmp_path, workspace)
+    assert spec(tmp_path / "packages" / "app", "pyproject.toml").requirements
 
 
 def test_what_the_message_says_to_do_works(

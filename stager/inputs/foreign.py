@@ -8,6 +8,7 @@ is never asked from an index.
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -93,7 +94,7 @@ def misread(text: str, folders: Iterable[Path]) -> str:
     name = bare_name(text)
     if not name:
         return ""
-    if any((folder / name).is_file() for folder in folders):
+    if any(os.path.isfile(folder / name) for folder in folders):
         why = "is a file here"
     elif known(name) or (name.lower().endswith(_SUFFIXES) and name.lower() not in _PACKAGES):
         why = "is the name of a file"

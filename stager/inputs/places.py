@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from ..model import Digest
 from .requirements import extras_of
@@ -53,3 +56,18 @@ def split(text: str) -> tuple[str, str, str] | None:
 def is_project(folder: Path) -> bool:
     """Return whether a folder can be built into a wheel."""
     return (folder / "pyproject.toml").is_file() or (folder / "setup.py").is_file()
+
+
+def local_path(where: str, folders: Iterable[Path]) -> Path:
+    """Return the path that a line means: the first that exists, else that in the first folder.
+
+    pip starts at the current folder; here a path starts at the file's, then at the project's.
+    """
+    text = unquote(urlsplit(where).path) if where.startswith("file://") else where
+    paths = [Path(os.path.normpath(folder / Path(text).expanduser())) for folder in folders]
+    return next((path for path in paths if path.exists()), paths[0])
+
+
+def relative(path: Path, root: Path) -> str:
+    """Return a path as seen from the project's folder; one outside of it stays as it is."""
+    return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)

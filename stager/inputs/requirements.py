@@ -27,6 +27,7 @@ from . import foreign, toolsettings
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_SHA256 = re.compile(r"--hash[=\s]\s*sha256:(\S+)")
 _PER_LINE = re.compile(r"\s+(--[a-z-]+.*)$")
 _PYPROJECT = re.compile(r"(?P<path>.*pyproject\.toml)(\[(?P<extras>.*)\]|:(?P<groups>.*))?")
 _OPTIONS = {
@@ -59,6 +60,8 @@ class Line:
     """The folder that relative paths in it start from."""
     metadata: bool = False
     """Whether it stands in a ``pyproject.toml``, where no files are named."""
+    hashes: tuple[str, ...] = ()
+    """The sha256 of each file that may be taken for it; any file where there is none."""
 
 
 class RequirementReader:
@@ -112,10 +115,9 @@ class RequirementReader:
                 self._option(line, origin, path.parent, constraint=constraint)
                 continue
             rest = _PER_LINE.search(line)
-            if rest:
-                self._per_line_options(rest[1], origin)
+            hashes = self._hashes(rest[1], origin) if rest else ()
             text_alone = line[: rest.start()] if rest else line
-            found = Line(text=text_alone.strip(), origin=origin, base=path.parent)
+            found = Line(text=text_alone.strip(), origin=origin, base=path.parent, hashes=hashes)
             (self.constraints if constraint else self.requirements).append(found)
 
     def read_pyproject(self, entry: str, base: Path, *, asked: str) -> None:
@@ -253,14 +255,18 @@ class RequirementReader:
             return False
         return True
 
-    def _per_line_options(self, options: str, origin: str) -> None:
-        """Hashes are left aside, the lock has its own; anything else would be lost silently."""
+    def _hashes(self, options: str, origin: str) -> tuple[str, ...]:
+        """Take the hashes of a requirement; any other option would be lost silently."""
+        hashes = tuple(value.lower() for value in _SHA256.findall(options))
+        if "--hash" in options and not hashes:
+            self.problems.append(f"{origin}: only hashes of sha256 can be checked")
         for word in options.split():
             if word.startswith("--") and not word.startswith("--hash"):
                 self.problems.append(
                     f"{origin}: the option {word.partition('=')[0]} of a single requirement "
                     "is not supported"
                 )
+        return hashes
 
     def _shown(self, path: Path) -> str:
         try:

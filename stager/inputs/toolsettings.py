@@ -7,6 +7,7 @@ refused by name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,18 @@ def refuse(
 
     Args:
         data: a ``pyproject.toml``.
-        path: the file; a ``uv.toml`` beside it counts.
+        path: the file; a ``uv.toml`` beside it counts, and the root of a workspace above it.
         shown: its name in messages.
         asked: the packages that are taken from it, normalised; a source of any other does not
             matter. None where they are not known.
+
+    Raises:
+        ConfigError: the root of a workspace is not TOML.
     """
     messages = _uv(data, path, shown=shown, asked=asked)
+    root = _workspace(path)
+    if root:
+        messages += _uv(toml.read(root), root, shown=str(root), asked=asked)
     tools = _tables(data, "tool")
     poetry, pdm = _tables(tools, "poetry"), _tables(tools, "pdm")
     if poetry.get("source"):
@@ -176,6 +183,13 @@ def _uv(
         beside = shown.removesuffix(path.name) + own.name
         found += [_message(beside, keys, "uv", UV_EXPORT)] if keys else []
     return found
+
+
+def _workspace(path: Path) -> Path | None:
+    """Return the nearest file above a project that makes a workspace of uv of what lies below."""
+    files = (folder / "pyproject.toml" for folder in path.absolute().parent.parents)
+    readable = (file for file in files if os.path.isfile(file) and os.access(file, os.R_OK))
+    return next((file for file in readable if b"tool.uv.workspace" in file.read_bytes()), None)
 
 
 def _uv_keys(table: Mapping[str, Any], asked: Collection[str] | None, *, prefix: str) -> list[str]:
