@@ -94,7 +94,7 @@ def misread(text: str, folders: Iterable[Path]) -> str:
     name = bare_name(text)
     if not name:
         return ""
-    if any(os.path.isfile(folder / name) for folder in folders):
+    if any(_is_file(folder / name) for folder in folders):
         why = "is a file here"
     elif known(name) or (name.lower().endswith(_SUFFIXES) and name.lower() not in _PACKAGES):
         why = "is the name of a file"
@@ -104,3 +104,8 @@ def misread(text: str, folders: Iterable[Path]) -> str:
         f"{name} {why}, so it is not asked from a package index; {remedy(name)}; "
         f'if you mean a package of this name, write "{name}>=0"'
     )
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a file lies there; a name that is too long for one is none."""
+    return os.access(path, os.F_OK) and path.is_file()

@@ -188,7 +188,7 @@ def _uv(
 def _workspace(path: Path) -> Path | None:
     """Return the nearest file above a project that makes a workspace of uv of what lies below."""
     files = (folder / "pyproject.toml" for folder in path.absolute().parent.parents)
-    readable = (file for file in files if os.path.isfile(file) and os.access(file, os.R_OK))
+    readable = (file for file in files if os.access(file, os.R_OK) and file.is_file())
     return next((file for file in readable if b"tool.uv.workspace" in file.read_bytes()), None)
 
 
