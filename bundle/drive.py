@@ -249,7 +249,10 @@ def _launch(state: State) -> None:
         "port": head["port"],
         "backend": backend,
         "nproc": state.nproc,
+        "on_cpus": launch.must_use_cpus(backend, gpus),
     }
+    if group["on_cpus"]:
+        _say_on_cpus(state)
     shared = all(facts["proj"] for facts in state.facts.values())
     state.result |= {"world_size": state.nproc * len(job.nodes), "backend": backend}
     state.apart = not shared
@@ -260,6 +263,17 @@ def _launch(state: State) -> None:
     if job.launch.elastic is not None:
         state.leave_out_or_fail()  # the group may have gone on without them
     state.fail_if_any()
+
+
+def _say_on_cpus(state: State) -> None:
+    """Say which variable is set for accelerate, unless the user has set it or has no use for it."""
+    layers = state.bundle.manifest.layers if state.bundle else None
+    if launch.USE_CPU in os.environ or (
+        layers is not None and not any(layer.name == "accelerate" for layer in layers)
+    ):
+        return
+    why = "not every node has a GPU, and without it accelerate's ranks would not meet"
+    state.emit({"event": "note", "text": f"{launch.USE_CPU}=true: {why}"})
 
 
 def _outcome(state: State) -> dict[str, Any]:

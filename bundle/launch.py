@@ -33,6 +33,9 @@ SECRET = re.compile(
 
 _NO_SECRETS = ("HF_TOKEN_PATH", "TOKENIZERS_PARALLELISM", "SSH_AUTH_SOCK")
 
+USE_CPU = "ACCELERATE_USE_CPU"
+"""Lets accelerate, and so the Trainer of transformers, meet over gloo."""
+
 _TORCHRUN_SECONDS = 30
 """After which torchrun itself kills ranks that it told to end (``LaunchConfig``, torch 2.13)."""
 _OFFLINE = {
@@ -98,6 +101,8 @@ class Group:
     """This node's address on its interface."""
     grace_seconds: int = 0
     """Seconds that ranks get to end once they are told to."""
+    on_cpus: bool = False
+    """Whether ranks must leave GPUs alone, since some node has none."""
 
     @property
     def moving(self) -> bool:
@@ -155,6 +160,10 @@ def rank_variables(place: Place, group: Group, base: Mapping[str, str]) -> dict[
         "OMP_NUM_THREADS": str(group.threads),
         "GLOO_SOCKET_IFNAME": group.interface,
     }
+    if group.on_cpus:
+        # Without it the Trainer of transformers starts no process group where there is no GPU, and
+        # each rank trains on all of the data by itself (ParallelMode.NOT_PARALLEL).
+        env.setdefault(USE_CPU, "true")
     if group.backend == "nccl":
         env["NCCL_SOCKET_IFNAME"] = f"={group.interface}"
     if group.grace_seconds > _TORCHRUN_SECONDS:
@@ -258,6 +267,11 @@ def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
             f"the nccl backend needs a GPU on every node; none on {', '.join(without)}"
         )
     return setting
+
+
+def must_use_cpus(backend: str, gpus: Mapping[str, int]) -> bool:
+    """Return whether ranks train on CPUs: they meet over gloo, and not every node has a GPU."""
+    return backend == "gloo" and 0 in gpus.values()
 
 
 def choose_nproc(setting: int | None, gpus: Mapping[str, int]) -> int:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from .config import FILE_NAME, Config, parse, template
 from .errors import ConfigError, StagerError
+from .inputs import foreign
 
 GUESSES = ("requirements.in", "requirements.txt", "pyproject.toml")
+_READ = ("*.in", "*.txt", "pyproject.toml", "pylock.toml", "pylock.*.toml", "*.whl", "*.tar.gz")
+"""Names of files that ``environment.requirements`` may name."""
 
 
 def create(folder: Path, source: Path | None) -> Path:
@@ -21,12 +24,14 @@ def create(folder: Path, source: Path | None) -> Path:
         The file that was written.
 
     Raises:
-        ConfigError: there is one already, or ``source`` does not exist.
+        ConfigError: there is one already, or ``source`` does not exist or is no requirement file.
         StagerError: it cannot be written.
     """
     path = folder / FILE_NAME
     if source is not None and not (folder / source).is_file():
         raise ConfigError(f"there is no file {source}", hint="name a requirements file with --from")
+    if source is not None and not any(source.match(pattern) for pattern in _READ):
+        raise ConfigError(f"{source} is not a requirement file", hint=foreign.remedy(source.name))
     guess = source or next((name for name in GUESSES if (folder / name).is_file()), None)
     text = template([str(guess)] if guess else [])
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Any
 from packaging.markers import Marker
 from packaging.pylock import Package, PackageSdist, PackageWheel, Pylock, is_valid_pylock_path
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from .deletion import remove
 from .errors import ConfigError, ResolveError, StagerError
 from .inputs import sources
 from .model import Digest, LockedFile, Target
+from .resolving import refusals
 from .resolving.indexes import TORCH_INDEX, Indexes
 from .resolving.locked import Lock, locked_files, select
 from .resolving.measure import index_answers, measure
@@ -38,8 +37,6 @@ from .store import Store
 __all__ = ["Lock", "ResolveOptions", "make_lock", "read_lock"]
 
 CREATED_BY = "stager"
-_CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
-_CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 
 def make_lock(
@@ -75,16 +72,16 @@ def make_lock(
     scratch = store.scratch("lock")
     try:
         question, built = _question(spec, store, scratch, options, run)
-        question = replace(
-            question, indexes=_with_torch(question, spec.torch_backend, reachable or index_answers)
-        )
-        if spec.pylock:
-            found = _given(spec.pylock, question)
-        else:
-            found = resolve(question, options.resolver)
-        if spec.torch_backend == "cpu":
-            _refuse_cuda(found)  # before anything of several GB could be downloaded
+        silent = _silent_index(question, spec.torch_backend, reachable or index_answers)
+        if not silent:
+            question = replace(question, indexes=_with_torch(question, spec.torch_backend))
+        try:
+            found = _chosen(spec, question, options)
+            refusals.refuse_other_build(found, spec.torch_backend, silent)
+        except ResolveError as exc:
+            raise _with_reason(exc, silent) from exc
         files = measure(found, store=store, pip=question.pip)
+        refusals.refuse_other_files(files, spec)
     finally:
         remove(scratch)
     lock = Lock(
@@ -221,14 +218,38 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
     )
 
 
-def _with_torch(
-    question: Question, backend: str | None, reachable: Callable[[str], bool]
-) -> Indexes:
-    """The indexes, with PyTorch's own where it answers; local wheels may do without it."""
+def _with_torch(question: Question, backend: str | None) -> Indexes:
+    """The indexes, with PyTorch's own."""
     if backend is None or question.offline:
         return question.indexes
-    url = TORCH_INDEX + backend
-    return question.indexes.plus(Indexes(extra_index_urls=(url,) if reachable(f"{url}/") else ()))
+    return question.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
+
+
+def _silent_index(
+    question: Question, backend: str | None, reachable: Callable[[str], bool]
+) -> str | None:
+    """PyTorch's own index if it gives no answer; local wheels may do without it."""
+    if backend is None or question.offline or reachable(f"{TORCH_INDEX}{backend}/"):
+        return None
+    return TORCH_INDEX + backend
+
+
+def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
+    """The same error, with the index that was left out."""
+    if silent is None:
+        return error
+    line = f"{silent}, which environment.torch-backend adds, gave no answer and was left out"
+    more = f"{error.hint}; or run it again where that index can be reached"
+    context = (*error.context, line)
+    return ResolveError(error.message, hint=more.removeprefix("; or "), context=context)
+
+
+def _chosen(spec: Spec, question: Question, options: ResolveOptions) -> list[Found]:
+    """One file for each package: of the lock that the user brought, or the resolver's choice."""
+    found = _given(spec.pylock, question) if spec.pylock else resolve(question, options.resolver)
+    if spec.torch_backend == "cpu":
+        refusals.refuse_cuda(found)  # before anything of several GB could be downloaded
+    return found
 
 
 def _given(path: Path, question: Question) -> list[Found]:
@@ -242,25 +263,6 @@ def _given(path: Path, question: Question) -> list[Found]:
             context=absent_lines(absent, question),
         )
     return found
-
-
-def _refuse_cuda(files: Sequence[Found]) -> None:
-    """Refuse what a CPU build of PyTorch does not need, which is several GB."""
-    versions = dict(file.identity for file in files)
-    found = [
-        f"{name} {version}"
-        for name, version in sorted(versions.items())
-        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
-    ]
-    if found:
-        torch = versions.get(canonicalize_name("torch"))
-        pin = f"torch=={torch.public if torch else 'X'}+cpu"
-        raise ResolveError(
-            f'torch-backend is "cpu", but the lock pulls {len(found)} CUDA packages',
-            hint=f"pin a CPU build ({pin}), give an index or --find-links folder that has one, or "
-            "set environment.torch-backend to what the nodes have",
-            context=found,
-        )
 
 
 def _digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:

@@ -10,25 +10,28 @@ An entry of ``environment.requirements`` is one of
 * a folder (``./mylib``, ``./mylib[extra]``), an sdist or a wheel file.
 
 Folders, sdist files and everything from version control are *sources*: they are built into wheels
-before anything is resolved, since no index has them.
+before anything is resolved, since no index has them. A bare name that is a file's is refused
+(:mod:`stager.inputs.foreign`), and so are settings that would be left out in silence
+(:mod:`stager.inputs.toolsettings`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from .config import Config
 from .errors import ConfigError
-from .inputs import sourcetree
+from .inputs import foreign, places, sourcetree, toolsettings
+from .inputs.places import Source
 from .inputs.requirements import EDITABLE, Line, RequirementReader, extras_of, normal
 from .model import Digest, Target
 from .resolving.indexes import Indexes, strip_credentials
@@ -38,29 +41,7 @@ from .store import sha256_of
 _PYPROJECT = re.compile(r".*pyproject\.toml([\[:].*)?")
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
-_DIRECT = re.compile(
-    r"(?P<where>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
-)
-_SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 _COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Something that is built into a wheel before anything is resolved."""
-
-    requirement: str
-    """What pip is asked to build: a path, or a URL; may hold credentials."""
-    label: str
-    """The same as the user wrote it, without credentials; relative paths start at the root."""
-    suffix: str
-    """Extras and marker of the requirement, as they follow the name: ``[train]``."""
-    marker: str
-    """The environment marker, or nothing."""
-    digest: Digest
-    """Digest of its content, or of its URL where the content is elsewhere."""
-    moving: bool
-    """Whether the same digest may stand for another content later (a branch, say)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +64,8 @@ class Spec:
     """What has to be built into wheels first."""
     indexes: Indexes
     """The index options that the requirement files hold."""
+    hashes: Mapping[str, tuple[str, ...]]
+    """The sha256 of each file that may be taken for a package, where the requirements say."""
     pylock: Path | None
     """A lock the user brought; then there are no requirements."""
     digest: Digest
@@ -108,7 +91,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         python=wanted.python or (host.python if host else ""),
         platform=wanted.platform or (host.platform if host else ""),
     )
-    builder = _Builder(config, run)
+    builder = _Builder(config, target.python, run)
     pylock = builder.read()
     if builder.problems:
         many = "1 problem" if len(builder.problems) == 1 else f"{len(builder.problems)} problems"
@@ -129,6 +112,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         torch_backend=wanted.torch_backend,
         local_projects=tuple(builder.projects),
         indexes=reader.indexes,
+        hashes=builder.hashes,
         pylock=pylock,
         prune=wanted.prune,
         digest=_digest(
@@ -145,6 +129,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
                     for key, value in reader.indexes.as_dict().items()
                 },
                 "pylock": sha256_of(pylock) if pylock else None,
+                **({"hashes": builder.hashes} if builder.hashes else {}),
             }
         ),
     )
@@ -153,16 +138,17 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
 class _Builder:
     """Sorts lines into requirements, constraints and sources."""
 
-    def __init__(self, config: Config, run: Runner) -> None:
+    def __init__(self, config: Config, python: str, run: Runner) -> None:
         self.config = config
         self.root = config.root
         self.run = run
-        self.reader = RequirementReader(config.root)
+        self.reader = RequirementReader(config.root, python)
         self.problems = self.reader.problems
         self.requirements: list[str] = []
         self.constraints: list[str] = []
         self.projects: list[Source] = []
         self.wheels: list[Digest] = []
+        self.hashes: dict[str, tuple[str, ...]] = {}
 
     def read(self) -> Path | None:
         """Read everything; gives the lock the user brought, if that is what there is."""
@@ -178,7 +164,17 @@ class _Builder:
             self._requirement(line)
         for line in self.reader.constraints:
             self._constraint(line)
+        self._refuse_nothing(entries)
         return None
+
+    def _refuse_nothing(self, entries: tuple[str, ...]) -> None:
+        """Refuse requirement files that ask for nothing, as a tool that failed leaves them."""
+        files = [entry for entry in entries if _FILE.fullmatch(entry)]
+        if files and not (self.reader.requirements or self.problems):
+            self.problems.append(
+                f"environment.requirements: {', '.join(files)}: no requirement in it; write "
+                "requirements = [] for an environment without packages"
+            )
 
     def portable(self, text: str) -> str:
         """A text that holds this project's place, so that the digest does not depend on it."""
@@ -212,34 +208,58 @@ class _Builder:
             (self.reader.constraints if constraint else self.reader.requirements).append(line)
 
     def _constraint(self, line: Line) -> None:
-        try:
-            self.constraints.append(normal(Requirement(line.text)))
-        except InvalidRequirement as exc:
-            self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
-
-    def _requirement(self, line: Line) -> None:
-        """Decide what a line is; a path is one by its look, or because the folder exists."""
+        if self._refuse_file(line):
+            return
         try:
             parsed = Requirement(line.text)
         except InvalidRequirement as exc:
-            if _looks_direct(line.text):
+            self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
+            return
+        self.constraints.append(normal(parsed))
+        self._allow(parsed, line)
+
+    def _allow(self, requirement: Requirement, line: Line) -> None:
+        """Note which files may be taken for a package."""
+        if line.hashes:
+            name = canonicalize_name(requirement.name)
+            self.hashes[name] = (*self.hashes.get(name, ()), *line.hashes)
+
+    def _requirement(self, line: Line) -> None:
+        """Decide what a line is; a path is one by its look, or because the folder exists."""
+        if not line.metadata and foreign.bare_name(line.text).endswith(places.ARCHIVES):
+            self._direct(line)
+            return
+        if self._refuse_file(line):
+            return
+        try:
+            parsed = Requirement(line.text)
+        except InvalidRequirement as exc:
+            if places.looks_direct(line.text):
                 self._direct(line)
             else:
                 self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
             return
         if parsed.url is None:
             self.requirements.append(normal(parsed))
+            self._allow(parsed, line)
             return
         marker = str(parsed.marker or "")
         self._place(line, parsed.url, extras_of(parsed.extras), marker, name=parsed.name)
 
+    def _refuse_file(self, line: Line) -> bool:
+        """Refuse the name of a file in place of a package's; whether it was one."""
+        why = "" if line.metadata else foreign.misread(line.text, (line.base, self.root))
+        if why:
+            self.problems.append(f"{line.origin}: {why}")
+        return bool(why)
+
     def _direct(self, line: Line) -> None:
-        match = _DIRECT.fullmatch(line.text)
-        if match is None:
+        place = places.split(line.text)
+        if place is None:
             self.problems.append(f"{line.origin}: {line.text!r}: neither a requirement nor a path")
             return
-        extras = extras_of(part.strip() for part in (match["extras"] or "").split(","))
-        self._place(line, match["where"].strip(), extras, (match["marker"] or "").strip())
+        where, extras, marker = place
+        self._place(line, where, extras, marker)
 
     def _place(self, line: Line, where: str, extras: str, marker: str, name: str = "") -> None:
         """Take a requirement that names its place: a path, a file URL, or something remote."""
@@ -247,20 +267,27 @@ class _Builder:
         if scheme not in ("", "file") or where.startswith("file://$"):
             self._remote(line, where, extras, marker, name)
             return
-        path = self._local_path(where, line.base)
+        path = places.local_path(where, (line.base, self.root))
         if path.suffix == ".whl" and path.is_file():
             self.wheels.append(sha256_of(path))
             self._wheel(line, path.as_uri(), path.name, extras, marker)
-        elif path.is_dir() and not _is_project(path):
+        elif path.is_dir() and not places.is_project(path):
             self.problems.append(
                 f"{line.origin}: {where} has neither pyproject.toml nor setup.py, "
                 "so it cannot be installed; ship plain folders as [project] or [assets] paths"
             )
+        elif path.is_file() and not path.name.endswith(places.ARCHIVES):
+            self.problems.append(
+                f"{line.origin}: {where} is neither a wheel nor an sdist; "
+                f"{foreign.remedy(path.name)}"
+            )
         elif path.exists():
+            shown = places.relative(path / "pyproject.toml", self.root)
+            self.problems += toolsettings.refuse_folder(path, self.reader.python, shown=shown)
             self.projects.append(
                 Source(
                     requirement=str(path),
-                    label=_relative(path, self.root),
+                    label=places.relative(path, self.root),
                     suffix=extras,
                     marker=marker,
                     digest=self._content(path),
@@ -276,7 +303,7 @@ class _Builder:
             self._wheel(line, where, file_name, extras, marker)
             return
         from_vcs = "+" in where.partition("://")[0]
-        if not from_vcs and not file_name.endswith(_SDIST_ENDINGS):
+        if not from_vcs and not file_name.endswith(places.SDIST_ENDINGS):
             self.problems.append(f"{line.origin}: {strip_credentials(where)} is no wheel or sdist")
             return
         clean = strip_credentials(where)
@@ -302,12 +329,6 @@ class _Builder:
         tail = f" ; {marker}" if marker else ""
         self.requirements.append(normal(Requirement(f"{name}{extras} @ {url}{tail}")))
 
-    def _local_path(self, where: str, base: Path) -> Path:
-        """The path meant; pip starts at the current folder, we at the file's, then the root."""
-        text = unquote(urlsplit(where).path) if where.startswith("file://") else where
-        places = [Path(os.path.normpath(at / Path(text).expanduser())) for at in (base, self.root)]
-        return next((path for path in places if path.exists()), places[0])
-
     def _content(self, path: Path) -> Digest:
         if path.is_file():
             return sha256_of(path)
@@ -315,23 +336,6 @@ class _Builder:
         if self.config.environment.offline_root:
             ours.append(self.config.environment.offline_root)
         return sourcetree.digest(path, sourcetree.files(path, skip=ours, run=self.run))
-
-
-def _looks_direct(text: str) -> bool:
-    where = text.partition(";")[0].strip()
-    return (
-        where.startswith((".", "/", "~"))
-        or "/" in where
-        or where.endswith((".whl", *_SDIST_ENDINGS))
-    )
-
-
-def _is_project(folder: Path) -> bool:
-    return (folder / "pyproject.toml").is_file() or (folder / "setup.py").is_file()
-
-
-def _relative(path: Path, root: Path) -> str:
-    return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
 
 
 def _digest(value: object) -> Digest:

@@ -34,6 +34,23 @@ if __name__ == "__main__":
         }
     print("ORIGINS", json.dumps({"env": os.environ["STAGER_ENV"], "found": found}), flush=True)
 """
+TRAINER = """\
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+rows = [{"input_ids": torch.arange(4), "labels": torch.tensor(at % 2)} for at in range(8)]
+small = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+model = BertForSequenceClassification(
+    BertConfig(num_hidden_layers=1, num_attention_heads=1, **small)
+)
+arguments = TrainingArguments(
+    "out", max_steps=2, per_device_train_batch_size=2, report_to=[], save_strategy="no"
+)
+trainer = Trainer(model, arguments, train_dataset=rows)
+trainer.train()
+wrapped = type(trainer.model_wrapped).__name__
+print("MODE", arguments.parallel_mode, wrapped, arguments.world_size, flush=True)
+"""
 ALONE = """\
 ip link set lo up
 if ip -o link show up | grep -v ': lo:'; then exit 9; fi
@@ -123,3 +140,15 @@ def test_training_learns_with_no_network(
     for rank in range(4):
         assert logs.count(f"[RANK {rank}] WORLD_SIZE=4") == 1
     assert [path.name for path in work.iterdir()] == ["out"]
+
+
+def test_a_plain_trainer_is_distributed_where_there_is_no_gpu(
+    torch_project: TorchProject, tmp_path: Path
+) -> None:
+    """Unasked, accelerate starts no process group there: each rank would train by itself."""
+    options = ("--nodes", "2", "--nproc-per-node", "1")
+    ran = torch_project.run(TRAINER, cwd=tmp_path, options=options)
+    assert ran.code == 0, ran.stderr
+    modes = [line for line in ran.output() if line.startswith("MODE ")]
+    assert modes == ["MODE ParallelMode.DISTRIBUTED DistributedDataParallel 2"] * 2
+    assert ran.stderr.count("ACCELERATE_USE_CPU=true: not every node has a GPU") == 1

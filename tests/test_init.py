@@ -48,6 +48,15 @@ def test_a_named_file_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "stager.toml").exists()
 
 
+def test_a_file_of_another_tool_is_not_named(tmp_path: Path) -> None:
+    for name, said in (("uv.lock", "uv export"), ("Pipfile", "pipenv"), ("odd.lst", "a folder")):
+        (tmp_path / name).write_text("")
+        with pytest.raises(ConfigError, match=f"{name} is not a requirement file") as caught:
+            create(tmp_path, Path(name))
+        assert said in caught.value.hint
+    assert not (tmp_path / "stager.toml").exists()
+
+
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "stager.toml").write_text("mine")
     with pytest.raises(ConfigError, match="exists already"):

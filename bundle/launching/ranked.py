@@ -135,6 +135,7 @@ def _group(job: Job, request: Mapping[str, Any]) -> tuple[launch.Group, net.Link
         elastic=job.launch.elastic,
         grace_seconds=job.launch.grace_seconds,
         own_address=link.address,
+        on_cpus=bool(shared.get("on_cpus")),
     )
     return group, link
 

@@ -23,9 +23,11 @@ from packaging.utils import canonicalize_name
 from ..errors import ConfigError
 from ..resolving.indexes import Indexes
 from ..settings import toml
+from . import foreign, toolsettings
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_SHA256 = re.compile(r"--hash[=\s]\s*sha256:(\S+)")
 _PER_LINE = re.compile(r"\s+(--[a-z-]+.*)$")
 _PYPROJECT = re.compile(r"(?P<path>.*pyproject\.toml)(\[(?P<extras>.*)\]|:(?P<groups>.*))?")
 _OPTIONS = {
@@ -56,14 +58,24 @@ class Line:
     """Where it stands, for messages: ``requirements.txt:3`` or a key path."""
     base: Path
     """The folder that relative paths in it start from."""
+    metadata: bool = False
+    """Whether it stands in a ``pyproject.toml``, where no files are named."""
+    hashes: tuple[str, ...] = ()
+    """The sha256 of each file that may be taken for it; any file where there is none."""
 
 
 class RequirementReader:
     """Collects what a set of requirement files says; problems are collected too, not raised."""
 
-    def __init__(self, root: Path) -> None:
-        """Start empty; ``root`` is what file names in messages are relative to."""
+    def __init__(self, root: Path, python: str) -> None:
+        """Start empty.
+
+        Args:
+            root: what file names in messages are relative to.
+            python: the environment's Python, ``major.minor``.
+        """
         self.root = root
+        self.python = python
         self.requirements: list[Line] = []
         self.constraints: list[Line] = []
         self.indexes = Indexes()
@@ -83,6 +95,12 @@ class RequirementReader:
         if (path, constraint) in self._seen:
             return  # so a circle of includes ends
         self._seen.add((path, constraint))
+        what_to_do = foreign.known(path.name)
+        if what_to_do:
+            self.problems.append(
+                f"{asked}: {self._shown(path)} is not a requirement file; {what_to_do}"
+            )
+            return
         try:
             text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as exc:
@@ -97,10 +115,9 @@ class RequirementReader:
                 self._option(line, origin, path.parent, constraint=constraint)
                 continue
             rest = _PER_LINE.search(line)
-            if rest:
-                self._per_line_options(rest[1], origin)
+            hashes = self._hashes(rest[1], origin) if rest else ()
             text_alone = line[: rest.start()] if rest else line
-            found = Line(text=text_alone.strip(), origin=origin, base=path.parent)
+            found = Line(text=text_alone.strip(), origin=origin, base=path.parent, hashes=hashes)
             (self.constraints if constraint else self.requirements).append(found)
 
     def read_pyproject(self, entry: str, base: Path, *, asked: str) -> None:
@@ -118,27 +135,42 @@ class RequirementReader:
             return
         if path not in self.sources:
             self.sources.append(path)
-        shown = self._shown(path)
-        if match and match["groups"]:
-            for group in match["groups"].split(","):
+        shown, start = self._shown(path), len(self.requirements)
+        groups = match["groups"] if match else None
+        if groups:
+            for group in groups.split(","):
                 self._group(data, group.strip(), shown, path.parent)
+        else:
+            self._declared(data, path, (match["extras"] if match else None) or "")
+        asked_for = toolsettings.names(line.text for line in self.requirements[start:])
+        refused = toolsettings.refuse(data, path, shown=shown, asked=asked_for)
+        refused.append(toolsettings.wrong_python(data, self.python, shown=shown))
+        self.problems += [message for message in refused if message]
+
+    def _declared(self, data: Mapping[str, Any], path: Path, extras: str) -> None:
+        """Read ``[project] dependencies`` and the extras that are named."""
+        shown = self._shown(path)
+        elsewhere = toolsettings.no_dependencies(data, path, shown=shown)
+        if elsewhere:
+            self.problems.append(elsewhere)
             return
-        project = data.get("project", {})
+        project = data["project"]
         if "dependencies" in project.get("dynamic", []):
             self.problems.append(
                 f"{shown}: its dependencies are dynamic, only a build knows them; "
                 f"name the folder instead of the file to install the project with them"
             )
         self._add(project.get("dependencies", []), f"{shown}: project.dependencies", path.parent)
-        if match and match["extras"]:
-            for extra in match["extras"].split(","):
-                self._extra(project, extra.strip(), shown, path.parent)
+        for extra in extras.split(",") if extras else []:
+            self._extra(project, extra.strip(), shown, path.parent)
 
     def _add(self, listed: object, origin: str, base: Path) -> None:
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             self.problems.append(f"{origin}: must be a list of strings")
             return
-        self.requirements.extend(Line(text=item, origin=origin, base=base) for item in listed)
+        self.requirements.extend(
+            Line(text=item, origin=origin, base=base, metadata=True) for item in listed
+        )
 
     def _extra(self, project: Mapping[str, Any], extra: str, shown: str, base: Path) -> None:
         extras = project.get("optional-dependencies", {})
@@ -223,14 +255,18 @@ class RequirementReader:
             return False
         return True
 
-    def _per_line_options(self, options: str, origin: str) -> None:
-        """Hashes are left aside, the lock has its own; anything else would be lost silently."""
+    def _hashes(self, options: str, origin: str) -> tuple[str, ...]:
+        """Take the hashes of a requirement; any other option would be lost silently."""
+        hashes = tuple(value.lower() for value in _SHA256.findall(options))
+        if "--hash" in options and not hashes:
+            self.problems.append(f"{origin}: only hashes of sha256 can be checked")
         for word in options.split():
             if word.startswith("--") and not word.startswith("--hash"):
                 self.problems.append(
                     f"{origin}: the option {word.partition('=')[0]} of a single requirement "
                     "is not supported"
                 )
+        return hashes
 
     def _shown(self, path: Path) -> str:
         try:

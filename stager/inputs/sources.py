@@ -17,9 +17,9 @@ from ..deletion import remove
 from ..errors import ResolveError, StagerError
 from ..model import Digest, Target
 from ..resolving.pip import Pip, condense
-from ..spec import Source
 from ..store import Store, sha256_of
 from . import sourcetree
+from .places import Source
 
 
 def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[Source, Path]]:

@@ -2,11 +2,16 @@
 
 uv does not read pip's configuration, so it is told where to look; it is told, too, to take the best
 version over all indexes, as pip does, since its own rule stops at the first index with the name.
+
+uv's own settings of the user (``~/.config/uv/uv.toml``, ``UV_EXCLUDE_NEWER``, indexes) hold, as
+wherever uv runs. Those of a project do not: the folder uv works in may happen to lie below one, and
+what a project wants is in its spec.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -29,6 +34,11 @@ _GLIBC = (17, 28, *range(31, 41))
 _NO_WHEEL = re.compile(
     r"([\w.-]+?)(?:==[^\s,]+)? ha(?:s|ve) no (?:usable )?wheels|wheels for `([\w.-]+)`"
 )
+_REDIRECTING = (
+    *("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE", "UV_PRERELEASE", "UV_PROJECT"),
+    *("UV_RESOLUTION", "UV_TORCH_BACKEND", "UV_WORKING_DIR"),
+)
+"""Variables by which uv would lock something else than what the project asks for."""
 _UNKNOWN = re.compile(r"([\w.-]+) was not found in the package registry")
 
 
@@ -69,6 +79,7 @@ class Uv:
                 "uv is not installed",
                 hint="`pip install uv`, or use --resolver pip-tools",
             )
+        _refuse_redirection()
         settings = pip_settings(question.run)
         indexes = question.indexes
         if not question.offline:
@@ -86,10 +97,15 @@ class Uv:
         wanted = _write(
             question.scratch / "requirements.in", [*indexes.lines(), *question.requirements]
         )
+        # uv looks for a project's settings in this folder and upwards, and stops at the first file.
+        _write(question.scratch / "uv.toml", [])
+        env = {**settings.environment, "UV_PYTHON_DOWNLOADS": "never"}
+        if indexes.index_url:  # a variable would win over the file, which pip has the other way
+            env |= {"UV_INDEX_URL": "", "UV_DEFAULT_INDEX": ""}
         return question.run(
             [*argv, str(wanted)],
             timeout=HOUR,
-            env={**settings.environment, "UV_PYTHON_DOWNLOADS": "never"},
+            env=env,
             cwd=question.scratch,
             check=False,
         )
@@ -121,6 +137,17 @@ class Uv:
         version = question.target.environment()["python_full_version"]
         done = self._compile(question, ["--universal", "--python-version", version])
         return _files(done.stdout, question.target)[1] if done.returncode == 0 else []
+
+
+def _refuse_redirection() -> None:
+    found = [name for name in _REDIRECTING if os.environ.get(name)]
+    if found:
+        raise ResolveError(
+            f"{', '.join(found)}: set in the environment, so uv would lock something else than "
+            "what the project asks for",
+            hint="unset it; limit versions with environment.constraints, choose PyTorch's index "
+            "with environment.torch-backend, allow pre-releases with --pre in a requirement file",
+        )
 
 
 def _for_target(target: Target) -> list[str]:

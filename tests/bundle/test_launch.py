@@ -204,6 +204,17 @@ def test_the_variables_of_a_rank() -> None:
     }
 
 
+def test_accelerate_is_told_to_use_cpus_where_gpus_are_missing() -> None:
+    assert launch.must_use_cpus("gloo", {"a": 0, "b": 4})
+    assert not launch.must_use_cpus("gloo", {"a": 1, "b": 4})  # the user's own choice of gloo
+    assert not launch.must_use_cpus("nccl", {"a": 1, "b": 4})
+    group = replace(GROUP, on_cpus=True)
+    variables = launch.rank_variables(PLACE, group, {"PATH": "/usr/bin"})
+    assert variables == {**EVERY_RANK, "ACCELERATE_USE_CPU": "true"}
+    kept = launch.rank_variables(PLACE, group, {"ACCELERATE_USE_CPU": "0"})
+    assert kept["ACCELERATE_USE_CPU"] == "0"
+
+
 @pytest.mark.parametrize("path", [None, ""])
 def test_without_a_path_the_working_directory_is_not_searched(path: str | None) -> None:
     base = {} if path is None else {"PATH": path}

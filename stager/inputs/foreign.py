@@ -1,0 +1,111 @@
+"""Files of other tools that are named where requirements stand, and what to do with each.
+
+``uv.lock``, ``Pipfile`` and ``setup.py`` are valid names of packages (PEP 508), and an index may
+have a package of such a name, which a stranger wrote. So a bare name that looks like that of a file
+is never asked from an index.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+# The name of a requirement without a version, as it may be followed by extras and a marker.
+_BARE = re.compile(r"(?P<name>[\w.-]+)\s*(\[[^\]]*\])?\s*(;.*)?")
+
+UV_EXPORT = (
+    "`uv export --no-emit-project --emit-index-url --format requirements.txt -o requirements.txt`"
+)
+POETRY_EXPORT = "`poetry export -f requirements.txt -o requirements.txt`"
+PDM_EXPORT = "`pdm export -f requirements -o requirements.txt`"
+
+_NAME_IT = "and name requirements.txt in environment.requirements"
+_CONDA = (
+    "conda's packages cannot be locked here: list those that pip installs in requirements.in, one "
+    "a line, and name that file in environment.requirements"
+)
+_BUILD = 'name the folder, for example ".", to build the project with its dependencies'
+_ALONE = "name it in environment.requirements itself"
+
+_REMEDIES = (
+    ("uv.lock", f"run {UV_EXPORT} {_NAME_IT}"),
+    ("poetry.lock", f"run {POETRY_EXPORT} {_NAME_IT}"),
+    ("pdm.lock", f"run {PDM_EXPORT} {_NAME_IT}"),
+    ("pipfile", f"run `pipenv requirements > requirements.txt` {_NAME_IT}"),
+    ("pipfile.lock", f"run `pipenv requirements > requirements.txt` {_NAME_IT}"),
+    ("environment*.y*ml", _CONDA),
+    ("conda*.y*ml", _CONDA),
+    ("pixi.toml", _CONDA),
+    ("pixi.lock", _CONDA),
+    ("setup.py", _BUILD),
+    ("setup.cfg", _BUILD),
+    ("pyproject.toml", _ALONE),
+    ("pylock.toml", _ALONE),
+    ("pylock.*.toml", _ALONE),
+)
+"""Files that are known by their names, in lower case, and what to do with each."""
+
+_SUFFIXES = (
+    *(".cfg", ".conf", ".in", ".ini", ".ipynb", ".json", ".lock", ".pip", ".py", ".sh", ".toml"),
+    *(".txt", ".yaml", ".yml"),
+)
+"""Ends of names that mean a file, there or not."""
+
+_PACKAGES = ("discord.py", "ruamel.yaml", "web.py")
+"""Packages in wide use that are called like files; taken for packages where no such file lies."""
+
+
+def bare_name(text: str) -> str:
+    """Return the name in a requirement that has neither version nor URL; empty for any other."""
+    match = _BARE.fullmatch(text.strip())
+    return match["name"] if match else ""
+
+
+def known(name: str) -> str:
+    """Return what to do with a file that is known by its name; empty for any other."""
+    lower = name.lower()
+    return next((what for glob, what in _REMEDIES if fnmatch.fnmatchcase(lower, glob)), "")
+
+
+def remedy(name: str) -> str:
+    """Return what to do with a file that is no requirement file, by its name."""
+    if known(name):
+        return known(name)
+    if name.endswith((".txt", ".in")):
+        return f'write "-r {name}" in a requirement file, or name it in environment.requirements'
+    if name.endswith(".py"):
+        return (
+            "what a script declares (PEP 723) is not read: run `uv export --script "
+            f"{name} --format requirements.txt -o requirements.txt` {_NAME_IT}"
+        )
+    return "name a requirements.txt, a pyproject.toml, a wheel, an sdist or a folder"
+
+
+def misread(text: str, folders: Iterable[Path]) -> str:
+    """Return why a requirement is taken for a file, and what to do; empty where it is a package.
+
+    Args:
+        text: the requirement, as written.
+        folders: where a file of that name would lie.
+    """
+    name = bare_name(text)
+    if not name:
+        return ""
+    if any(_is_file(folder / name) for folder in folders):
+        why = "is a file here"
+    elif known(name) or (name.lower().endswith(_SUFFIXES) and name.lower() not in _PACKAGES):
+        why = "is the name of a file"
+    else:
+        return ""
+    return (
+        f"{name} {why}, so it is not asked from a package index; {remedy(name)}; "
+        f'if you mean a package of this name, write "{name}>=0"'
+    )
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a file lies there; a name that is too long for one is none."""
+    return os.access(path, os.F_OK) and path.is_file()
