@@ -12,7 +12,6 @@ marked as written to just now, so that each of them notices when it is used next
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import os
 import stat
@@ -20,7 +19,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .fs import read_file
+from .fs import digest_of, read_file
 from .manifest import Digest, Layer, Manifest, ManifestError, Part, parse
 from .unpacking import damage, listing
 from .unpacking.layer import Entry
@@ -34,7 +33,6 @@ They are next to one another in the order of paths, so that two processes seldom
 directory, for which they would wait for each other."""
 
 
-_CHUNK = 1 << 20
 _UNTOUCHED = 315_532_800 * 10**9
 """A time before every environment's, 1980: a file that was touched, and has its digest, gets it."""
 
@@ -193,14 +191,6 @@ class _Links:
             if late:
                 os.utime(file.fileno(), ns=(found.st_atime_ns, _UNTOUCHED))
         return True
-
-
-def digest_of(handle: int) -> str:
-    """The sha256 of an open file, from where it stands."""
-    digest = hashlib.sha256()
-    while data := os.read(handle, _CHUNK):
-        digest.update(data)
-    return digest.hexdigest()
 
 
 def mark(handle: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -25,6 +26,7 @@ _SHARED_FUSE = """alluxio beegfs blobfuse blobfuse2 ceph ceph-fuse curlftpfs cvm
     gcsfuse glusterfs goofys juicefs lizardfs mfs moosefs mount-s3 mountpoint-s3 orangefs pvfs2
     quobyte rclone s3fs seaweedfs smbnetfs sshfs unionfs-hadoop weed"""
 _READ_LIMIT = 1 << 28
+_CHUNK = 1 << 20
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
@@ -277,3 +279,11 @@ def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:
         if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
             raise OSError(errno.EINVAL, "it is not a file of a possible size", path)
         return file.read()
+
+
+def digest_of(handle: int) -> str:
+    """The sha256 of an open file, from where it stands."""
+    digest = hashlib.sha256()
+    while data := os.read(handle, _CHUNK):
+        digest.update(data)
+    return digest.hexdigest()

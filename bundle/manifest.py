@@ -41,6 +41,7 @@ KINDS = ("wheel", "project", "trainer", "asset")
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _PYTHON = re.compile(r"3\.\d{1,3}")
+_LIBC_VERSION = re.compile(r"(?:\d{1,4}(?:\.\d{1,4}){0,3})?")
 _SIZE_LIMIT = 1 << 60
 _DISK_BLOCK = 4096
 _LISTED = 64
@@ -312,6 +313,8 @@ def _check(manifest: Manifest) -> None:
         _text(value, "requires")
     for value in (manifest.name, *manifest.packages, *manifest.imports):
         _text(value, "name, packages or imports")
+    if not _LIBC_VERSION.fullmatch(needs.libc_version):
+        raise ValueError(f"requires.libc_version is {needs.libc_version[:20]!r}")
     if not _PYTHON.fullmatch(_text(needs.python, "requires.python")):
         raise ValueError(f"requires.python is {needs.python!r}")
     for part in (manifest.node, manifest.decompressor):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from .. import delta
-from ..fs import read_file
+from ..fs import digest_of, read_file
 from ..manifest import Digest, Manifest, ManifestError, parse
 from ..node import locks, removal
 from ..problem import NodeError, Problem
@@ -205,7 +205,7 @@ def _state_difference(found: os.stat_result, entry: Entry) -> str:
 
 
 def _content_difference(handle: int, entry: Entry) -> str:
-    digest = delta.digest_of(handle)
+    digest = digest_of(handle)
     if digest == entry.sha256:
         return ""
     return f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"

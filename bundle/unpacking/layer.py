@@ -23,6 +23,10 @@ from ..manifest import BLOCK, Digest, canonical_json
 INDEX_FORMAT = 1
 FRAME_LIMIT = 64 << 20
 """The most a frame may hold, packed or not: bounds the memory a hostile bundle can claim."""
+PATH_LIMIT, NAME_LIMIT, LEVEL_LIMIT = 3072, 255, 256
+"""Bytes of a path and of each name in it, and directories in a row, that any node can hold.
+
+Linux takes 4,096 and 255 bytes; a path gets that of the environment before it."""
 LINK_LIMIT = 40
 """Links in a row that Linux follows before it reports a loop (path_resolution(7))."""
 
@@ -178,11 +182,25 @@ def check_path(path: object) -> str:
     """Return ``path`` if it stays inside the environment, whatever it is joined to.
 
     Raises:
-        LayerError: absolute, empty, with ``..``, ``.``, a doubled slash or a control character.
+        LayerError: absolute, empty, with ``..``, ``.``, a doubled slash or a control character; or
+            longer or deeper than any node could hold.
     """
     if not isinstance(path, str) or not path.isprintable() or _UNSAFE.search(path):
         raise LayerError(f"unsafe path in an archive: {path!r}")
+    why = too_long(path)
+    if why:
+        raise LayerError(f"no node can hold a path in an archive: {why}: {path[:80]!r}...")
     return path
+
+
+def too_long(path: str) -> str:
+    """Say why no node can hold a path, because of its length alone; empty if it can."""
+    names = path.encode().split(b"/")
+    if sum(map(len, names)) + len(names) > PATH_LIMIT:
+        return f"it is longer than {PATH_LIMIT} bytes"
+    if max(map(len, names)) > NAME_LIMIT:
+        return f"a name in it is longer than {NAME_LIMIT} bytes"
+    return f"it has more than {LEVEL_LIMIT} levels" if len(names) > LEVEL_LIMIT else ""
 
 
 def check_link(link: Link) -> None:
@@ -195,7 +213,7 @@ def check_link(link: Link) -> None:
     depth = link.path.count("/")
     if not isinstance(link.target, str) or not link.target.isprintable():
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
-    if not link.target or link.target.startswith("/"):
+    if not link.target or link.target.startswith("/") or too_long(link.target):
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
     for part in link.target.split("/"):
         depth += -1 if part == ".." else 0 if part in ("", ".") else 1
@@ -251,6 +269,8 @@ def _check_paths(paths: Sequence[str]) -> None:
     """What :func:`check_path` does for each, twenty times as quick where all are safe."""
     joined = "/" + "/\n/".join(paths) + "/"
     unsafe = "//" in joined or "/./" in joined or "/../" in joined
+    # In a path as short as a name may be nothing is too long; letters may take several bytes.
+    unsafe = unsafe or max(map(len, paths), default=0) > NAME_LIMIT or not joined.isascii()
     if unsafe or not "".join(paths).isprintable():
         for path in paths:
             check_path(path)
