@@ -110,6 +110,8 @@ def write(env_dir: str, bundle_id: str, folders: Mapping[str, Folder]) -> None:
         lines += (folder.line(path) for path, folder in folders.items())
         body = b"\n".join(lines)
         handle.write(Digest.of(body).encode() + b"\n" + body)
+        handle.flush()
+        os.fsync(handle.fileno())
 
 
 def published(env_dir: str) -> int:

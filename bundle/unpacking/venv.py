@@ -11,7 +11,7 @@ from .. import imports, patches
 from ..manifest import Manifest
 from ..problem import NodeError, Problem
 from . import listing
-from .damage import pyvenv_cfg
+from .damage import MANIFEST, pyvenv_cfg
 from .merge import HOOK, STATE, Merged, site_packages
 
 
@@ -35,13 +35,14 @@ def finish(
     for path, target in links.items():
         os.symlink(target, os.path.join(staging, path))
     _interpreter(staging, python)
-    own = {**hooks(version), f"{STATE}/manifest.json": manifest.to_bytes()}
+    own = {**hooks(version), MANIFEST: manifest.to_bytes()}
     for layer, head in zip(manifest.layers, heads):
         own[f"{STATE}/layers/{layer.id}"] = head
     if manifest.decompressor is not None and wheel is not None:
         own[f"{STATE}/decompressor/{manifest.decompressor.name}"] = wheel
     for path, data in own.items():
         _write(os.path.join(staging, path), data)
+    _sync(os.path.join(staging, MANIFEST))
     links = {**merged.links, **links}
     folders = listing.contents(merged.entries, links, own, merged.directories)
     listing.write(staging, manifest.id, folders)  # last of all: its time is the environment's
@@ -100,6 +101,18 @@ def source_of(name: str) -> bytes:
     if data is None:
         raise NodeError(Problem("the node program is incomplete", name, "no source", "build again"))
     return data
+
+
+def _sync(path: str) -> None:
+    """Make a file durable, and with it what a journal holds: some milliseconds. The rest is not.
+
+    After a crash the manifest and the listing are there, and say what else is not.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write(path: str, data: bytes) -> None:
