@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stager.history import Seen
 
 from . import broadcasts, building, forecasts, ours, peers
-from .errors import BenchError
 from .place import GIB, available_memory, read_once, settle
 from .process import Command, Ran, run
 from .reference import HERE
 from .rounds import Step, Value, interleave
 from .session import Session
 from .tools import REPO
-from .unpacking import STAGING
+from .unpacking import result_of, staging_seconds
 
 SIZES = (1, 2, 3, 6)
 JUDGED = 3
@@ -132,8 +130,8 @@ class _Jobs:
                 self.seen.append(shown)
             at = f"slurm/{self.nodes}"
             seconds = result["seconds"]
-            staging = sum(seconds.get(phase, 0.0) for phase in STAGING)
-            self.session.samples.add(f"{at}/stage/{state}", Value(value=staging))
+            staging = Value(value=staging_seconds(result))
+            self.session.samples.add(f"{at}/stage/{state}", staging)
             sent = Value(value=float(result["bytes_broadcast"]))
             self.session.samples.add(f"{at}/bytes/{state}", sent)
             self.session.say(f"    {state}: {json.dumps(seconds)} bytes {sent.value:,.0f}")
@@ -163,20 +161,6 @@ class _Jobs:
         told = " ".join(f"{name} until {float(at):.1f}" for name, at in phases)
         self.session.say(f"    handout: {told}")
         return _first(ran)
-
-
-def result_of(logs: Path) -> dict[str, Any]:
-    """The last word of a job's driver, from the log directory that it had for itself.
-
-    Raises:
-        BenchError: there is none.
-    """
-    for file in logs.glob("events.*.jsonl"):
-        for line in reversed(file.read_text(encoding="utf-8").splitlines()):
-            event = json.loads(line)
-            if event["event"] == "result":
-                return dict(event)
-    raise BenchError("the job left no result", where=str(logs))
 
 
 def changed_bytes(first: Path, changed: Path) -> int:

@@ -162,7 +162,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         key="restage-same",
         group="restage",
-        what="stage again, no change",
+        what="stage again, checked",
         ours="restage/same",
         peer="restage/first",
         versus="first stage",
@@ -242,7 +242,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         key="slurm-stage-same",
         group="slurm",
-        what="3 nodes again, same",
+        what="3 nodes again, checked",
         ours="slurm/3/stage/warm",
         peer="slurm/3/stage/cold",
         versus="first stage",

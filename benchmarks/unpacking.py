@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import building, ours, peers
+from .errors import BenchError
 from .peers import Argv
 from .place import read_once, remove, settle
 from .rounds import Step, Value, interleave
@@ -59,7 +61,8 @@ def measure(session: Session, names: Sequence[str] = ()) -> None:
 def restage(session: Session) -> None:
     """Stage three times on one node: nothing there, all there, all but one package there.
 
-    What a job's driver takes for it: looking, deciding, and making the environment.
+    What a job's driver takes for it: looking, deciding, and making the environment; where it is
+    there already, comparing it with its listing, which is a part of the first look at the node.
     """
     building.ensure(session)
     bundles = session.made.bundles
@@ -72,9 +75,8 @@ def restage(session: Session) -> None:
             logs = session.place.fresh("logs")
             job = ours.Job(allocation="local", nodes=1, ranks=1, bundle=bundles[which], logs=logs)
             argv = ours.verify(session.stager, job)
-            ran = session.run(argv, cwd=session.prepared.project, more=more)
-            seconds = json.loads(ran.out)["seconds"]
-            return Value(value=sum(float(seconds[phase]) for phase in STAGING if phase in seconds))
+            session.run(argv, cwd=session.prepared.project, more=more)
+            return Value(value=staging_seconds(result_of(logs)))
 
         return once
 
@@ -84,6 +86,27 @@ def restage(session: Session) -> None:
     same = Step(name="restage/same", measure=stage("first"))
     one = Step(name="restage/one", measure=stage("changed"), tidy=_removed(base))
     interleave([first, same, one], session.rounds, session.samples, session.say)
+
+
+def result_of(logs: Path) -> dict[str, Any]:
+    """The last word of a job's driver, from the log directory that it had for itself.
+
+    Raises:
+        BenchError: there is none.
+    """
+    for file in logs.glob("events.*.jsonl"):
+        for line in reversed(file.read_text(encoding="utf-8").splitlines()):
+            event = json.loads(line)
+            if event["event"] == "result":
+                return dict(event)
+    raise BenchError("the job left no result", where=str(logs))
+
+
+def staging_seconds(result: Mapping[str, Any]) -> float:
+    """How long a job took for its staging: in phases of its own, and for the check before them."""
+    seconds = result["seconds"]
+    phases = sum(float(seconds.get(phase, 0.0)) for phase in STAGING)
+    return phases + float(result.get("check_seconds", 0.0))
 
 
 def staged(session: Session) -> Path:

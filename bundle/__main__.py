@@ -46,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
         if options.command == "exec" and not command:
             parser.error("exec: the command is missing")
         environment = _environment(options, argv)
+        if environment.mended is not None:
+            print(f"stager: {environment.mended}", file=sys.stderr)
         if options.command == "exec":
             return _exec(environment, command)
         if options.command == "probe":
@@ -130,7 +132,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
         os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
     root = secure_root(fs.choose_base(options.base, 0, 0, os.environ))
     if not os.path.isdir(unpack.env_path(root, manifest.id)):
-        room = room_for(manifest.layers)
+        room = room_for(manifest.layers, manifest)
         root = secure_root(fs.choose_base(options.base, *room, os.environ))
     return unpack.unpack(
         options.bundle,

@@ -90,8 +90,10 @@ def _converse(hearing: Hearing) -> int:
             phase = str(hearing.request["phase"])
             if early is None and phase in (EARLY, "preflight", "probe"):
                 early = _start_early(hearing.request)
-            if phase != EARLY:
-                _answer(phase, hearing, {**PHASES, "launch": run})
+            answer = _answer(phase, hearing, {**PHASES, "launch": run}) if phase != EARLY else {}
+            if early is not None and "damage" in answer:
+                early.close()  # it imports from what is damaged; another one is started later
+                early = None
             if not hearing.following():
                 return 0
     finally:
@@ -195,11 +197,10 @@ def _launch(job: Job, hearing: Hearing) -> dict[str, Any]:
 
 def _tidy(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Remove what the job has left on this node."""
-    import shutil
-
     from .launching.ranked import work_dir
+    from .node import removal
 
-    shutil.rmtree(work_dir(job, str(hearing.request["root"])), ignore_errors=True)
+    removal.sweep(work_dir(job, str(hearing.request["root"])))
     return {}
 
 

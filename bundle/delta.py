@@ -1,8 +1,12 @@
 """Taking unchanged layers from environments that are already on the node.
 
 A hard link costs no space and next to no time. It is safe because a published environment is never
-modified. Where somebody did so nevertheless, it shows: a file of another length or mode, or written
-to after the environment was published, is not linked; its layer is unpacked instead.
+modified. Where somebody did so nevertheless, it shows: a file of another length or mode is not
+linked, and one that was written to after the environment was published only if it has its digest;
+else the file is taken from another environment, or its layer is unpacked.
+
+Environments share the damage of a file that they share. One that is found to have another digest is
+marked as written to just now, so that each of them notices when it is used next.
 """
 
 from __future__ import annotations
@@ -11,9 +15,13 @@ import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from .manifest import Digest, Layer, ManifestError, Part, parse
+from .fs import digest_of, read_file
+from .manifest import Digest, Layer, Manifest, ManifestError, Part, parse
+from .unpacking import damage, listing
 from .unpacking.layer import Entry
 from .unpacking.merge import STATE
 from .unpacking.pool import share
@@ -25,51 +33,74 @@ They are next to one another in the order of paths, so that two processes seldom
 directory, for which they would wait for each other."""
 
 
-def older_layers(envs: str, heads: Collection[str]) -> dict[str, str]:
-    """Which layers of a bundle lie in which environment.
+_UNTOUCHED = 315_532_800 * 10**9
+"""A time before every environment's, 1980: a file that was touched, and has its digest, gets it."""
+
+
+@dataclass(frozen=True)
+class Linking:
+    """How files are linked."""
+
+    processes: int
+    """How many processes link."""
+    verify: bool = False
+    """Whether every file is read before, as where some are known to be damaged."""
+
+
+def older_layers(envs: str, heads: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Which layers of a bundle lie in which environments.
 
     Args:
         envs: the directory of published environments.
         heads: the head digests of the layers that are looked for.
 
     Returns:
-        For the head digest of each layer found, the environment's path; newest environment first.
+        For the head digest of each layer found, the environments' paths, newest first.
     """
     wanted = set(heads)
-    found: dict[str, str] = {}
-    for path in _newest_first(envs):
-        if wanted <= found.keys():
-            break
-        try:
-            with open(_manifest(path), "rb") as handle:
-                older = parse(handle.read())
-        except (OSError, ManifestError):
-            continue
-        for layer in older.layers:
+    found: dict[str, tuple[str, ...]] = {}
+    for path, manifest in _manifests(envs):
+        for layer in manifest.layers:
             if layer.head in wanted:
-                found.setdefault(layer.head, path)
+                found[layer.head] = (*found.get(layer.head, ()), path)
     return found
 
 
+def sound_layers(envs: str, processes: int) -> set[str]:
+    """Return the head digests of layers that lie undamaged in some environment, as far as it shows.
+
+    Raises:
+        NodeError: a process that looked was killed.
+    """
+    sound: set[str] = set()
+    for path, manifest in _manifests(envs):
+        damaged = damage.damaged_layers(path, damage.faults(path, processes))
+        sound |= {
+            layer.head for number, layer in enumerate(manifest.layers) if number not in damaged
+        }
+    return sound
+
+
 def link_layers(
-    wanted: Sequence[tuple[str, Sequence[Entry]]], staging: str, processes: int
+    wanted: Sequence[tuple[Sequence[str], Sequence[Entry]]], staging: str, how: Linking
 ) -> list[bool]:
     """Link every file of each layer, or none that counts; in several processes.
 
     Args:
-        wanted: for each layer the environment that has it, and its files.
+        wanted: for each layer the environments that may have it, and its files.
         staging: where they are linked to; the directories are there.
-        processes: how many processes link.
+        how: how they are linked.
 
     Returns:
-        For each layer whether it is linked. It is not where a file is missing, has another length,
-        or cannot be linked; the caller then writes the layer.
+        For each layer whether it is linked. It is not where a file is missing or damaged in all of
+        its environments, or cannot be linked; the caller then writes the layer.
 
     Raises:
         NodeError: a process was killed.
     """
     spoilt = mmap.mmap(-1, len(wanted) + 1)  # a byte for each layer, shared with the processes
-    published = {source: _published(source) for source, _ in wanted}
+    published = {source: listing.published(source) for sources, _ in wanted for source in sources}
+    link = _Links(staging, published, how.verify)
     tasks = [
         (number, start)
         for number, (_, entries) in enumerate(wanted)
@@ -78,14 +109,14 @@ def link_layers(
 
     def work(task: int) -> None:
         number, start = tasks[task]
-        source, files = wanted[number]
-        try:
-            for folder, entries in _folders(files[start : start + _RUN]).items():
-                _link(f"{source}/{folder}", f"{staging}/{folder}", entries, published[source])
-        except OSError:
+        sources, files = wanted[number]
+        missing = list(files[start : start + _RUN])
+        for source in sources:
+            missing = link.make(source, missing) if missing else []
+        if missing:
             spoilt[number] = 1
 
-    share(len(tasks), work, processes)
+    share(len(tasks), work, how.processes)
     linked = [not spoilt[number] for number in range(len(wanted))]
     for whole, (_, entries) in zip(linked, wanted):
         # Removed, so that the writer makes new files instead of writing into the shared ones.
@@ -103,36 +134,75 @@ def _folders(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     return folders
 
 
-def _link(source: str, target: str, entries: Sequence[Entry], published: int) -> None:
-    """Link the files of one directory, by names relative to it, which costs a fifth less.
+@dataclass(frozen=True)
+class _Links:
+    """Links files from environments to where another one is built."""
 
-    Raises:
-        OSError: one of them has been changed, or cannot be linked.
-    """
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    with contextlib.ExitStack() as opened:
-        old = os.open(source, flags)
-        opened.callback(os.close, old)
-        new = os.open(target, flags)
-        opened.callback(os.close, new)
-        for entry in entries:
-            name = entry.path.rpartition("/")[2]
-            if not _unchanged(os.stat(name, dir_fd=old, follow_symlinks=False), entry, published):
-                raise OSError(f"{source}/{name} has been changed")
-            os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+    staging: str
+    published: Mapping[str, int]
+    """When each environment was published."""
+    verify: bool
+
+    def make(self, source: str, files: Sequence[Entry]) -> list[Entry]:
+        """Link what one environment has; returns the files that it has not."""
+        missing = []
+        for folder, entries in _folders(files).items():
+            try:
+                missing += self._folder(source, folder, entries)
+            except OSError:
+                missing += entries  # what is linked already is found there, and replaced
+        return missing
+
+    def _folder(self, source: str, folder: str, entries: Sequence[Entry]) -> list[Entry]:
+        """Link the files of one directory, by names relative to it, which costs a fifth less."""
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        missing = []
+        with contextlib.ExitStack() as opened:
+            old = os.open(f"{source}/{folder}", flags)
+            opened.callback(os.close, old)
+            new = os.open(f"{self.staging}/{folder}", flags)
+            opened.callback(os.close, new)
+            if os.readlink(f"/proc/self/fd/{old}") != f"{source}/{folder}".rstrip("/"):
+                return list(entries)  # a link on the way leads elsewhere
+            for entry in entries:
+                name = entry.path.rpartition("/")[2]
+                if self._is_sound(old, name, entry, self.published[source]):
+                    os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+                else:
+                    missing.append(entry)
+        return missing
+
+    def _is_sound(self, folder: int, name: str, entry: Entry, published: int) -> bool:
+        """Whether a file is as it was published; it is read where there is a doubt."""
+        try:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        if not _fits(found, entry):
+            return False
+        late = found.st_mtime_ns > published
+        if not late and not self.verify:
+            return True
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        with open(handle, "rb") as file:
+            if digest_of(handle) != entry.sha256:
+                mark(handle)
+                return False
+            if late:
+                os.utime(file.fileno(), ns=(found.st_atime_ns, _UNTOUCHED))
+        return True
 
 
-def _published(env: str) -> int:
-    """When an environment was published: the time of the last file that is written before."""
-    try:
-        return os.stat(_manifest(env)).st_mtime_ns
-    except OSError:
-        return -1  # older than any file
+def mark(handle: int) -> None:
+    """Mark a damaged file as written to just now, in every environment that shares it."""
+    now = time.time_ns()
+    os.utime(handle, ns=(now, now))
 
 
-def head_of(env: str, layer: Layer) -> bytes | None:
-    """The head of a layer as an environment keeps it; None where it is not what it must be."""
-    return _checked(os.path.join(env, STATE, "layers", layer.id), layer.head)
+def head_of(envs: Sequence[str], layer: Layer) -> bytes | None:
+    """The head of a layer as an environment keeps it; None where none has what it must be."""
+    kept = (_checked(os.path.join(env, STATE, "layers", layer.id), layer.head) for env in envs)
+    return next((head for head in kept if head is not None), None)
 
 
 def decompressor_path(env: str, part: Part) -> str:
@@ -162,34 +232,39 @@ def has_decompressor(envs: str, name: str, size: int) -> bool:
 
 def _checked(path: str, sha256: str) -> bytes | None:
     try:
-        with open(path, "rb") as handle:
-            data = handle.read()
+        data = read_file(path)
     except OSError:
         return None
     return data if Digest.of(data) == sha256 else None
 
 
-def _unchanged(found: os.stat_result, entry: Entry, published: int) -> bool:
-    """Whether a file is as it was published, as far as can be told without reading it.
-
-    Its ``ctime`` does not tell: linking a file changes it.
-    """
+def _fits(found: os.stat_result, entry: Entry) -> bool:
+    """Whether a file's kind, length and mode are what they must be."""
     return (
         stat.S_ISREG(found.st_mode)
         and found.st_size == entry.size
         and found.st_mode & 0o100 == entry.mode & 0o100
-        and found.st_mtime_ns <= published
     )
 
 
-def _manifest(env: str) -> str:
-    return os.path.join(env, STATE, "manifest.json")
+def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:
+    """The environments that say what they are made of, newest first."""
+    for path in _newest_first(envs):
+        try:
+            manifest = parse(read_file(os.path.join(path, damage.MANIFEST)))
+        except (OSError, ManifestError):
+            continue
+        yield path, manifest
 
 
 def _newest_first(envs: str) -> list[str]:
     try:
-        with os.scandir(envs) as listing:
-            found = [(item.stat().st_mtime, item.path) for item in listing if item.is_dir()]
+        with os.scandir(envs) as items:
+            found = [
+                (item.stat().st_mtime, item.path)
+                for item in items
+                if item.is_dir(follow_symlinks=False)
+            ]
     except OSError:
         return []
     return [path for _, path in sorted(found, reverse=True)]

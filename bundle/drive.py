@@ -176,6 +176,7 @@ def _preflight(state: State) -> None:
         asked["heads"] = [layer.head for layer in manifest.layers]
         wheel = manifest.decompressor
         asked["room"] = [room_for([layer]) for layer in manifest.layers]
+        asked["own_room"] = room_for([], manifest)
         asked["size"] = os.path.getsize(state.job.bundle)
         asked["wheel"] = None if wheel is None else [wheel.name, wheel.size]
     with homecoming.marked(state.job) as marker:
@@ -184,10 +185,21 @@ def _preflight(state: State) -> None:
     lines = []
     for node, facts in state.facts.items():
         lines.append(preflight.line(node, facts))
+        if "damage" in facts:
+            lines.append(f"{node} damage: {_note_damage(state, node, facts['damage'])}")
         lines += [f"{node} problem: {Problem.from_json(raw)}" for raw in facts["problems"]]
+    looked = [float(facts.get("check_seconds", 0.0)) for facts in state.facts.values()]
+    state.result["check_seconds"] = max(looked, default=0.0)
     state.logs.preflight(lines)
     state.leave_out_or_fail()
     state.choose_nproc()
+
+
+def _note_damage(state: State, node: str, raw: dict[str, str]) -> str:
+    """Say what is wrong with the environment on a node; returns that."""
+    text = str(Problem.from_json(raw))
+    state.emit({"event": "note", "text": f"{node}: {text}"})
+    return text
 
 
 def _place(state: State) -> None:
@@ -202,6 +214,10 @@ def _unpack(state: State) -> None:
         if answer["ok"]:
             how = "reused" if answer["reused"] else "staged"
             state.tell(node, f"{node} {how} -> {answer['path']}")
+        if "mended" in answer:
+            state.result.setdefault("repaired", {})[node] = answer["mended"]
+            if "damage" not in state.facts[node]:
+                _note_damage(state, node, answer["mended"])
     state.leave_out_or_fail()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,9 @@ _SHARED = """9p acfs afs beegfs ceph cifs cvmfs2 exafs fhgfs gfs2 glusterfs gpfs
 _SHARED_FUSE = """alluxio beegfs blobfuse blobfuse2 ceph ceph-fuse curlftpfs cvmfs2 davfs dfuse
     gcsfuse glusterfs goofys juicefs lizardfs mfs moosefs mount-s3 mountpoint-s3 orangefs pvfs2
     quobyte rclone s3fs seaweedfs smbnetfs sshfs unionfs-hadoop weed"""
+_READ_LIMIT = 1 << 28
+_CHUNK = 1 << 20
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -259,3 +265,25 @@ def _plain(field: str) -> str:
 def fault(what: str, where: str, why: str) -> NodeError:
     """The error about a directory that will not do; the remedy is to name another one."""
     return NodeError(Problem(what=what, where=where, why=why, fix=MOVE_IT))
+
+
+def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:
+    """What is in a file, which is neither followed if it is a link nor waited for if it is a pipe.
+
+    Raises:
+        OSError: it cannot be read, is no file, or is longer than this.
+    """
+    handle = os.open(path, _OPEN)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            raise OSError(errno.EINVAL, "it is not a file of a possible size", path)
+        return file.read()
+
+
+def digest_of(handle: int) -> str:
+    """The sha256 of an open file, from where it stands."""
+    digest = hashlib.sha256()
+    while data := os.read(handle, _CHUNK):
+        digest.update(data)
+    return digest.hexdigest()

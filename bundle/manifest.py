@@ -43,8 +43,13 @@ KINDS = ("wheel", "project", "trainer", "asset")
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _PYTHON = re.compile(r"3\.\d{1,3}")
+_LIBC_VERSION = re.compile(r"(?:\d{1,4}(?:\.\d{1,4}){0,3})?")
 _SIZE_LIMIT = 1 << 60
 _DISK_BLOCK = 4096
+_LISTED = 64
+"""Bytes that a file takes in the listing of an environment, generously."""
+_OWN_BYTES, _OWN_INODES = 256 << 10, 96
+"""What an environment holds whatever it is made of: hooks, links, directories."""
 
 
 class ManifestError(ValueError):
@@ -266,11 +271,23 @@ def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
     return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
 
 
-def room_for(layers: Sequence[Layer]) -> tuple[int, int]:
-    """Bytes and inodes that unpacking these layers takes: file systems hand out whole blocks."""
-    files = sum(layer.files for layer in layers)
-    size = sum(layer.unpacked_size for layer in layers)
-    return size + files * _DISK_BLOCK // 2, files + files // 4 + 64
+def room_for(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[int, int]:
+    """Bytes and inodes that unpacking these layers takes: file systems hand out whole blocks.
+
+    Args:
+        layers: what is unpacked.
+        whole: the bundle, for what each environment of it keeps besides; None leaves that out.
+    """
+    files = sum(layer.files + 1 for layer in layers)  # each keeps its head
+    size = sum(layer.unpacked_size + layer.head_size for layer in layers)
+    inodes = files + files // 4
+    if whole is not None:
+        part = whole.decompressor
+        # The wheel is kept, and loaded from a copy of its program, which is the smaller half.
+        wheel = part.size + part.size // 2 if part is not None else 0
+        size += wheel + len(whole.to_bytes()) + whole.files * _LISTED + _OWN_BYTES
+        inodes += _OWN_INODES
+    return size + files * _DISK_BLOCK // 2, inodes
 
 
 def padding(size: int) -> int:
@@ -311,6 +328,8 @@ def _check(manifest: Manifest) -> None:
         _text(value, "requires")
     for value in (manifest.name, *manifest.packages, *manifest.imports):
         _text(value, "name, packages or imports")
+    if not _LIBC_VERSION.fullmatch(needs.libc_version):
+        raise ValueError(f"requires.libc_version is {needs.libc_version[:20]!r}")
     if not _PYTHON.fullmatch(_text(needs.python, "requires.python")):
         raise ValueError(f"requires.python is {needs.python!r}")
     for part in (manifest.node, manifest.decompressor):

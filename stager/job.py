@@ -135,7 +135,7 @@ def make_job(
         bundle=str(bundle),
         bundle_id=manifest.id,
         requires=manifest.requires,
-        room=room_for(manifest.layers),
+        room=room_for(manifest.layers, manifest),
         packages=manifest.packages,
         imports=manifest.imports,
         node_root=settled.cluster.node_root,

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import types
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -81,9 +82,9 @@ def make_layers(
     ids = {layer_id(source, target): source for source in sources}
     missing = {key: source for key, source in ids.items() if not _usable(store, key)}
     if missing:
-        # A wheel grows about fivefold in the spool, bytecode included, and only `jobs` at a time.
-        spools = sorted((source.size for source in missing.values()), reverse=True)[:jobs]
-        room = sum(source.size for source in missing.values()) * 2 + 5 * sum(spools)
+        # What is spooled lies there unpacked, and only `jobs` at a time.
+        spools = sorted(map(_spooled, missing.values()), reverse=True)[:jobs]
+        room = sum(source.size for source in missing.values()) * 3 // 2 + sum(spools)
         store.require_space(room, "the layers")
         _build_all(missing, store=store, target=target, jobs=jobs, progress=progress)
     return MadeLayers(
@@ -92,6 +93,18 @@ def make_layers(
         reused=len(ids) - len(missing),
         notes=() if target.is_host_python else (_no_bytecode(target),),
     )
+
+
+def _spooled(source: Source) -> int:
+    """Bytes that a source takes while its layer is made: unpacked, with its bytecode."""
+    if source.wheel is None:
+        return source.size
+    try:
+        with zipfile.ZipFile(source.wheel) as archive:
+            members = [(member.filename, member.file_size) for member in archive.infolist()]
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return source.size  # it is refused with a message of its own
+    return sum(size * 5 // 2 if name.endswith(".py") else size for name, size in members)
 
 
 def _no_bytecode(target: Target) -> str:

@@ -18,15 +18,16 @@ from typing import cast
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from bundle.manifest import Digest, Manifest, canonical_json
+from bundle.fs import ROOT_VARIABLE
+from bundle.manifest import Digest, Manifest, canonical_json, room_for
 from bundle.problem import Problem
 
 from .bundling.bundles import Chosen, node_program
 from .deletion import remove
-from .errors import BundleError, StagerError
+from .errors import BundleError, SpaceError, StagerError
 from .model import Target
 from .run import CommandError, Runner, run
-from .store import Store
+from .store import STORE_HINT, Store
 
 PROBE_SECONDS = 1200.0
 _USER = "environment.requirements"
@@ -83,7 +84,8 @@ def prove(
     obstacle = _obstacle(manifest, target, run)
     if obstacle:
         return Proof(done=False, how=f"closure not proved: {obstacle}")
-    store.require_space(manifest.unpacked_size + 4096 * manifest.files, "the proof of closure")
+    needed, inodes = room_for(manifest.layers, manifest)
+    store.require_space(needed, "the proof of closure", inodes)
     scratch = store.scratch("prove")
     try:
         denied, how = _deny_network(run)
@@ -200,7 +202,7 @@ def _probe(program: Path, bundle: Chosen, scratch: Path, denied: list[str], run:
     names = ("http_proxy", "https_proxy", "all_proxy")
     away = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
     env = {**away, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
-    env["STAGER_NODE_ROOT"] = str(scratch)
+    env[ROOT_VARIABLE] = str(scratch)
     python = getattr(sys, "_base_executable", sys.executable)
     argv = [*denied, sys.executable, "-I", "-S", str(program), "probe", str(bundle.path)]
     argv += [str(scratch), "--id", bundle.id, "--json", "--python", python]
@@ -211,7 +213,11 @@ def _probe(program: Path, bundle: Chosen, scratch: Path, denied: list[str], run:
         raise CommandError(done, reason="the node program gave no answer") from None
     if "problem" in said:
         problem = Problem.from_json(said["problem"])
-        raise BundleError(f"{problem.where}: {problem.what}: {problem.why}", hint=problem.fix)
+        why = problem.why.replace(f"${ROOT_VARIABLE} = ", "")  # set here, and not by the user
+        text = f"the proof of closure failed: {problem.where}: {problem.what}: {why}"
+        if ROOT_VARIABLE in problem.fix:
+            raise SpaceError(text, hint=STORE_HINT)
+        raise BundleError(text, hint=problem.fix)
     return Answer(
         path=Path(said["path"]), problems=[Problem.from_json(p) for p in said["problems"]]
     )

@@ -27,6 +27,10 @@ from .model import Digest
 CHUNK = 1 << 20
 FEW_INODES = 100
 """A build makes tens of files in the store, not thousands: layers stay packed there."""
+STORE_HINT = (
+    "free some space, or move the store with environment.offline-root "
+    "in stager.toml or $OFFLINE_ROOT"
+)
 
 
 class Store:
@@ -160,26 +164,27 @@ class Store:
             finally:
                 remove(folder)
 
-    def require_space(self, needed: int, what: str) -> None:
+    def require_space(self, needed: int, what: str, inodes: int = FEW_INODES) -> None:
         """Refuse to start writing what will not fit.
 
         Args:
             needed: bytes about to be written under the root.
             what: what they are, for the message.
+            inodes: how many files and directories that makes.
 
         Raises:
-            SpaceError: fewer bytes are free than needed, or next to no files can be made.
+            SpaceError: fewer bytes or inodes are free than needed.
         """
         self.make_folder(self.root)
         state = os.statvfs(self.root)
         free = state.f_bavail * state.f_frsize
-        if free < needed or (state.f_files and state.f_favail < FEW_INODES):
-            inodes = f" and {state.f_favail} inodes" if state.f_files else ""
+        if free < needed or (state.f_files and state.f_favail < inodes):
+            more = f" and {inodes} inodes" if state.f_files and state.f_favail < inodes else ""
+            have = f" and {state.f_favail} inodes" if state.f_files else ""
             raise SpaceError(
-                f"not enough space for {what}: need {needed / 1e6:,.0f} MB, "
-                f"have {free / 1e6:,.0f} MB{inodes} at {self.root}",
-                hint="free some space, or move the store with environment.offline-root "
-                "in stager.toml or $OFFLINE_ROOT",
+                f"not enough space for {what}: need {needed / 1e6:,.0f} MB{more}, "
+                f"have {free / 1e6:,.0f} MB{have} at {self.root}",
+                hint=STORE_HINT,
             )
 
     def _folder(self, name: str) -> Path:
@@ -279,8 +284,7 @@ def cannot_write(path: Path, exc: OSError) -> StagerError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpaceError(
             f"no space left while writing {path}",
-            hint="free some space, or move the store with environment.offline-root "
-            "in stager.toml or $OFFLINE_ROOT",
+            hint=STORE_HINT,
         )
     return StagerError(
         f"cannot write {path}: {exc.strerror or exc}",

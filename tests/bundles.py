@@ -124,14 +124,28 @@ def left_over(base: Path) -> list[str]:
     )
 
 
+def rot(path: Path) -> None:
+    """Change one byte of a file as a failing disk does: its length and its times stay."""
+    before = path.stat()
+    with path.open("r+b") as handle:
+        handle.seek(-1, os.SEEK_END)
+        last = handle.read(1)
+        handle.seek(-1, os.SEEK_END)
+        handle.write(bytes([last[0] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def tree(folder: Path) -> dict[str, tuple[str, object]]:
-    """Every file and link below a folder: its kind and mode, and its content or target."""
+    """Every file and link below a folder: its kind and mode, and its content or target.
+
+    The listing of an environment is left out: it holds a time.
+    """
     found: dict[str, tuple[str, object]] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             found[name] = ("link", os.readlink(path))
-        elif path.is_file():
+        elif path.is_file() and name != ".stager/listing":
             found[name] = (f"{path.stat().st_mode & 0o777:o}", path.read_bytes())
     return found
 

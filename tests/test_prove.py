@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from building import HOST, Project, Recorder, layers_of, left_in_tmp
-from namespaces import not_here
+from building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
+from namespaces import namespace, not_here
 from wheelhouse import Member, make_wheel, parts
 
 from bundle.manifest import Requires
@@ -229,3 +229,32 @@ def test_metadata_without_a_name_is_a_fault(tmp_path: Path) -> None:
     empty = Member(name=f"{base.dist_info}/METADATA", data=b"Metadata-Version: 2.1\n")
     site = site_with(tmp_path, replace(base, members=(*members, empty)).write(tmp_path))
     assert unmet(site, [], HOST) == ["a package has metadata without name and version"]
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+def test_a_store_without_inodes_is_said_to_be_full_in_its_own_words(
+    project: Project, tmp_path: Path
+) -> None:
+    """No variable is named that nobody has set."""
+    files = {f"many/f{number}.txt": "" for number in range(400)}
+    project.locked(make_wheel(tmp_path, "many", files=files), more="[project]\npath = false")
+    project.build()
+    small = tmp_path / "small"
+    small.mkdir()
+    shell = f"mount -t tmpfs -o nr_inodes=350 none {small}\ncp -r {project.store.root}/* {small}"
+    code = f"""
+import os, subprocess
+env = {{**os.environ, "OFFLINE_ROOT": {str(small)!r}}}
+env.pop("STAGER_NODE_ROOT", None)
+done = subprocess.run({[*STAGER, "build", "--offline"]!r}, cwd={str(project.root)!r}, env=env,
+    capture_output=True, text=True)
+print(json.dumps([done.returncode, done.stderr]))
+"""
+    status, said = namespace("-m", shell, code)
+    assert status == 1
+    assert "not enough space for the proof of closure: need " in said
+    assert " inodes, have " in said
+    assert "STAGER_NODE_ROOT" not in said
+    assert "$OFFLINE_ROOT" in said

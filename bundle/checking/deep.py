@@ -7,28 +7,29 @@ So nothing is needed besides, and no damage to what is kept here goes unnoticed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
-import hashlib
 import mmap
 import os
-import re
 import stat
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
 
 from .. import delta
+from ..fs import digest_of, read_file
 from ..manifest import Digest, Manifest, ManifestError, parse
 from ..node import locks, removal
 from ..problem import NodeError, Problem
-from ..unpack import env_path, lock_path, using
+from ..unpack import env_path, lock_path, making, using
+from ..unpacking import damage
+from ..unpacking.damage import Fault, interpreter_faults
 from ..unpacking.decompressor import load_decompressor
 from ..unpacking.layer import Entry, LayerError, decode_head
-from ..unpacking.merge import STATE, Merged, merge, own_files, site_packages
+from ..unpacking.merge import STATE, Merged, merge, own_files
 from ..unpacking.pool import share
-from ..unpacking.venv import hooks
+from ..unpacking.venv import hooks, own_links
 from ..unpacking.writer import write_problem
 
 SHOWN = 20
@@ -36,19 +37,7 @@ SHOWN = 20
 REMEDY = "remove it with `stager clean --nodes`, then stage it again"
 
 _DAMAGED = "the environment is damaged"
-_CHUNK = 1 << 20
 _GROUPS = 1024  # as many tasks as pool.share hands out one by one
-_RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
-"""What ``venv`` renames into place when it points an environment at another interpreter."""
-
-
-class Fault(NamedTuple):
-    """One thing in an environment that is not as it was built."""
-
-    path: str
-    """Relative to the environment."""
-    why: str
-    """What was found, and what should be there."""
 
 
 def damaged_files(env_dir: str, processes: int) -> list[Problem]:
@@ -71,7 +60,8 @@ def damaged_files(env_dir: str, processes: int) -> list[Problem]:
     with using(root, os.path.basename(env_dir)):
         try:
             manifest = _manifest(env_dir)
-            merged = _merged(env_dir, manifest, os.path.join(root, "incoming"))
+            with making(root, manifest.id):  # else its scratch would be swept away
+                merged = _merged(env_dir, manifest, os.path.join(root, "incoming"))
         except LayerError as exc:
             return [Problem(_DAMAGED, env_dir, str(exc), REMEDY)]
         except OSError as exc:
@@ -89,8 +79,8 @@ def damaged_files(env_dir: str, processes: int) -> list[Problem]:
 def discard(root: str, bundle_id: str) -> bool:
     """Take a damaged environment out of service, so that the next unpack makes it anew.
 
-    None of its files is given to another environment any more: a file that older environments
-    share is marked as written to, and what :mod:`bundle.delta` links has to be untouched.
+    A damaged file that other environments share has been marked by :func:`damaged_files`, so that
+    it is given to none any more, and each of them notices when it is used next.
 
     Args:
         root: the node root.
@@ -108,14 +98,13 @@ def discard(root: str, bundle_id: str) -> bool:
         with locks.taken(lock_path(root, bundle_id), fcntl.LOCK_EX | fcntl.LOCK_NB):
             if not os.path.lexists(final):
                 return False
-            _mark_shared(final)
             os.rename(final, aside)
             removal.delete(aside)
     except BlockingIOError as exc:
         what, why = "the damaged environment cannot be removed", "a job on this node is using it"
         fix = "wait until that job has ended, or end it, and stage again"
         raise NodeError(Problem(what, final, why, fix)) from exc
-    except (OSError, RecursionError) as exc:
+    except OSError as exc:
         what = "the damaged environment cannot be removed"
         why = getattr(exc, "strerror", None) or str(exc)
         where = str(getattr(exc, "filename", None) or final)
@@ -130,8 +119,7 @@ def _manifest(env_dir: str) -> Manifest:
         LayerError: it is missing, damaged, or another one.
     """
     try:
-        with open(os.path.join(env_dir, STATE, "manifest.json"), "rb") as handle:
-            manifest = parse(handle.read())
+        manifest = parse(read_file(os.path.join(env_dir, STATE, "manifest.json")))
     except (OSError, ManifestError) as exc:
         why = getattr(exc, "strerror", None) or exc
         raise LayerError(f"its manifest cannot be read: {why}") from exc
@@ -151,13 +139,12 @@ def _merged(env_dir: str, manifest: Manifest, scratch: str) -> Merged:
     part, wheel = manifest.decompressor, None
     if part is not None:
         try:
-            with open(delta.decompressor_path(env_dir, part), "rb") as handle:
-                wheel = handle.read()
+            wheel = read_file(delta.decompressor_path(env_dir, part))
         except OSError as exc:
             raise LayerError(f"{part.name} cannot be read: {exc.strerror or exc}") from exc
         if Digest.of(wheel) != part.sha256:
             raise LayerError(f"{part.name} does not have the digest in the manifest")
-    heads = [delta.head_of(env_dir, layer) for layer in manifest.layers]
+    heads = [delta.head_of((env_dir,), layer) for layer in manifest.layers]
     lost = [layer.name for layer, head in zip(manifest.layers, heads) if head is None]
     if lost:
         more = f" and {len(lost) - 1} more layers" if lost[1:] else ""
@@ -182,6 +169,8 @@ def _changed(env_dir: str, files: Sequence[Entry], processes: int) -> Iterator[F
 
         share(count, work, processes)
         bad = [entry for number, entry in enumerate(files) if marks[number]]
+    for entry in bad:
+        _mark(f"{env_dir}/{entry.path}")
     for number, entry in enumerate(bad):
         # Read again for the words, unless it is only counted.
         again = _difference(env_dir, entry) if number < SHOWN else "it differs"
@@ -216,12 +205,10 @@ def _state_difference(found: os.stat_result, entry: Entry) -> str:
 
 
 def _content_difference(handle: int, entry: Entry) -> str:
-    digest = hashlib.sha256()
-    while data := os.read(handle, _CHUNK):
-        digest.update(data)
-    if digest.hexdigest() == entry.sha256:
+    digest = digest_of(handle)
+    if digest == entry.sha256:
         return ""
-    return f"its sha256 begins with {digest.hexdigest()[:12]}, not with {entry.sha256[:12]}"
+    return f"its sha256 begins with {digest[:12]}, not with {entry.sha256[:12]}"
 
 
 def _own(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
@@ -234,28 +221,16 @@ def _own(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
         why = _difference(env_dir, entry)
         if why:
             yield Fault(path, why)
-    try:
-        with open(os.path.join(env_dir, "pyvenv.cfg"), encoding="utf-8") as handle:
-            said = handle.read().splitlines()
-        target = os.readlink(python)
-    except (OSError, ValueError) as exc:
-        yield Fault("pyvenv.cfg", f"it cannot be read, or bin/python cannot: {exc}")
-        return
-    wanted = [f"home = {os.path.dirname(target)}", "include-system-site-packages = false"]
-    if said != [*wanted, f"executable = {target}"]:
-        yield Fault("pyvenv.cfg", f"it does not say what it must for {target}")
+    yield from interpreter_faults(env_dir)
+    fault = damage.own_fault(env_dir)
+    if fault is not None:
+        yield fault
 
 
 def _unlisted(env_dir: str, manifest: Manifest, merged: Merged) -> Iterator[Fault]:
     """Whatever is there and was not built, links that lead elsewhere, and missing links."""
     python = manifest.requires.python
-    links = {
-        **merged.links,
-        "pkgs": site_packages(python),
-        "lib64": "lib",
-        "bin/python3": "python",
-        f"bin/python{python}": "python",
-    }
+    links = {**merged.links, **own_links(python)}
     files = {entry.path for entries in merged.entries for entry in entries}
     files |= {*own_files(python), *(f"{STATE}/layers/{layer.id}" for layer in manifest.layers)}
     if manifest.decompressor is not None:
@@ -298,7 +273,7 @@ def _listing(env_dir: str, folders: Collection[str]) -> Iterator[tuple[str, str]
                     continue
             elif path in known and item.is_dir(follow_symlinks=False):
                 waiting.append(path)
-            elif not _RENEWED.fullmatch(path):
+            elif not damage.RENEWED.fullmatch(path):
                 yield path, ""
 
 
@@ -313,16 +288,11 @@ def _worded(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
     return problems
 
 
-def _mark_shared(path: str) -> None:
-    """Set the time of every file that has a second name elsewhere, which is its time there, too.
-
-    Raises:
-        OSError: it cannot be set; a damaged file would be linked again.
-    """
-    now = time.time_ns()
-    for folder, _, names in os.walk(path):
-        for name in names:
-            one = os.path.join(folder, name)
-            found = os.stat(one, follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-                os.utime(one, ns=(now, now), follow_symlinks=False)
+def _mark(path: str) -> None:
+    """Mark a damaged file as written to just now, in every environment that shares it."""
+    with contextlib.suppress(OSError):  # it is missing, or no file: that shows without a mark
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            delta.mark(handle)
+        finally:
+            os.close(handle)

@@ -56,7 +56,11 @@ def carry_out(state: State) -> None:
     kept = tuple(node for node in direct if node in state.job.nodes)
     if kept:
         shared = {"bundle": state.job.bundle}
-        state.ask_some("unpack", kept, lambda node: {**state.found(node), **shared})
+
+        def asked(node: str) -> dict[str, Any]:
+            return {**state.found(node), **shared, "checked": state.facts[node]["ready"]}
+
+        state.ask_some("unpack", kept, asked)
     for number, group in enumerate(plan.groups):
         if group.how == BROADCAST:
             _send(state, group, number)

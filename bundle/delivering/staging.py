@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from .. import probe, unpack
 from ..archive import Excerpt
 from ..job import Job
-from ..node import locks
+from ..node import locks, removal
 from ..problem import NodeError, Problem
 from ..talking.hearing import GO, Hearing
 from .arrival import Arrival
@@ -31,7 +30,9 @@ def stage(job: Job, hearing: Hearing) -> dict[str, Any]:
     request = hearing.request
     incoming = request.get("incoming")
     if incoming is None:
-        return _unpack(job, request, str(request["bundle"]), None)
+        return _unpack(
+            job, request, str(request["bundle"]), unpack.Sent(checked=bool(request.get("checked")))
+        )
     path = str(incoming["target"])
     with locks.using_root(str(request["root"])):
         return _receive(job, hearing, path)
@@ -87,7 +88,7 @@ def _remove(folder: str) -> None:
     """Remove the directory of what is sent, also while ``sbcast`` makes the file in it."""
     for _ in range(_TRIES):
         try:
-            shutil.rmtree(folder)
+            removal.delete(folder)
         except FileNotFoundError:
             return
         except OSError:
@@ -101,9 +102,7 @@ def _follow(hearing: Hearing, arrival: Arrival) -> None:
     arrival.end(whole=hearing.command() == GO)
 
 
-def _unpack(
-    job: Job, request: Mapping[str, Any], path: str, sent: unpack.Sent | None
-) -> dict[str, Any]:
+def _unpack(job: Job, request: Mapping[str, Any], path: str, sent: unpack.Sent) -> dict[str, Any]:
     cpus = int(str(probe.host_facts()["cpus"]))
     answer: dict[str, Any] = {}
     try:
@@ -118,7 +117,10 @@ def _unpack(
     except unpack.Lacking as exc:
         return {"lacking": True, "problems": [exc.problem.to_json()]}
     answer["path"], answer["reused"] = made.path, made.reused
-    waited = sent.arrival.waited if sent is not None and sent.arrival is not None else 0.0
+    answer["check_seconds"] = round(made.check_seconds, 3)
+    if made.mended is not None:
+        answer["mended"] = made.mended.to_json()
+    waited = sent.arrival.waited if sent.arrival is not None else 0.0
     answer["unpack_seconds"] = round(max(0.0, made.seconds - waited), 3)
     return {**answer, "files_linked": made.linked, "files_written": made.written}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 from .. import launch, net, probe, unpack
 from ..job import Job
-from ..node import host
+from ..node import host, removal
 from ..problem import NodeError, Problem
 from ..talking.hearing import Hearing
 from ..unpacking import venv
@@ -163,14 +162,14 @@ def _start(
 @contextlib.contextmanager
 def _job_dir(path: str) -> Iterator[None]:
     """This job's private directory, with the wrapper in it; it goes when the job ends."""
-    shutil.rmtree(path, ignore_errors=True)  # of the same job, before it was put back in the queue
+    removal.sweep(path)  # of the same job, before it was put back in the queue
     os.makedirs(path, mode=0o700)
     try:
         with open(os.path.join(path, "run_wrapper.py"), "wb") as handle:
             handle.write(venv.source_of("wrapper"))
         yield
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        removal.sweep(path)
 
 
 @contextlib.contextmanager

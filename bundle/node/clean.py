@@ -164,7 +164,7 @@ class _Cleaning:
                 continue  # another clean, or the end of a job, was first
             except BlockingIOError:
                 self._keep(name if folder == "envs" else f"{folder}/{name}", "in use")
-            except (OSError, RecursionError) as exc:
+            except OSError as exc:
                 self.problems.append(_problem(self._path(folder, name), exc))
 
     def _keep(self, what: str, why: str) -> None:
@@ -242,13 +242,13 @@ class _Cleaning:
             return
         try:
             self._left_over(self._path("cache"), "cache")
-        except (OSError, RecursionError) as exc:
+        except OSError as exc:
             self.problems.append(_problem(self._path("cache"), exc))
 
     def _lock(self, name: str) -> None:
         """Remove a lock whose environment is gone; see ``locks`` for those who wait."""
-        bundle_id = name[: -len(".lock")]
-        if name != f"{bundle_id}.lock" or not _BUNDLE_ID.fullmatch(bundle_id):
+        bundle_id, _, ending = name.partition(".")
+        if ending not in ("lock", "making") or not _BUNDLE_ID.fullmatch(bundle_id):
             return
         path = self._path("locks", name)
         with contextlib.suppress(BlockingIOError), taken(path, _ALONE, create=False):

@@ -12,6 +12,7 @@ from .. import delta, fs, net, probe
 from ..archive import BundleFile
 from ..job import Job
 from ..problem import NodeError, Problem
+from ..unpacking import damage
 from . import interpreter, removal
 from .base import base_for, env_of
 from .root import secure_root
@@ -41,7 +42,8 @@ def base_by_need(job: Job, request: Mapping[str, Any]) -> str:
     sent = 0 if _reading_rate(job) is not None else int(request["size"])
     older = delta.older_layers(os.path.join(own, "envs"), request["heads"])
     lacking = [room for head, room in zip(request["heads"], request["room"]) if head not in older]
-    needed = [sum(column) for column in zip(*lacking)] or [0, 0]
+    own_room = request.get("own_room", (0, 0))
+    needed = [sum(column) for column in zip(own_room, *lacking)]
     if older:
         chosen = fs.choose_base(job.node_root, 0, 0, os.environ)
         facts = fs.facts_of(chosen)
@@ -70,7 +72,9 @@ def preflight(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
         answer.update(_reachable_at(job, request))
     marker = os.path.join(job.run_dir, str(request.get("marker", "")))
     answer["proj"] = os.path.exists(marker)
-    answer.update(_has(job, str(answer["root"]), request))
+    processes = max(1, int(str(host["cpus"])) // int(request.get("nodes_here", 1)))
+    with _collecting(problems):
+        answer.update(_has(job, str(answer["root"]), request, processes))
     answer["host"] = host
     answer["problems"] = [problem.to_json() for problem in problems]
     return answer
@@ -117,15 +121,22 @@ def _place_to_meet(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"address": address, "port": net.free_port(net.port_for(job.id))}
 
 
-def _has(job: Job, root: str, request: Mapping[str, Any]) -> dict[str, Any]:
+def _has(job: Job, root: str, request: Mapping[str, Any], processes: int) -> dict[str, Any]:
     """What of the bundle is here already, and whether it can be read where it lies."""
-    ready = bool(root) and os.path.isdir(env_of(job, root))
+    env, started = env_of(job, root), time.monotonic()
+    found = damage.look(env, processes) if root else None
+    check_seconds = round(time.monotonic() - started, 3)
+    ready = found == []
     rate = None if ready else _reading_rate(job)
     answer: dict[str, Any] = {"ready": ready, "rate": rate, "pkgs": ready or rate is not None}
+    answer["check_seconds"] = check_seconds
+    if found:
+        answer["damage"] = damage.describe(env, found, damage.REPAIRED).to_json()
     heads: Sequence[str] = request.get("heads", ())
     if heads and not ready:
         envs = os.path.join(root, "envs")
-        older = delta.older_layers(envs, heads)
+        # Where there is damage, more is likely: environments are believed only after a look.
+        older = delta.sound_layers(envs, processes) if found else delta.older_layers(envs, heads)
         answer["lacks"] = [number for number, head in enumerate(heads) if head not in older]
         wheel = request.get("wheel")
         answer["has_wheel"] = wheel is None or delta.has_decompressor(envs, *wheel)

@@ -1,6 +1,7 @@
 """Trees on a node's disk: who uses one, how much becomes free with it, and deleting it.
 
-Symbolic links are deleted, never followed.
+Symbolic links are deleted, never followed. A tree may be nested as deeply as the file system
+allows, and so deeper than Python recurses, than a path reaches, and than there are descriptors.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
+import stat
+import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import fs
@@ -18,6 +21,10 @@ from .. import fs
 if TYPE_CHECKING:
     Links = Counter[tuple[int, int]]
     """How many names of each file have been counted, by device and inode."""
+
+_LEVELS = 64
+"""Directories of a tree that are open at a time while it is deleted."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def measure(path: str, links: Links) -> int:
@@ -39,18 +46,122 @@ def measure(path: str, links: Links) -> int:
 def delete(path: str) -> int:
     """Delete a file, a link or a tree, no links followed; the bytes that became free.
 
+    What can be deleted is, also where something else cannot.
+
     Raises:
         OSError: it could not be deleted, or not all of it.
-        RecursionError: it is nested too deeply.
     """
-    if os.path.islink(path) or not os.path.isdir(path):
-        size = measure(path, Counter())
-        os.unlink(path)
+    parent = os.open(os.path.dirname(path) or ".", _FOLDER & ~os.O_NOFOLLOW)
+    try:
+        name = os.path.basename(path)
+        if not _is_directory(os.stat(name, dir_fd=parent, follow_symlinks=False)):
+            return _unlink(name, parent)
+        top = _Level(_open(name, parent), name, [])
+        try:
+            size, failure = _empty(top)
+        finally:
+            os.close(top.handle)
+        if failure is not None:
+            raise OSError(failure.errno, failure.strerror, failure.filename or path)
+        os.rmdir(name, dir_fd=parent)
         return size
-    _open_up(path)
-    size = measure(path, Counter())
-    shutil.rmtree(path)
-    return size
+    finally:
+        os.close(parent)
+
+
+def sweep(path: str) -> None:
+    """Delete a file, a link or a tree as far as that goes: nobody depends on its being gone."""
+    with contextlib.suppress(OSError):
+        delete(path)
+
+
+@dataclass
+class _Level:
+    """An open directory that is being emptied."""
+
+    handle: int
+    name: str
+    folders: list[str]
+    """Directories in it that are still to be emptied."""
+
+
+def _empty(top: _Level) -> tuple[int, OSError | None]:
+    """Delete everything in an open directory; the bytes that became free, and the first failure.
+
+    What lies deeper than ``_LEVELS`` is first moved up to the top.
+    """
+    size, failure = _unlink_files(top)
+    levels = [top]
+    try:
+        while len(levels) > 1 or top.folders:
+            level = levels[-1]
+            try:
+                if not level.folders:
+                    levels.pop()
+                    os.close(level.handle)
+                    os.rmdir(level.name, dir_fd=levels[-1].handle)
+                    continue
+                name = level.folders.pop()
+                levels.append(_Level(_open(name, level.handle), name, []))
+                freed, problem = _unlink_files(levels[-1])
+                size, failure = size + freed, failure or problem
+                if len(levels) > _LEVELS:
+                    _move_up(levels[-1], top)
+            except FileNotFoundError:
+                continue  # somebody else deletes it, too
+            except OSError as exc:
+                failure = failure or exc
+    finally:
+        for level in levels[1:]:
+            os.close(level.handle)
+    return size, failure
+
+
+def _move_up(level: _Level, top: _Level) -> None:
+    """Move the directories in one to the top, under names of their own."""
+    while level.folders:
+        folder, new = level.folders.pop(), f".{os.getpid()}-{time.monotonic_ns()}"
+        os.close(_open(folder, level.handle))  # one that is closed cannot be moved either
+        os.rename(folder, new, src_dir_fd=level.handle, dst_dir_fd=top.handle)
+        top.folders.append(new)
+
+
+def _open(name: str, parent: int) -> int:
+    """Open a directory that is to be emptied, also one that its owner has closed to himself."""
+    place = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)  # which no link can take the place of
+    try:
+        mode = stat.S_IMODE(os.fstat(place).st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            with contextlib.suppress(PermissionError):  # somebody else's, whose group may do
+                os.chmod(f"/proc/self/fd/{place}", mode | stat.S_IRWXU)
+        return os.open(".", _FOLDER, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+def _unlink_files(level: _Level) -> tuple[int, OSError | None]:
+    """Delete all but the directories, which are noted; bytes that became free, first failure."""
+    size, failure = 0, None
+    with os.scandir(level.handle) as listing:
+        items = list(listing)
+    for item in items:
+        if item.is_dir(follow_symlinks=False):
+            level.folders.append(item.name)
+            continue
+        try:
+            size += _unlink(item.name, level.handle)
+        except FileNotFoundError:
+            continue  # somebody else deletes it, too
+        except OSError as exc:
+            failure = failure or exc
+    return size, failure
+
+
+def _unlink(name: str, parent: int) -> int:
+    """Delete one name of a file; the bytes that became free."""
+    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    os.unlink(name, dir_fd=parent)
+    return found.st_size if found.st_nlink == 1 else 0
 
 
 def user_of(path: str) -> int | None:
@@ -93,18 +204,6 @@ def _statuses(path: str) -> Iterator[os.stat_result]:
 def last_change(path: str) -> float:
     """When something in a tree was last written, made or renamed; seconds since the epoch."""
     return max((max(one.st_mtime, one.st_ctime) for one in _statuses(path)), default=0.0)
-
-
-def _open_up(path: str) -> None:
-    """Let directories be emptied whose owner, this user, has closed them to himself."""
-    waiting = [path]
-    while waiting:
-        here = waiting.pop()
-        mode = os.stat(here, follow_symlinks=False).st_mode & 0o7777
-        if mode & 0o700 != 0o700:
-            os.chmod(here, mode | 0o700)
-        with os.scandir(here) as listing:
-            waiting += [one.path for one in listing if one.is_dir(follow_symlinks=False)]
 
 
 def lock_is_free(path: str) -> bool:

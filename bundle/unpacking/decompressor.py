@@ -7,7 +7,6 @@ import io
 import os
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable
 
 from ..problem import NodeError, Problem
@@ -41,26 +40,40 @@ def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress
             zstandard = importlib.import_module("zstandard")
         finally:
             sys.path.remove(scratch)
-    except (OSError, ImportError, RuntimeError, zipfile.BadZipFile, zlib.error) as exc:
-        raise NodeError(
-            Problem(
-                what="the bundle's zstd decompressor does not load",
-                where=scratch,
-                why=f"{name} under Python %d.%d: {exc}" % sys.version_info[:2],
-                fix="use a node root that allows execution, or build for this machine's platform",
-            )
-        ) from exc
-    engine = zstandard.ZstdDecompressor()
+        engine = zstandard.ZstdDecompressor()
+        known, claimed = zstandard.ZstdError, zstandard.frame_content_size
+        isinstance(None, known)  # it has to be a class
+    except (Exception, SystemExit) as exc:  # whatever is in that wheel runs here
+        raise NodeError(_unfit(name, scratch, "does not load", exc)) from exc
 
     def decompress(data: bytes, size: int) -> bytes:
         try:
-            _refuse_bomb(zstandard.frame_content_size(data), size)
+            _refuse_bomb(claimed(data), size)
             content: bytes = engine.decompress(data, allow_extra_data=False)
-        except zstandard.ZstdError as exc:
-            raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
+        except LayerError:
+            raise
+        except (Exception, SystemExit) as exc:
+            if isinstance(exc, known):
+                raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
+            raise NodeError(_unfit(name, scratch, "does not work", exc)) from exc
+        if not isinstance(content, bytes):
+            why = TypeError(f"it made a {type(content).__name__} of a frame")
+            raise NodeError(_unfit(name, scratch, "does not work", why))
         return content
 
     return decompress
+
+
+def _unfit(name: str, where: str, how: str, exc: BaseException) -> Problem:
+    """Say that the wheel cannot be used; its own text is shortened, as it may be anything."""
+    said = ascii(str(exc))[1:-1][:200] or type(exc).__name__
+    version = "%d.%d" % sys.version_info[:2]
+    return Problem(
+        what=f"the bundle's zstd decompressor {how}",
+        where=where,
+        why=f"{name} under Python {version}: {said}",
+        fix="use a node root that allows execution, or build for this machine's platform",
+    )
 
 
 def _lay_out(wheel: zipfile.ZipFile, scratch: str) -> None:

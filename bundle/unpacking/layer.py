@@ -267,7 +267,7 @@ def check_link(link: Link) -> None:
     depth = link.path.count("/")
     if not isinstance(link.target, str) or not link.target.isprintable():
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
-    if not link.target or link.target.startswith("/") or len(link.target) > PATH_LIMIT:
+    if not link.target or link.target.startswith("/") or excess(link.target):
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
     for part in link.target.split("/"):
         depth += -1 if part == ".." else 0 if part in ("", ".") else 1

@@ -58,6 +58,7 @@ def own_files(python: str) -> tuple[str, ...]:
         f"bin/python{python}",
         *(f"{site}/{HOOK}{name}.{ending}" for name in HOOKS for ending in ("pth", "py")),
         f"{STATE}/manifest.json",
+        f"{STATE}/listing",
     )
 
 

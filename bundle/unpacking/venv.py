@@ -7,45 +7,59 @@ import pkgutil
 import time
 from collections.abc import Sequence
 
-from .. import delta, imports, patches
+from .. import imports, patches
 from ..manifest import Manifest
 from ..problem import NodeError, Problem
-from .merge import HOOK, STATE, site_packages
+from . import listing
+from .damage import MANIFEST, pyvenv_cfg
+from .merge import HOOK, STATE, Merged, site_packages
 
 
-def is_ready(path: str, python: str) -> bool:
-    """Whether a published environment is there; its interpreter link is renewed if it moved."""
-    for name in ("pyvenv.cfg", "bin", os.path.join(STATE, "manifest.json")):
-        if not os.path.exists(os.path.join(path, name)):
-            return False  # never made, or cleared away in part, as cleaners of /tmp do
-    link = os.path.join(path, "bin", "python")
-    if os.path.realpath(link) != os.path.realpath(python):
+def renew(path: str, python: str) -> None:
+    """Point a published environment at an interpreter, if it is at another one."""
+    if os.path.realpath(os.path.join(path, "bin", "python")) != os.path.realpath(python):
         _interpreter(path, python)
-    return True
 
 
 def finish(
     staging: str,
     manifest: Manifest,
     python: str,
+    merged: Merged,
     heads: Sequence[bytes],
     wheel: bytes | None,
 ) -> None:
     """Make a virtual environment of the tree (PEP 405), and note what it was made from."""
-    site = site_packages(manifest.requires.python)
-    os.symlink(site, os.path.join(staging, "pkgs"))
-    os.symlink("lib", os.path.join(staging, "lib64"))  # the name on Fedora and its kin
+    version = manifest.requires.python
+    links = own_links(version)
+    for path, target in links.items():
+        os.symlink(target, os.path.join(staging, path))
     _interpreter(staging, python)
-    for name in ("python3", f"python{manifest.requires.python}"):
-        os.symlink("python", os.path.join(staging, "bin", name))
-    for path, content in hooks(manifest.requires.python).items():
-        _write(os.path.join(staging, path), content)
+    own = {**hooks(version), MANIFEST: manifest.to_bytes()}
     for layer, head in zip(manifest.layers, heads):
-        _write(os.path.join(staging, STATE, "layers", layer.id), head)
+        own[f"{STATE}/layers/{layer.id}"] = head
     if manifest.decompressor is not None and wheel is not None:
-        _write(delta.decompressor_path(staging, manifest.decompressor), wheel)
-    # The last file of all: its time is the environment's, see bundle.delta.
-    _write(os.path.join(staging, STATE, "manifest.json"), manifest.to_bytes())
+        own[f"{STATE}/decompressor/{manifest.decompressor.name}"] = wheel
+    for path, data in own.items():
+        _write(os.path.join(staging, path), data)
+    _sync(os.path.join(staging, MANIFEST))
+    links = {**merged.links, **links}
+    folders = listing.contents(merged.entries, links, own, merged.directories)
+    listing.write(staging, manifest.id, folders)  # last of all: its time is the environment's
+
+
+def own_links(python: str) -> dict[str, str]:
+    """The targets of an environment's own links, but for that to the interpreter, by their paths.
+
+    Args:
+        python: ``major.minor``.
+    """
+    return {
+        "pkgs": site_packages(python),
+        "lib64": "lib",  # the name on Fedora and its kin
+        "bin/python3": "python",
+        f"bin/python{python}": "python",
+    }
 
 
 def hooks(python: str) -> dict[str, bytes]:
@@ -64,14 +78,9 @@ def hooks(python: str) -> dict[str, bytes]:
 
 def _interpreter(path: str, python: str) -> None:
     """Point the environment at an interpreter of this node, replacing what was there by renames."""
-    config = (
-        f"home = {os.path.dirname(python)}\n"
-        "include-system-site-packages = false\n"
-        f"executable = {python}\n"
-    )
     mark = f".{os.getpid()}-{time.monotonic_ns()}"
     # The link comes last: where it is right, all is.
-    _write(os.path.join(path, "pyvenv.cfg" + mark), config.encode())
+    _write(os.path.join(path, "pyvenv.cfg" + mark), pyvenv_cfg(python))
     os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
     link = os.path.join(path, "bin", "python")
     os.symlink(python, link + mark)
@@ -92,6 +101,18 @@ def source_of(name: str) -> bytes:
     if data is None:
         raise NodeError(Problem("the node program is incomplete", name, "no source", "build again"))
     return data
+
+
+def _sync(path: str) -> None:
+    """Make a file durable, and with it what a journal holds: some milliseconds. The rest is not.
+
+    After a crash the manifest and the listing are there, and say what else is not.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write(path: str, data: bytes) -> None:

@@ -1,13 +1,20 @@
-"""Writing the files of layers, several frames at a time."""
+"""Writing the files of layers, several frames at a time, each file compared with its digest.
+
+What a frame holds has been checked; where a file begins and ends in it only the index says, which
+was made by whoever made the bundle.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from ..archive import BundleFile
+from ..fs import digest_of
 from ..manifest import Layer
 from ..problem import NodeError, Problem
 from .decompressor import Decompress
@@ -47,11 +54,59 @@ def write_layers(
         with bundle.refusing(LayerError):
             content = decompress(data, frame.unpacked_size)
         try:
-            _write_files(staging, memoryview(content), start, entries)
+            with bundle.refusing(LayerError):
+                _write_files(staging, memoryview(content), start, entries)
         except OSError as exc:
             raise NodeError(write_problem(exc, staging)) from exc
 
     share(len(tasks), work, processes)
+    _compare_long(bundle, staging, fresh, processes)
+
+
+def _compare_long(
+    bundle: BundleFile,
+    staging: str,
+    fresh: Sequence[tuple[Layer, Index, Sequence[Entry]]],
+    processes: int,
+) -> None:
+    """Compare the files that lie in several frames, the largest first; they are read again."""
+    long = [
+        entry
+        for _, index, entries in fresh
+        for entry, whole in zip(entries, _in_one_frame(index, entries))
+        if not whole
+    ]
+    long.sort(key=lambda entry: -entry.size)
+
+    def work(number: int) -> None:
+        entry = long[number]
+        try:
+            with open(os.path.join(staging, entry.path), "rb") as file:
+                digest = digest_of(file.fileno())
+        except OSError as exc:
+            raise NodeError(write_problem(exc, staging)) from exc
+        with bundle.refusing(LayerError):
+            _compare(digest, entry)
+
+    share(len(long), work, processes)
+
+
+def _in_one_frame(index: Index, entries: Sequence[Entry]) -> Iterator[bool]:
+    """Tell of each file, in the order of the index, whether one frame holds all of it."""
+    ends = list(accumulate(frame.unpacked_size for frame in index.frames))
+    for entry in entries:
+        frame = bisect_right(ends, entry.offset)
+        yield not entry.size or entry.offset + entry.size <= ends[frame]
+
+
+def _compare(digest: str, entry: Entry) -> None:
+    """Compare the digest of a file with that in the index.
+
+    Raises:
+        LayerError: it is another one.
+    """
+    if digest != entry.sha256:
+        raise LayerError(f"{entry.path} does not have the digest in the index of its layer")
 
 
 def _write_files(staging: str, content: memoryview, start: int, entries: Sequence[Entry]) -> None:
@@ -67,6 +122,8 @@ def _write_files(staging: str, content: memoryview, start: int, entries: Sequenc
         try:
             place = begin - entry.offset
             part = content[begin - start : stop - start]
+            if len(part) == entry.size:
+                _compare(hashlib.sha256(part).hexdigest(), entry)
             while part:
                 written = os.pwrite(handle, part, place)
                 part, place = part[written:], place + written

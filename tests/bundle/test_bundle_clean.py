@@ -93,7 +93,8 @@ def test_only_what_is_to_be_kept_stays(
     assert tree(second) == before
     assert sorted(path.name for path in (root / "envs").iterdir()) == [second.name]
     assert os.listdir(root / "incoming") == []
-    assert os.listdir(root / "locks") == [f"{second.name}.lock"]
+    locks = [f"{second.name}.lock", f"{second.name}.making"]
+    assert sorted(os.listdir(root / "locks")) == locks
     raw = json.loads(json.dumps(done.to_json()))
     assert (raw["freed"], raw["removed"]) == (size, [[first.name, size]])
 

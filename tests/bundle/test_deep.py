@@ -182,7 +182,7 @@ def test_what_it_is_compared_with_is_compared_itself(
         else:
             kept.write_bytes(whole[:-7] if damage == "cut" else single.manifest.to_bytes())
         said = found(copy)
-        assert list(said) == ["."], kept
+        assert list(said) == [".stager/listing" if kept.name == "listing" else "."], kept
         kept.write_bytes(whole)
     assert found(copy) == {}
 
@@ -224,8 +224,8 @@ def test_a_discarded_environment_is_made_anew(single: Packed, base: Path) -> Non
     made = stage(single, root)
     victim = next((Path(made.path) / SITE / "single").glob("*.py"))
     rewritten(victim)
-    assert damaged_files(made.path, 1) != []
     assert stage(single, root).reused  # nothing looks at every byte on the way
+    assert damaged_files(made.path, 1) != []
     assert discard(root, single.manifest.id)
     assert not os.path.exists(made.path)
     assert os.listdir(os.path.join(root, "incoming")) == []
@@ -250,6 +250,7 @@ def test_a_damaged_file_is_not_linked_again_from_an_older_environment(
     made = stage(newer, root)
     assert made.linked > 0
     rewritten(next((Path(made.path) / SITE / "first").glob("*.py")))
+    assert damaged_files(made.path, 1) != []
     assert discard(root, newer.manifest.id)
     again = stage(newer, root)
     assert again.linked == 0

@@ -15,7 +15,7 @@ from namespaces import namespace
 from wheelhouse import make_wheel
 
 from bundle import unpack
-from bundle.delta import link_layers, older_layers
+from bundle.delta import Linking, link_layers, older_layers
 from bundle.manifest import Digest
 from bundle.node.root import secure_root
 from bundle.unpacking.layer import Entry
@@ -177,7 +177,7 @@ def test_garbage_beside_the_environments_is_passed_over(
     assert older_layers(str(envs), [layer.head for layer in pair[0].manifest.layers]) == {}
     first = made(pair[0], root)
     found = older_layers(str(envs), [layer.head for layer in pair[1].manifest.layers])
-    assert set(found.values()) == {first.path}
+    assert set(found.values()) == {(first.path,)}
     assert len(found) == 2
     assert (
         older_layers(str(root / "absent"), [layer.head for layer in pair[0].manifest.layers]) == {}
@@ -188,19 +188,10 @@ def test_the_newest_environment_is_asked_first(pair: tuple[Packed, Packed], root
     first, second = (made(packed, root) for packed in pair)
     for path, age in ((first.path, 1000), (second.path, 2000)):
         os.utime(path, (age, age))
-    assert set(
-        older_layers(str(root / "envs"), [layer.head for layer in pair[0].manifest.layers]).values()
-    ) == {
-        first.path,
-        second.path,
-    }
+    found = older_layers(str(root / "envs"), [layer.head for layer in pair[0].manifest.layers])
+    assert set(found.values()) == {(first.path,), (second.path, first.path)}
     steady = next(layer for layer in pair[0].manifest.layers if layer.name == "steady")
-    assert (
-        older_layers(str(root / "envs"), [layer.head for layer in pair[0].manifest.layers])[
-            steady.head
-        ]
-        == second.path
-    )
+    assert found[steady.head] == (second.path, first.path)
 
 
 def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
@@ -211,13 +202,13 @@ def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
         (source / name).write_text("1234")
     (source / ".stager" / "manifest.json").touch()
     entries = [Entry(name, 4, 0o644, Digest.of(b"1234"), 0) for name in "abc"]
-    wanted = [(str(source), entries), (str(source), entries[:0])]
-    assert link_layers(wanted, str(staging), 2) == [False, True]
+    wanted = [([str(source)], entries), ([str(source)], entries[:0])]
+    assert link_layers(wanted, str(staging), Linking(2)) == [False, True]
     assert os.listdir(staging) == []
     assert (source / "a").stat().st_nlink == 1
     (source / "b").write_text("1234")
     os.utime(source / ".stager" / "manifest.json")
-    assert link_layers(wanted, str(staging), 2) == [True, True]
+    assert link_layers(wanted, str(staging), Linking(2)) == [True, True]
     assert sorted(os.listdir(staging)) == ["a", "b", "c"]
 
 
@@ -229,12 +220,12 @@ def test_a_link_in_the_place_of_a_program_is_not_taken(tmp_path: Path) -> None:
     (source / "tool").symlink_to("evil")
     (source / ".stager" / "manifest.json").touch()
     entry = Entry("tool", 4, 0o755, Digest.of(b"1234"), 0)
-    assert link_layers([(str(source), [entry])], str(staging), 1) == [False]
+    assert link_layers([([str(source)], [entry])], str(staging), Linking(1)) == [False]
     (source / "tool").unlink()
     (source / "tool").write_text("1234")
     (source / "tool").chmod(0o755)
     os.utime(source / ".stager" / "manifest.json")
-    assert link_layers([(str(source), [entry])], str(staging), 1) == [True]
+    assert link_layers([([str(source)], [entry])], str(staging), Linking(1)) == [True]
 
 
 def test_another_file_system_has_nothing_to_link_from(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bundles import rot
 from jobs import ask, job_for
 
 from bundle.job import Job
@@ -56,7 +57,7 @@ def test_a_damaged_file_is_named_and_does_not_stay(
     job = job_for(single, tmp_path, deep=True)
     verify(program, job)
     damaged = module("local2")
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"#")
+    rot(damaged)
     code, result, _ = verify(program, job)
     assert (code, list(result["problems"])) == (3, ["local2"])
     (problem,) = result["problems"]["local2"]
@@ -68,24 +69,24 @@ def test_a_damaged_file_is_named_and_does_not_stay(
     assert (code, result["problems"]) == (0, {})
 
 
-def test_what_the_probe_finds_is_told_with_the_cause(
+def test_what_shows_without_reading_is_repaired_before(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
     """A folder that is gone is a package that is not complete."""
     job = job_for(single, tmp_path, deep=True, packages=("single",))
     verify(program, job)
-    gone = module("local1")
-    shutil.rmtree(gone.parent)
+    shutil.rmtree(module("local1").parent)
     code, result, _ = verify(program, job)
-    assert (code, list(result["problems"])) == (3, ["local1"])
-    told = [(problem["what"], problem["where"]) for problem in result["problems"]["local1"]]
-    assert ("the environment is damaged", str(gone)) == told[1]
-    assert told[-1] == ("the package is incomplete", "single")
+    assert (code, result["problems"]) == (0, {})
+    assert "__init__.py: it is missing" in result["repaired"]["local1"]["why"] or (
+        "single: it is missing" in result["repaired"]["local1"]["why"]
+    )
+    assert module("local1").is_file()
 
 
 def test_nodes_with_a_problem_are_left_out(single: Packed, program: Path, tmp_path: Path) -> None:
     verify(program, job_for(single, tmp_path, deep=True))
-    module("local2").write_bytes(b"no")
+    rot(module("local2"))
     job = job_for(single, tmp_path, deep=True, min_nodes=1)
     code, result, _ = verify(program, job)
     assert (code, result["left_out"], result["problems"]) == (0, ["local2"], {})

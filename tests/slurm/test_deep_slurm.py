@@ -18,12 +18,14 @@ from stager.store import Store
 pytestmark = pytest.mark.slow
 
 FLIP = """\
-import sys
+import os, sys
 path, at = sys.argv[1], 3
+before = os.stat(path)
 with open(path, "r+b") as file:
     data = file.read()
     file.seek(at)
     file.write(bytes([data[at] ^ 1]))
+os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as on a failing disk
 """
 
 

@@ -1,0 +1,236 @@
+"""Building an environment in private: what older ones have is linked, the rest is written."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .. import delta
+from ..archive import BundleFile
+from ..delta import Linking
+from ..fs import facts_of, refusals
+from ..manifest import Layer, Manifest, room_for
+from ..node import removal
+from ..problem import NodeError, Problem
+from .decompressor import Decompress, load_decompressor
+from .layer import Index, LayerError
+from .merge import Merged, merge
+from .venv import finish
+from .writer import write_layers
+
+
+class Lacking(NodeError):
+    """What was sent is not enough: an older environment that had the rest has gone or changed."""
+
+    def __init__(self, name: str, path: str) -> None:
+        """Say which part is missing, and in which file."""
+        super().__init__(
+            Problem(
+                what="a part of the environment is missing",
+                where=path,
+                why=f"{name} was to be taken from an older environment, which has changed",
+                fix="start again",
+            )
+        )
+
+
+def assemble(
+    bundle: BundleFile,
+    root: str,
+    python: str,
+    processes: int,
+    publish: Callable[[str, str], None],
+) -> tuple[int, int]:
+    """Build the environment of a bundle and publish it; files linked and written.
+
+    Args:
+        bundle: the bundle.
+        root: the node root; a damaged environment of the bundle may be there.
+        python: the interpreter that the environment is for.
+        processes: how many processes work.
+        publish: gives what was built its final path.
+
+    Raises:
+        NodeError: the bundle is damaged, or there is no room.
+        Lacking: something is neither in the file nor in an older environment.
+    """
+    manifest = bundle.manifest
+    layers = manifest.layers
+    incoming, final = os.path.join(root, "incoming"), os.path.join(root, "envs", manifest.id)
+    older = _sources(root, manifest)
+    _require_room(incoming, manifest, [layer for layer in layers if layer.head not in older])
+    private = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
+    staging, tools = os.path.join(private, "env"), os.path.join(private, "tools")
+    try:
+        os.mkdir(staging, 0o700)
+        os.mkdir(tools, 0o700)
+        if bundle.holds(manifest.node.name):
+            bundle.part(manifest.node)  # not needed here; but damage is to be found out
+        kept = _kept(bundle, root, older, tools)
+        merged = kept.merged
+        for path in merged.directories:
+            os.mkdir(os.path.join(staging, path), 0o755)
+        # Where there is damage already, more is likely: then nothing is linked without being read.
+        linking = Linking(processes, verify=os.path.lexists(final))
+        written = _fill(bundle, staging, kept, older, linking)
+        for path, target in merged.links.items():
+            os.symlink(target, os.path.join(staging, path))
+        bundle.check_frame()  # could not be done before where the file was still being sent
+        finish(staging, manifest, python, merged, kept.heads, kept.wheel)
+        publish(staging, final)
+    finally:
+        removal.sweep(private)
+    return sum(map(len, merged.entries)) - written, written
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What an environment is made by, and keeps."""
+
+    decompress: Decompress
+    """Turns a frame into its content."""
+    wheel: bytes | None
+    """Where that comes from, if not from this Python."""
+    heads: list[bytes]
+    """The head of each layer."""
+    indexes: list[Index]
+    """What each layer holds."""
+    merged: Merged
+    """Which of them writes what."""
+
+
+def _kept(bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]], tools: str) -> _Kept:
+    """Read what is to be made, from the bundle or from older environments."""
+    layers, part = bundle.manifest.layers, bundle.manifest.decompressor
+    wheel = _wheel(bundle, os.path.join(root, "envs"))
+    decompress = load_decompressor(part.name if part else "", wheel, tools)
+    heads = _heads(bundle, older, layers)
+    with _no_collection():
+        # What an older environment was made from has been checked then.
+        indexes = [
+            bundle.index(layer, head, decompress, checked=layer.head in older)
+            for layer, head in zip(layers, heads)
+        ]
+        with bundle.refusing(LayerError):
+            merged = merge(layers, indexes, bundle.manifest.requires.python)
+    return _Kept(decompress, wheel, heads, indexes, merged)
+
+
+def _fill(
+    bundle: BundleFile,
+    staging: str,
+    kept: _Kept,
+    older: Mapping[str, Sequence[str]],
+    linking: Linking,
+) -> int:
+    """Link what older environments have, and write the rest; returns how many were written."""
+    layers = bundle.manifest.layers
+    linked = _link(layers, kept.merged, older, staging, linking)
+    fresh = [
+        (layer, index, entries)
+        for layer, index, entries in zip(layers, kept.indexes, kept.merged.entries)
+        if layer.head not in linked
+    ]
+    for layer, _, _ in fresh:
+        if not bundle.holds(layer.member):
+            raise Lacking(layer.name, bundle.path)
+    write_layers(bundle, staging, fresh, kept.decompress, linking.processes)
+    return sum(len(entries) for _, _, entries in fresh)
+
+
+def _sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """The environments that may have each layer, by its head; a damaged one of this bundle, too."""
+    heads = [layer.head for layer in manifest.layers]
+    older = delta.older_layers(os.path.join(root, "envs"), heads)
+    own = os.path.join(root, "envs", manifest.id)
+    if os.path.isdir(own) and not os.path.islink(own):
+        for head in heads:
+            older[head] = tuple(dict.fromkeys((*older.get(head, ()), own)))
+    return older
+
+
+def _link(
+    layers: Sequence[Layer],
+    merged: Merged,
+    older: Mapping[str, Sequence[str]],
+    staging: str,
+    linking: Linking,
+) -> set[str]:
+    """Take from older environments what they have; returns the heads of the layers taken."""
+    known = [
+        (layer.head, entries)
+        for layer, entries in zip(layers, merged.entries)
+        if layer.head in older
+    ]
+    wanted = [(older[head], entries) for head, entries in known]
+    done = delta.link_layers(wanted, staging, linking)
+    return {head for (head, _), whole in zip(known, done) if whole}
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Build large structures that have no cycles, without the collector looking at them often."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def _heads(
+    bundle: BundleFile, older: Mapping[str, Sequence[str]], layers: Sequence[Layer]
+) -> list[bytes]:
+    """The head of every layer, from the file or from an older environment.
+
+    Raises:
+        Lacking: one is in neither.
+    """
+    heads = []
+    for layer in layers:
+        if bundle.holds(layer.head_member):
+            head: bytes | None = bundle.head(layer)
+        else:
+            head = delta.head_of(older.get(layer.head, ()), layer)
+        if head is None:
+            raise Lacking(layer.name, bundle.path)
+        heads.append(head)
+    return heads
+
+
+def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
+    """The zstandard wheel; None where this Python has zstd of its own.
+
+    Raises:
+        Lacking: it is neither in the file nor in an older environment.
+    """
+    part = bundle.manifest.decompressor
+    if part is None:
+        return None
+    if bundle.holds(part.name):
+        return bundle.part(part)
+    data = delta.older_decompressor(envs, part)
+    if data is None:
+        raise Lacking(part.name, bundle.path)
+    return data
+
+
+def _require_room(path: str, manifest: Manifest, layers: Sequence[Layer]) -> None:
+    """Refuse before writing what will not fit."""
+    needed, inodes = room_for(layers, manifest)
+    faults = refusals(facts_of(path), needed, inodes)
+    if faults:
+        raise NodeError(
+            Problem(
+                what="the environment does not fit",
+                where=path,
+                why="; ".join(faults),
+                fix="free some, or name another place with [cluster] node-root "
+                "or $STAGER_NODE_ROOT",
+            )
+        )

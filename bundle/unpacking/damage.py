@@ -1,0 +1,298 @@
+"""Comparing a published environment with its listing, at each use of it, without reading its files.
+
+A damaged file nearly always shows without being read: it is missing, a directory or a link, has
+another size, or was written to after the environment was published. (``ctime`` does not tell:
+linking a file changes it.) What does not show so is found by :mod:`bundle.checking.deep`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ..fs import read_file
+from ..manifest import ManifestError, parse
+from ..problem import Problem
+from .listing import FOLDER, LINK, OWN, PATH, Folder, ListingError, read
+from .merge import STATE
+from .pool import share
+
+MANIFEST = f"{STATE}/manifest.json"
+SHOWN = 3
+"""Paths that are named where an environment is damaged; the others are counted."""
+DAMAGED = "the environment is damaged"
+REPAIRED = "it is repaired before it is used"
+
+_STRAY = -4
+"""What is to be found under a name that is not listed."""
+_EVERY = range(1 << 30)
+"""The numbers of all layers that there may be."""
+RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
+"""What ``venv`` renames into place when it points an environment at another interpreter."""
+_RENEWAL_SECONDS = 0.05
+_UNGUARDED = ("project", "assets")
+"""Where programs may leave files of their own beside what was published."""
+
+
+class Fault(NamedTuple):
+    """One thing in an environment that is not as it was built."""
+
+    path: str
+    """Relative to the environment."""
+    why: str
+    """What was found, and what should be there."""
+
+
+def look(env_dir: str, processes: int) -> list[Fault] | None:
+    """Compare the environment at a path with what was published there; None where there is none.
+
+    Raises:
+        NodeError: a process that looked was killed.
+    """
+    if not os.path.lexists(env_dir):
+        return None
+    if not is_directory(env_dir):
+        return [Fault(".", "it is not a directory")]
+    return faults(env_dir, processes)
+
+
+def is_directory(path: str) -> bool:
+    """Whether it is one itself, and not a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def faults(env_dir: str, processes: int) -> list[Fault]:
+    """Compare a published environment with its listing, without reading its files.
+
+    Args:
+        env_dir: the environment, named after its bundle's id; a directory.
+        processes: how many processes look.
+
+    Returns:
+        Whatever is not as it was published, sorted by path; empty where all is well.
+
+    Raises:
+        NodeError: a process was killed.
+    """
+    try:
+        listing = read(env_dir)
+    except ListingError as exc:
+        return [Fault(PATH, str(exc))]
+    found = [*_manifest(env_dir), *_interpreter(env_dir)]
+    lines = listing.folders
+    with mmap.mmap(-1, len(lines) + 1) as marks:
+
+        def work(number: int) -> None:
+            if any(_differences(env_dir, lines[number], listing.published)):
+                marks[number] = 1
+
+        share(len(lines), work, processes)
+        bad = [line for number, line in enumerate(lines) if marks[number]]
+    for line in bad:
+        found += _differences(env_dir, line, listing.published)
+    return sorted(found)
+
+
+def describe(env_dir: str, found: Sequence[Fault], fix: str) -> Problem:
+    """Put faults into words: which paths, how many, and why.
+
+    Args:
+        env_dir: the environment.
+        found: at least one.
+        fix: what is done about it, or can be.
+    """
+    named = [f"{_shown(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
+    more = len(found) - len(named)
+    if more:
+        named.append(f"and {more} more")
+    count = "1 path in it is" if len(found) == 1 else f"{len(found)} paths in it are"
+    why = f"{count} not as published: {'; '.join(named)}"
+    return Problem(DAMAGED, env_dir, why, fix)
+
+
+def damaged_layers(env_dir: str, found: Sequence[Fault]) -> Collection[int]:
+    """Return the numbers of the layers that faults are in: of their files, or of their heads."""
+    damaged: set[int] = set()
+    if not found:
+        return damaged
+    paths = {fault.path for fault in found}
+    try:
+        manifest = parse(read_file(os.path.join(env_dir, MANIFEST)))
+        folders = read(env_dir).folders
+    except (OSError, ManifestError, ListingError):
+        return _EVERY
+    for number, layer in enumerate(manifest.layers):
+        if not paths.isdisjoint((f"{STATE}/layers", f"{STATE}/layers/{layer.id}")):
+            damaged.add(number)
+    for line in folders:
+        folder, content = Folder.parse(line)
+        rest = iter(content.names)
+        for number, count in content.layers:
+            files = {_join(folder, name) for name in islice(rest, count)}
+            if (folder or ".") in paths or not paths.isdisjoint(files):
+                damaged.add(number)
+    return damaged
+
+
+def own_fault(env_dir: str) -> Fault | None:
+    """What is wrong with the listing itself; None if nothing is."""
+    try:
+        read(env_dir)
+    except ListingError as exc:
+        return Fault(PATH, str(exc))
+    return None
+
+
+def strays(env_dir: str) -> list[str]:
+    """What programs have left in an environment beside what was published, and may keep."""
+    try:
+        listing = read(env_dir)
+    except ListingError:
+        return []
+    found = []
+    for line in listing.folders:
+        folder, content = Folder.parse(line)
+        path = os.path.join(env_dir, folder)
+        if folder.split("/")[0] in _UNGUARDED and is_directory(path):
+            found += [f"{folder}/{name}" for name in os.listdir(path) if name not in content.names]
+    return found
+
+
+def interpreter_faults(env_dir: str) -> Iterator[Fault]:
+    """Compare ``pyvenv.cfg`` with the link to the interpreter, as they are now."""
+    try:
+        target = os.readlink(os.path.join(env_dir, "bin", "python"))
+    except OSError as exc:
+        yield Fault("bin/python", f"it is missing or no link: {exc.strerror or exc}")
+        return
+    wanted = pyvenv_cfg(target)
+    try:
+        data = read_file(os.path.join(env_dir, "pyvenv.cfg"), len(wanted) + 1)
+    except OSError as exc:
+        yield Fault("pyvenv.cfg", _reason(exc))
+        return
+    if data != wanted:
+        yield Fault("pyvenv.cfg", f"it does not say what it must for {target}")
+
+
+def pyvenv_cfg(python: str) -> bytes:
+    """The content of ``pyvenv.cfg`` for an interpreter (PEP 405)."""
+    return (
+        f"home = {os.path.dirname(python)}\n"
+        "include-system-site-packages = false\n"
+        f"executable = {python}\n"
+    ).encode("utf-8", "surrogateescape")
+
+
+def _manifest(env_dir: str) -> Iterator[Fault]:
+    """Compare the manifest with the name of the environment."""
+    try:
+        bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
+    except (OSError, ManifestError) as exc:
+        yield Fault(MANIFEST, _reason(exc))
+        return
+    if bundle_id != os.path.basename(env_dir):
+        yield Fault(MANIFEST, f"it is that of bundle {bundle_id[:12]}")
+
+
+def _interpreter(env_dir: str) -> list[Fault]:
+    """The same, looked at twice: another job may be pointing both at another interpreter."""
+    found = list(interpreter_faults(env_dir))
+    if found:
+        time.sleep(_RENEWAL_SECONDS)
+        found = list(interpreter_faults(env_dir))
+    return found
+
+
+def _differences(env_dir: str, line: bytes, published: int) -> Iterator[Fault]:
+    """Compare one directory with its line."""
+    folder, content = Folder.parse(line)
+    expected = content.names
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(f"{env_dir}/{folder}", flags)
+    except OSError as exc:
+        yield Fault(folder or ".", f"the directory cannot be read: {exc.strerror or exc}")
+        return
+    try:
+        with os.scandir(handle) as items:
+            for item in items:
+                what = expected.pop(item.name, _STRAY)
+                if what == FOLDER and item.is_dir(follow_symlinks=False):
+                    continue
+                found = item.stat(follow_symlinks=False)
+                mode = found.st_mode
+                # Most are files that are as they were: these are told apart first, and quickly.
+                if (
+                    mode & 0o170000 == 0o100000
+                    and found.st_size * 2 + (mode >> 6 & 1) == what
+                    and found.st_mtime_ns <= published
+                ):
+                    continue
+                target = os.readlink(item.name, dir_fd=handle) if item.is_symlink() else ""
+                path = _join(folder, item.name)
+                why = _difference(path, found, what, target == content.links.get(item.name))
+                if why:
+                    yield Fault(path, why)
+    except OSError as exc:
+        yield Fault(folder or ".", f"the directory cannot be read: {exc.strerror or exc}")
+    finally:
+        os.close(handle)
+    for name, what in expected.items():
+        if what != OWN:
+            yield Fault(_join(folder, name), "it is missing")
+
+
+def _difference(path: str, found: os.stat_result, what: int, leads_there: bool) -> str:
+    """Say what is wrong with what is no file as it was published; empty if nothing is."""
+    if what == OWN:
+        return ""
+    if what == _STRAY:
+        return "" if _may_stay(path) else "it does not belong there"
+    if what == FOLDER:
+        return "" if stat.S_ISDIR(found.st_mode) else "it is not a directory any more"
+    if what == LINK:
+        return "" if leads_there else "it is not the symbolic link that it was"
+    return _file_difference(found, what // 2, what % 2)
+
+
+def _file_difference(found: os.stat_result, size: int, executable: int) -> str:
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not a file any more"
+    if found.st_size != size:
+        return f"it has {found.st_size} bytes, not {size}"
+    if found.st_mode >> 6 & 1 != executable:
+        return f"its mode is {stat.S_IMODE(found.st_mode):04o}"
+    return "it was written to after it was published"
+
+
+def _may_stay(path: str) -> bool:
+    """Tell what may lie there besides: bytecode that Python wrote, and files of the user's own."""
+    parts = path.split("/")
+    bytecode = parts[-2:-1] == ["__pycache__"] and ".pyc" in parts[-1]
+    if bytecode or parts[-1] == "__pycache__" or (len(parts) > 1 and parts[0] in _UNGUARDED):
+        return True
+    return bool(RENEWED.fullmatch(path))
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _shown(path: str) -> str:
+    return path if path.isprintable() else ascii(path)
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, FileNotFoundError):
+        return "it is missing"
+    return str(getattr(exc, "strerror", None) or exc)
