@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from bundle.job import Job
-from bundle.launch import without_secrets
+from bundle.masking import without_secrets
+from bundle.slurm import CREDENTIALS
 
 from .errors import ConfigError
 from .scripting import text as parts
@@ -161,7 +162,7 @@ def submit_environment(base: Mapping[str, str], pass_env: Collection[str] = ()) 
             or _RANK_VARIABLES.match(name)
         )
     }
-    return without_secrets(kept, tuple(pass_env))
+    return without_secrets(kept, (*CREDENTIALS, *pass_env))
 
 
 def _directives(facts: ScriptFacts) -> Iterator[str]:

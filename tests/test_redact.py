@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from bundle.secret import meaning
 from stager.supporting import redact
 from stager.supporting.known import Known, worth_looking_for
-from stager.supporting.naming import meaning
 from stager.supporting.redact import BLOCK, HELD, LONGEST, Kept, Redactor
 from stager.supporting.standins import StandIns
 from stager.supporting.views import views

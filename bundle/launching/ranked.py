@@ -143,7 +143,7 @@ def _start(
     job: Job, place: launch.Place, group: launch.Group, request: Mapping[str, Any]
 ) -> _Start:
     program = launch.wrapper(place, job.launch.command)
-    variables = launch.rank_variables(place, group, os.environ)
+    variables = launch.rank_variables(place, group, os.environ, job.launch.pass_env)
     cwd = job.run_dir
     if request.get("own"):  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]

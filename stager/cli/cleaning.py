@@ -67,13 +67,14 @@ def _nodes(
     console: Console, config: Config, bundle: Path | None, options: JobOptions, *, everything: bool
 ) -> tuple[int, list[dict[str, Any]]]:
     """Clean the nodes of an allocation: the exit code, and what went."""
+    from bundle.masking import masked
+
     from ..bundling.bundles import manifest_of
     from ..clean import nodes_keep
     from ..job import numbered
     from ..newest import newest_bundle
     from ..outcome import Outcome
     from ..prepare import prepare, source_of, way
-    from ..run import masked
     from ..verify import carry_out
 
     source = source_of(options, config, batch=False)

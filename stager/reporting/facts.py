@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bundle.masking import masked
+
 from ..diagnosing import accounting
 from ..diagnosing.failure import Diagnosis
 from ..joblogs.files import JobFiles
 from ..joblogs.values import number, table, text, texts, whole
-from ..run import masked
 from .attempt import Attempt, Event
 
 WELL, FAILED, RUNNING = "ended well", "failed", "still running"
