@@ -17,7 +17,8 @@ HIDDEN = "***"
 _URL = re.compile(r"([a-z][a-z0-9+.-]*://)([^\s\"'<>`]*)", re.I)
 _HOST = re.compile(r"(?:[\w.-]*|\[[0-9a-f:.]*\])(?::[0-9]{0,5})?", re.I)
 _PAIR = re.compile(r"([^=&;]*=)[^&;]*")
-_ASSIGNED = re.compile(r"([A-Za-z_][\w.-]*)=(?!\*\*\*)[^\s,;&]+")
+_NAME = re.compile(r"([A-Za-z_][\w.-]*)=")
+_VALUE = re.compile(r"[^\s,;&]*")
 _MEMBER = re.compile(r"([A-Za-z_][\w.-]*)([\"']?\s*:(?:\s+[\"']?|[\"']))[^\"'\n]+")
 _GIVEN = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]*)(\s+)(?!--[a-z])\S+")
 _WHOLE = re.compile(r"([-+~]*)([A-Za-z_][\w.-]*)=.*", re.S)
@@ -68,7 +69,7 @@ def _shown_url(found: re.Match[str]) -> str:
         query = _PAIR.sub(rf"\1{HIDDEN}", query)
     elif query:
         query = HIDDEN
-    return f"{scheme}{place}{mark}{query}{hash_sign}{_ASSIGNED.sub(_hide_value, fragment)}"
+    return f"{scheme}{place}{mark}{query}{hash_sign}{_hide_values(fragment)}"
 
 
 def _masked_word(word: str) -> str:
@@ -76,13 +77,21 @@ def _masked_word(word: str) -> str:
     if whole and is_secret(whole[2]):
         return f"{whole[1]}{whole[2]}={HIDDEN}"
     word = without_url_secrets(word)
-    word = _ASSIGNED.sub(_hide_value, word)
+    word = _hide_values(word)
     word = _MEMBER.sub(_hide_member, word)
     return _GIVEN.sub(_hide_given, word) if " " in word else word
 
 
-def _hide_value(found: re.Match[str]) -> str:
-    return f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0]
+def _hide_values(text: str) -> str:
+    """Hide what is given to a secret's name anywhere: ``--export=ALL,HF_TOKEN=...``."""
+    parts, done = [], 0
+    for found in _NAME.finditer(text):
+        if found.start() < done or not is_secret(found[1]):
+            continue
+        value = _VALUE.match(text, found.end())
+        parts += [text[done : found.end()], HIDDEN]
+        done = value.end() if value else found.end()
+    return "".join([*parts, text[done:]])
 
 
 def _hide_member(found: re.Match[str]) -> str:

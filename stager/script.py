@@ -16,6 +16,7 @@ from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from bundle import private
 from bundle.job import Job
 from bundle.masking import without_secrets
 from bundle.slurm import CREDENTIALS
@@ -221,6 +222,7 @@ def _variables(facts: ScriptFacts) -> Iterator[str]:
         yield f"bundle={shlex.quote(facts.job.bundle)}"
     yield f"name={shlex.quote(facts.job.name)}"
     yield f"log_dir={shlex.quote(facts.job.log_dir.rstrip('/'))}"
+    yield f"log_umask={'027' if facts.job.log_mode == private.GROUP else '077'}"
     yield f"program_sha256={hashlib.sha256(facts.program).hexdigest()}"
     yield "# Pythons to try, in this order; the driver runs on any one from 3.9 on."
     yield "pythons=("
@@ -242,5 +244,9 @@ def _program(facts: ScriptFacts) -> str:
 
 
 def _job(job: Job) -> str:
-    """The job's description: ASCII, one field a line; of secrets it has only the names."""
+    """The job's description: ASCII, one field a line.
+
+    Of secret variables it has only the names. The command is complete, whatever it holds, as
+    nothing else tells the driver what to run: Slurm shows a script to its owner and to operators.
+    """
     return parts.JOB.replace("@JSON@", json.dumps(job.to_json(), indent=2, ensure_ascii=True))

@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import launch, net, probe, unpack
 from ..job import Job
+from ..masking import masked
 from ..node import host
 from ..problem import NodeError, Problem
 from ..talking.hearing import Hearing
@@ -50,7 +51,7 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
     native = job.launch.launcher == "srun"
     with unpack.using(place.root, job.bundle_id), _job_dir(place.job_dir):
         begin = _start(job, place, group, request)
-        hearing.emit({"event": "started", "argv": begin.argv, "interface": link.interface})
+        hearing.emit({"event": "started", "argv": masked(begin.argv), "interface": link.interface})
         try:
             folder = os.path.join(place.job_dir, "output")
             outputs = Outputs(folder, begin.ranks, job.launch.grace_seconds)

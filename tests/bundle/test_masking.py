@@ -11,6 +11,7 @@ from bundle.masking import masked, without_url_secrets
     ("word", "shown"),
     [
         ("--export=ALL,HF_TOKEN=hf_abc,MINE=1", "--export=ALL,HF_TOKEN=***,MINE=1"),
+        ("--export=HF_TOKEN=abc=,B=2", "--export=HF_TOKEN=***,B=2"),
         ("WANDB_API_KEY=abc", "WANDB_API_KEY=***"),
         ("KEY=abc", "KEY=***"),
         ("MYPASS=abc", "MYPASS=***"),
