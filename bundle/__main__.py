@@ -174,7 +174,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     from . import launch, unpack
 
     place = _place(environment)
-    # It is the user's own command on the user's own machine, as in a shell: nothing is kept from it.
+    # It is the user's own command on the user's own machine, as in a shell: it gets everything.
     variables = launch.environment_variables(place, os.environ, os.environ)
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
     unpack.hold(place.root, os.path.basename(environment.path))

@@ -12,6 +12,11 @@ import functools
 import re
 from dataclasses import dataclass
 
+_NEEDLE = re.compile(
+    "tok|pas|secret|cred|key|auth|cookie|jwt|pwd|pw|session|bearer|webhook|otp|pat|wort|docker|sess",
+    re.I,
+)
+"""Without one of these, which most variables are, a name means no secret."""
 _WORD = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -126,7 +131,7 @@ def is_secret(name: str) -> bool:
     A name is all there is to go by, so names that may mean anything in a text (``KEY``, ``PASS``,
     ``TOKEN_2``) count here.
     """
-    if name in _SYSTEM:
+    if name in _SYSTEM or not _NEEDLE.search(name):
         return False
     raw = name.encode(errors="replace")
     if meaning(raw) is not None or name.lower() in _ALONE:
@@ -193,7 +198,7 @@ def _within(words: list[str]) -> str:
     for word in words[:-1]:
         if _KIND.get(word) in ("password", "secret", "credential", "api-key", "private-key"):
             return _KIND[word]
-    pairs = list(zip(words, words[1:]))
+    pairs = list(zip(words, words[1:]))  # noqa: RUF007 - pairwise came with Python 3.10
     if any("".join(pair) in _KIND for pair in pairs):
         return "secret"
     # ``GITHUB_TOKEN_PROD``, ``API_KEY_PROD``; not the pair at the end, whose words have said no.

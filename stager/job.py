@@ -12,6 +12,7 @@ from pathlib import Path
 from bundle import private
 from bundle.job import Job, Launch
 from bundle.manifest import Manifest, room_for
+from bundle.masking import masked
 
 from .config import Config
 from .errors import ConfigError, StagerError
@@ -210,12 +211,12 @@ def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest, *, slur
     if command[0] in INTERPRETERS:
         raise ConfigError(
             f"{command[0]} is no script: ranks are started by the environment's own Python",
-            hint=f"leave it out: stager run -- {shlex.join(command[1:]) or 'train.py'}",
+            hint=f"leave it out: stager run -- {shlex.join(masked(command[1:])) or 'train.py'}",
         )
     if command[0].startswith("-") and command[0] != "-m":
         raise ConfigError(
             f"{command[0]} is no script; what follows the two dashes replaces project.command",
-            hint="name the script too: stager run -- train.py " + shlex.join(command),
+            hint="name the script too: stager run -- train.py " + shlex.join(masked(command)),
         )
     if launcher == "srun" and not slurm:
         raise ConfigError(
@@ -245,7 +246,7 @@ def _make_log_dir(log_dir: Path, mode: str) -> None:
         raise _unwritable(log_dir, exc) from exc
     if mode == private.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(
-            f"cluster.log-mode: the group of {log_dir} has the number {group}, and you are not in it",
+            f"cluster.log-mode: you are not in the group of {log_dir}, which has number {group}",
             hint="give the directory to a group of yours with chgrp, name another directory with"
             ' --log-dir, or set log-mode = "private"',
         )

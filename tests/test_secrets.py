@@ -1,4 +1,4 @@
-"""Secrets in a real job on this machine: what its ranks get, what it leaves, and who may read it."""
+"""Secrets in a real job on this machine: what its ranks get, what it leaves, who may read it."""
 
 from __future__ import annotations
 
@@ -84,6 +84,8 @@ def test_a_local_rank_gets_no_secret_that_is_not_named(ready: Project, tmp_path:
     assert got == {"MYPASS": SECRETS["MYPASS"]}
     assert {name: seen["env"][name] for name in PLAIN} == PLAIN
     assert hushed(done.stdout + done.stderr) == []
+    again, _ = ran(ready, tmp_path / "again")  # by a launcher that was started early
+    assert not [name for name, value in again["env"].items() if "hush" in value]
 
     kept = {path.name: path.read_text() for path in logs.iterdir()}
     expected = {"events", "job", "order", "preflight", "run_wrapper", ready.root.name}
@@ -134,3 +136,9 @@ def test_exec_is_the_users_own_shell(ready: Project) -> None:
     code = "import os; print(os.environ['GH_TOKEN'])"
     done = ready.stager("exec", "-q", "--", "python", "-c", code, env=SECRETS)
     assert done.stdout == f"{SECRETS['GH_TOKEN']}\n", done.stderr
+
+
+def test_a_command_that_is_refused_shows_no_secret(ready: Project) -> None:
+    done = ready.stager("run", "--allocation", "local", "--", "--epochs", "3", *ARGUMENTS)
+    assert done.returncode == 1, done.stderr
+    assert hushed(done.stdout + done.stderr) == []

@@ -26,7 +26,12 @@ def node_table(nodes: Iterable[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for title in ("python", *(SHORT.get(name, visible(name)) for name in known), "interface", "address"):
+    for title in (
+        "python",
+        *(SHORT.get(name, visible(name)) for name in known),
+        "interface",
+        "address",
+    ):
         table.add_column(Text(title), no_wrap=True)
     table.add_column("seconds", justify="right")
     if any(node["problems"] for node in nodes):
@@ -41,6 +46,10 @@ def node_table(nodes: Iterable[Mapping[str, Any]]) -> Table:
             Text(visible(str(node["interface"]))),
             Text(visible(str(node["address"]))),
             "" if seconds is None else f"{seconds:.1f}",
-            *([Text(visible("; ".join(node["problems"])))] if len(table.columns) > len(known) + 6 else []),
+            *(
+                [Text(visible("; ".join(node["problems"])))]
+                if len(table.columns) > len(known) + 6
+                else []
+            ),
         )
     return table

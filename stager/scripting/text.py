@@ -44,7 +44,11 @@ def comment(facts: ScriptFacts) -> Iterator[str]:
         *([("made by", one_line(facts.made_with))] if facts.made_with else []),
         ("bundle", f"{one_line(job.bundle)} ({facts.bundle_bytes / 1e6:.1f} MB)"),
         ("id", job.bundle_id),
-        *([("command", one_line(shlex.join(masked(job.launch.command))))] if _launches(facts) else []),
+        *(
+            [("command", one_line(shlex.join(masked(job.launch.command))))]
+            if _launches(facts)
+            else []
+        ),
         ("submit", "sbatch THIS_FILE"),
         ("follow", f"tail -F {logs}/{batch_log}"),
         ("cancel", "scancel JOBID"),

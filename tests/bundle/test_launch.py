@@ -260,3 +260,12 @@ def test_ranks_on_a_node(setting: int | None, gpus: dict[str, int], chosen: int)
 )
 def test_threads_of_a_rank(setting: int | None, cpus: int, nproc: int, chosen: int) -> None:
     assert launch.choose_threads(setting, cpus, nproc) == chosen
+
+
+def test_a_program_of_an_environment_gets_no_secret() -> None:
+    """Whatever reached the node: a rank, a launcher and the imports of the proof all ask here."""
+    base = {"PATH": "/usr/bin", "HF_TOKEN": "t", "SLURM_JWT": "j", "MYPASS": "p"}
+    assert launch.environment_variables(PLACE, base) == EVERY_PROGRAM
+    assert launch.rank_variables(PLACE, GROUP, base) == EVERY_RANK
+    named = launch.rank_variables(PLACE, GROUP, base, ["MYPASS"])
+    assert named == {**EVERY_RANK, "MYPASS": "p"}

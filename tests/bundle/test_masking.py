@@ -1,4 +1,4 @@
-"""Arguments and texts as they may be kept and shown: without secrets, and otherwise as they were."""
+"""Arguments and texts as they may be kept and shown: without secrets, else as they were."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def test_a_secret_after_its_option(argv: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("see https://u:p@h/x, http://t@h/y, mail a@b.c", "see https://h/x, http://h/y, mail a@b.c"),
+        (
+            "see https://u:p@h/x, http://t@h/y, mail a@b.c",
+            "see https://h/x, http://h/y, mail a@b.c",
+        ),
         ("at https://u:p@ss@h.example/x", "at https://h.example/x"),
         ("at https://u:a/b@h.example/x", "at https://h.example/x"),
         ("'https://h/x.whl?token=abc'", "'https://h/x.whl?token=***'"),

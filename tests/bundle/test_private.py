@@ -13,6 +13,10 @@ import pytest
 from bundle import private
 
 
+def touch(path: Path, flags: str, mode: str = private.PRIVATE) -> None:
+    open(path, flags, opener=private.opener(mode)).close()
+
+
 @pytest.fixture(params=[0, 0o022, 0o077, 0o277])
 def any_umask(request: pytest.FixtureRequest) -> Iterator[None]:
     old = os.umask(request.param)
@@ -49,16 +53,16 @@ def test_what_was_there_keeps_its_mode(tmp_path: Path) -> None:
         out.write(b"b")
     assert (mode_of(tmp_path), mode_of(path), path.read_text()) == (0o751, 0o664, "ab")
     with pytest.raises(FileExistsError):
-        open(path, "xb", opener=private.opener(private.PRIVATE))
+        touch(path, "xb")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to any group")
 def test_the_group_is_that_of_the_directory(tmp_path: Path) -> None:
     os.chown(tmp_path, -1, 12345)
     private.make_folder(str(tmp_path / "new"), private.GROUP)
-    open(tmp_path / "new" / "log", "ab", opener=private.opener(private.GROUP)).close()
+    touch(tmp_path / "new" / "log", "ab", private.GROUP)
     assert (tmp_path / "new" / "log").stat().st_gid == 12345
-    open(tmp_path / "own", "ab", opener=private.opener(private.PRIVATE)).close()
+    touch(tmp_path / "own", "ab")
     assert (tmp_path / "own").stat().st_gid == os.getegid()
 
 
@@ -73,7 +77,7 @@ def test_a_group_that_is_not_the_users_reads_nothing() -> None:
                 os.setgroups([])
                 os.setgid(54321)
                 os.setuid(54321)
-                open(f"{name}/log", "ab", opener=private.opener(private.GROUP)).close()
+                touch(Path(name, "log"), "ab", private.GROUP)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
@@ -87,10 +91,10 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "dangling", "pipe"):
         with pytest.raises(OSError, match=r"symbolic links|No such device"):
-            open(tmp_path / name, "wb", opener=private.opener(private.PRIVATE))
+            touch(tmp_path / name, "wb")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(OSError, match="no regular file"):
-        open(tmp_path / "pipe", "wb", opener=private.opener(private.PRIVATE))
+        touch(tmp_path / "pipe", "wb")
     os.close(reader)
     assert (tmp_path / "target").read_text() == "mine"
     assert not (tmp_path / "nowhere").exists()
@@ -98,5 +102,5 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path: Path) -> Non
 
 def test_a_file_in_the_way_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="File exists|Not a directory"):
+    with pytest.raises(OSError, match=r"File exists|Not a directory"):
         private.make_folder(str(tmp_path / "file" / "logs"), private.PRIVATE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bundle.masking import without_secrets
-from bundle.secret import is_secret, meaning
+from bundle.secret import _ALWAYS, is_secret, meaning
 
 SECRET = """
     TOKEN HF_TOKEN GH_TOKEN GITHUB_TOKEN MY_TOKENS FOO_TOKEN HF_TOKEN_2 TOKEN_PROD GITHUB_TOKEN_PROD
@@ -64,3 +64,9 @@ def test_what_a_text_says_counts_as_a_variable_too() -> None:
     for name in (*SECRET.split(), *PLAIN.split()):
         if meaning(name.encode()) is not None:
             assert is_secret(name) or name in ("PWD", "XDG_SESSION_ID")
+
+
+@pytest.mark.parametrize("word", sorted(set().union(*_ALWAYS.values())))
+def test_every_word_that_always_means_a_secret_does(word: str) -> None:
+    assert is_secret(f"MY_{word}".upper())
+    assert is_secret(f"my-{word}")
