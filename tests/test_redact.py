@@ -541,6 +541,11 @@ def test_a_part_of_a_stream_is_redacted_as_in_the_whole() -> None:
     )
 
 
+def test_halves_of_characters_are_survived() -> None:
+    assert Redactor().words("\ud83c token=abc1 \udcff") == "\ud83c token=[redacted: token] \udcff"
+    assert Redactor().words("token=abc1 \udcff") == "token=[redacted: token] \udcff"
+
+
 def test_an_empty_text_is_one() -> None:
     assert Redactor().text(b"") == b""
     assert list(Redactor().stream([])) == [b""]
