@@ -176,7 +176,8 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     from . import launch, unpack
 
     place = _place(environment)
-    variables = launch.environment_variables(place, os.environ)
+    # It is the user's own command on the user's own machine, as in a shell: it gets everything.
+    variables = launch.environment_variables(place, os.environ, os.environ)
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
     unpack.hold(place.root, os.path.basename(environment.path))
     try:

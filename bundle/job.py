@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from . import private
 from .delivering.rates import Rates, rates_from
 from .manifest import Digest, Requires
+from .masking import masked
 from .problem import NodeError, Problem
 
 VERSION = 3
@@ -108,6 +110,8 @@ class Job:
     """Whether ``verify`` also reads every file again, and tries the network."""
     rates: Rates | None = None
     """How quick the cluster is, as earlier jobs have shown; None for what is assumed."""
+    log_mode: str = private.PRIVATE
+    """Who may read its files: ``private``, its user alone; ``group``, the log directory's group."""
 
     def to_json(self) -> dict[str, Any]:
         """The job as a JSON object."""
@@ -153,6 +157,11 @@ def parse(raw: Mapping[str, Any]) -> Job:
         ) from exc
 
 
+def redacted(job: Job) -> Job:
+    """Return the job as it may be kept and shown: without the secrets among its arguments."""
+    return replace(job, launch=replace(job.launch, command=tuple(masked(job.launch.command))))
+
+
 def load(path: str) -> Job:
     """Read a job from a file.
 
@@ -190,5 +199,7 @@ def _check(job: Job) -> None:
             raise ValueError(f"{what} {name!r} cannot be part of a file's name")
     if not job.nodes or len(set(job.nodes)) != len(job.nodes):
         raise ValueError("the nodes must be one or more, and different")
+    if job.log_mode not in private.MODES:
+        raise ValueError(f"log_mode {job.log_mode!r} is none of {', '.join(private.MODES)}")
     if job.action not in ("verify", "run", "clean"):
         raise ValueError(f"action {job.action!r} is none of verify, run, clean")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from .masking import without_secrets
 from .unpacking.merge import STATE
 
 DROPPED = re.compile(
@@ -24,15 +25,6 @@ DROPPED = re.compile(
 would hide the bytecode that came with the bundle. ``LD_PRELOAD`` and the like are the user's own.
 """
 
-SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|CREDENTIALS?|APIKEY|API_KEY|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY|AUTH)(_|S?$)"
-    r"|PASSWORD|PASSWD|PASSPHRASE|_PWD$",
-    re.IGNORECASE,
-)
-"""Names of variables that hold what nobody else should see."""
-
-_NO_SECRETS = ("HF_TOKEN_PATH", "TOKENIZERS_PARALLELISM", "SSH_AUTH_SOCK")
-
 USE_CPU = "ACCELERATE_USE_CPU"
 """Lets accelerate, and so the Trainer of transformers, meet over gloo."""
 
@@ -45,18 +37,6 @@ _OFFLINE = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
-    """An environment without secrets, but for those that are named.
-
-    What is left out reaches no node, and so no file, log or list of processes there.
-    """
-    return {
-        name: value
-        for name, value in env.items()
-        if name in passed or name in _NO_SECRETS or not SECRET.search(name)
-    }
 
 
 @dataclass(frozen=True)
@@ -110,18 +90,23 @@ class Group:
         return self.elastic is not None or self.max_restarts > 0
 
 
-def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, str]:
+def environment_variables(
+    place: Place, base: Mapping[str, str], passed: Collection[str] = ()
+) -> dict[str, str]:
     """The variables of any program in an environment: isolated from the node, and offline.
 
     Being a virtual environment keeps the node's own site-packages out; ``PYTHONNOUSERSITE`` keeps
     ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has set is kept. No bytecode
-    is written: a published environment brings its own and is never modified.
+    is written: a published environment brings its own and is never modified. Secrets stay behind:
+    every program of an environment gets its variables here, however its node was reached.
 
     Args:
         place: where the environment lies.
         base: the caller's variables.
+        passed: names of the secrets that it gets all the same.
     """
-    env = {name: value for name, value in base.items() if not DROPPED.match(name)}
+    kept = without_secrets(base, passed)
+    env = {name: value for name, value in kept.items() if not DROPPED.match(name)}
     caches = os.path.join(place.root, "cache")
     return {
         **{
@@ -147,14 +132,16 @@ def environment_variables(place: Place, base: Mapping[str, str]) -> dict[str, st
     }
 
 
-def rank_variables(place: Place, group: Group, base: Mapping[str, str]) -> dict[str, str]:
+def rank_variables(
+    place: Place, group: Group, base: Mapping[str, str], passed: Collection[str] = ()
+) -> dict[str, str]:
     """The variables that ``torchrun`` gets on one node and hands to its ranks.
 
     Gloo's interface is an exact name; NCCL's is a prefix unless it begins with ``=`` (NCCL user
     guide, ``NCCL_SOCKET_IFNAME``).
     """
     env = {
-        **environment_variables(place, base),
+        **environment_variables(place, base, passed),
         "STAGER_NODE": group.node,
         "PYTORCH_DIST_BACKEND": group.backend,
         "OMP_NUM_THREADS": str(group.threads),

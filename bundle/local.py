@@ -21,6 +21,7 @@ from . import fs, process, signals
 from .agent import EARLY, SESSION
 from .job import Job
 from .launching.following import AGENT_SECONDS
+from .masking import without_secrets
 from .node.base import base_for
 from .node.root import secure_root
 from .problem import NodeError, Problem
@@ -47,6 +48,7 @@ class LocalTransport:
         """
         self.nodes_here = len(job.nodes)
         self._job = job
+        self._variables = without_secrets(os.environ, job.launch.pass_env)
         self._grace = job.launch.grace_seconds + AGENT_SECONDS
         base = base_for(job, os.environ, copies=self._missing(job))
         own = secure_root(base)
@@ -135,7 +137,7 @@ class LocalTransport:
     def _start(self, node: str, python: str) -> process.Process:
         return process.start(
             [python or sys.executable, "-I", "-S", sys.argv[0], "agent", SESSION],
-            env={**os.environ, fs.ROOT_VARIABLE: self._bases[node]},
+            env={**self._variables, fs.ROOT_VARIABLE: self._bases[node]},
             stdin=process.PIPE,
             stdout=process.PIPE,
             stderr=process.STDOUT,

@@ -12,8 +12,8 @@ import os
 import time
 from typing import IO
 
-from . import agent
-from .job import Job
+from . import agent, private
+from .job import Job, redacted
 from .problem import NodeError, Problem
 
 
@@ -28,6 +28,8 @@ class Logs:
     def __init__(self, job: Job) -> None:
         """Create the directory, the event log, and copies of the job and of the wrapper.
 
+        The copy of the job is for those who look at it later: it has no secrets of its arguments.
+
         Raises:
             NodeError: they cannot be written.
         """
@@ -35,7 +37,7 @@ class Logs:
         self._job = job
         self._files: dict[str, IO[bytes]] = {}
         try:
-            os.makedirs(job.log_dir, exist_ok=True)
+            private.make_folder(job.log_dir, job.log_mode)
             self._open(self._events)
         except OSError as exc:
             raise NodeError(
@@ -47,7 +49,8 @@ class Logs:
                 )
             ) from exc
         self._copy(f"run_wrapper.{job.id}.py", agent.wrapper_source())
-        self._copy(f"job.{job.id}.json", json.dumps(job.to_json(), indent=1).encode() + b"\n")
+        kept = json.dumps(redacted(job).to_json(), indent=1)
+        self._copy(f"job.{job.id}.json", kept.encode() + b"\n")
 
     @property
     def _events(self) -> str:
@@ -68,8 +71,7 @@ class Logs:
         """Make a task's log, empty unless it is there."""
         name = self._log(node, task)
         try:  # and no more: there may be more ranks than files may be open
-            with open(os.path.join(self._job.log_dir, name), "ab"):
-                pass
+            self._opened(name, "ab").close()
         except OSError as exc:
             self.lost = f"{name}: {exc.strerror or exc}"
 
@@ -82,7 +84,7 @@ class Logs:
 
     def _copy(self, name: str, data: bytes) -> None:
         try:
-            with open(os.path.join(self._job.log_dir, name), "wb") as handle:
+            with self._opened(name, "wb") as handle:
                 handle.write(data)
         except OSError as exc:
             self.lost = f"{name}: {exc.strerror or exc}"
@@ -90,9 +92,13 @@ class Logs:
     def _open(self, name: str) -> IO[bytes]:
         # Unbuffered: whoever looks sees all there is, and a failed write leaves nothing behind.
         if name not in self._files:
-            path = os.path.join(self._job.log_dir, name)
-            self._files[name] = open(path, "ab", buffering=0)  # noqa: SIM115 - as long as the job
+            self._files[name] = self._opened(name, "ab", buffering=0)
         return self._files[name]
+
+    def _opened(self, name: str, mode: str, buffering: int = -1) -> IO[bytes]:
+        """Open a file of the job; one that is missing is made for those who may read it."""
+        path = os.path.join(self._job.log_dir, name)
+        return open(path, mode, buffering, opener=private.opener(self._job.log_mode))
 
     def _append(self, name: str, lines: list[str]) -> int:
         """Append lines to a file; how many bytes that were."""

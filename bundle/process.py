@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Callable, Union
 
+from .masking import masked
+
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 15
@@ -72,7 +74,8 @@ class ProcessError(Exception):
         self.code = code
         self.tail = tuple(output.strip().splitlines()[-TAIL_LINES:])
         self.reason = reason or describe_exit(code)
-        super().__init__(": ".join([self.reason, shlex.join(self.argv), *self.tail[-1:]]))
+        shown = shlex.join(masked(self.argv))
+        super().__init__(": ".join([self.reason, shown, *self.tail[-1:]]))
 
 
 class Process(subprocess.Popen[bytes]):
@@ -198,7 +201,7 @@ def start(
     Raises:
         ProcessError: it cannot be started.
     """
-    log.debug("start: %s", shlex.join(argv))
+    log.debug("start: %s", shlex.join(masked(argv)))
     mark = f"{os.getpid()}-{time.time_ns()}-{next(_STARTED)}"
     marks = "/".join(filter(None, (os.environ.get(MARK), mark)))
     full_env = {**(os.environ if env is None else env), MARK: marks}

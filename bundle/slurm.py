@@ -39,6 +39,9 @@ exit 3
 """
 """The shell's part on a node: the first Python that is new enough gets the bootstrap program."""
 
+CREDENTIALS = ("SLURM_JWT",)
+"""Secrets that Slurm's own commands need where munge is not used; ranks do not get them."""
+
 PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10")
 
 _OWN_OPTIONS = re.compile(

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import IO, Any, cast
 
-from . import agent, fs, launch, process, signals, slurm
+from . import agent, fs, process, signals, slurm
 from .agent import SESSION
 from .delivering.sending import Sending
 from .job import Job
 from .launching import following
+from .masking import without_secrets
 from .problem import NodeError, Problem
 from .talking import hearing
 from .talking.answers import Answers
@@ -56,10 +57,11 @@ class SlurmTransport:
         self._job = job
         with open(sys.argv[0], "rb") as handle:
             self._program = handle.read()
-        self._plain = slurm.step_environment(launch.without_secrets(os.environ, ()))
+        own = slurm.CREDENTIALS
+        self._plain = slurm.step_environment(without_secrets(os.environ, own))
         # What the ranks get besides is for their own step alone.
         self._ranks = slurm.step_environment(
-            launch.without_secrets(os.environ, job.launch.pass_env)
+            without_secrets(os.environ, (*own, *job.launch.pass_env))
         )
         self._fanout_version = slurm.version(self._ask("srun", "--version"))
         counts = slurm.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))

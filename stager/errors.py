@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bundle.masking import without_url_secrets
+
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -17,7 +19,7 @@ EXIT_INTERRUPTED = 130
 
 
 class StagerError(Exception):
-    """An expected failure.
+    """An expected failure; a URL in its texts is shown without its credentials.
 
     Attributes:
         message: what went wrong, and where, in one sentence.
@@ -29,10 +31,10 @@ class StagerError(Exception):
     exit_code = EXIT_FAILURE
 
     def __init__(self, message: str, *, hint: str = "", context: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.context = tuple(context)
+        self.message = without_url_secrets(message)
+        super().__init__(self.message)
+        self.hint = without_url_secrets(hint)
+        self.context = tuple(map(without_url_secrets, context))
 
 
 class ConfigError(StagerError):

@@ -9,8 +9,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle import private
 from bundle.job import Job, Launch
 from bundle.manifest import Manifest, room_for
+from bundle.masking import masked
 
 from .config import Config
 from .errors import ConfigError, StagerError
@@ -126,7 +128,7 @@ def make_job(
     least, most = settled.cluster.nodes
     launch = _launch(settled, manifest, action, slurm=slurm)
     log_dir = (options.log_dir or Path(DEFAULT_LOG_DIR)).expanduser().absolute()
-    _make_log_dir(log_dir)
+    _make_log_dir(log_dir, settled.cluster.log_mode)
     return Job(
         id="",
         name=config.name,
@@ -141,6 +143,7 @@ def make_job(
         node_root=settled.cluster.node_root,
         run_dir=str(Path.cwd()),
         log_dir=str(log_dir),
+        log_mode=settled.cluster.log_mode,
         action=action,
         import_modules=action == "verify",
         python_hints=(getattr(sys, "_base_executable", sys.executable),),
@@ -162,7 +165,7 @@ def numbered(job: Job) -> Job:
     Raises:
         StagerError: the log directory, in which the number is claimed, cannot be written.
     """
-    return job if job.allocation == "slurm" else replace(job, id=_new_id(Path(job.log_dir)))
+    return job if job.allocation == "slurm" else replace(job, id=_new_id(job))
 
 
 def _launch(config: Config, manifest: Manifest, action: str, *, slurm: bool) -> Launch:
@@ -208,12 +211,12 @@ def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest, *, slur
     if command[0] in INTERPRETERS:
         raise ConfigError(
             f"{command[0]} is no script: ranks are started by the environment's own Python",
-            hint=f"leave it out: stager run -- {shlex.join(command[1:]) or 'train.py'}",
+            hint=f"leave it out: stager run -- {shlex.join(masked(command[1:])) or 'train.py'}",
         )
     if command[0].startswith("-") and command[0] != "-m":
         raise ConfigError(
             f"{command[0]} is no script; what follows the two dashes replaces project.command",
-            hint="name the script too: stager run -- train.py " + shlex.join(command),
+            hint="name the script too: stager run -- train.py " + shlex.join(masked(command)),
         )
     if launcher == "srun" and not slurm:
         raise ConfigError(
@@ -228,26 +231,35 @@ def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest, *, slur
         )
 
 
-def _make_log_dir(log_dir: Path) -> None:
+def _make_log_dir(log_dir: Path, mode: str) -> None:
     """Make the log directory, which must not become part of a project's next bundle.
 
     Raises:
         StagerError: it cannot be written.
+        ConfigError: its group is to read the logs, and is none of the user's.
     """
     try:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        private.make_folder(str(log_dir), mode)
         keep_out_of_projects(log_dir)
+        group = log_dir.stat().st_gid
     except OSError as exc:
         raise _unwritable(log_dir, exc) from exc
+    if mode == private.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
+        raise ConfigError(
+            f"cluster.log-mode: you are not in the group of {log_dir}, which has number {group}",
+            hint="give the directory to a group of yours with chgrp, name another directory with"
+            ' --log-dir, or set log-mode = "private"',
+        )
 
 
-def _new_id(log_dir: Path) -> str:
+def _new_id(job: Job) -> str:
     """A number for a job that no Slurm has numbered; claimed by creating its event log."""
+    log_dir = Path(job.log_dir)
     while True:
         number = time.time_ns() // 1_000_000 % 10**10
         claim = log_dir / f"events.{number}.jsonl"
         try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            open(claim, "xb", opener=private.opener(job.log_mode)).close()
         except FileExistsError:
             time.sleep(0.002)
             continue

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.job import Job
 from bundle.manifest import Manifest
+from bundle.masking import masked
 
 from . import __version__, allocation
 from .allocation import Source
@@ -19,7 +20,6 @@ from .config import Config, find, load
 from .init import default
 from .job import JobOptions, make_job, settle
 from .newest import Listener, current_bundle, newest_bundle, offline_root
-from .run import masked
 from .store import Store
 from .verify import Way
 

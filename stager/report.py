@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle import private
+
 from . import __version__
 from .diagnose import diagnose
 from .diagnosing.failure import Diagnosis
@@ -19,6 +21,8 @@ from .reporting.facts import RUNNING, facts, verdict
 from .reporting.nodes import nodes
 from .reporting.page import Story, page
 from .reporting.spans import passage
+from .supporting.papers import cleaned
+from .supporting.redact import Redactor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,9 @@ def report(files: JobFiles, output: Path | None = None) -> Report:
     """
     name = files.folder / f"report.{files.job_id}.html" if files.job_id else Path("report.html")
     path = (name if output is None else output).absolute()
-    data = page(tell(files)).encode("utf-8", "replace")
-    _write(path, data)
+    story = tell(files)
+    data = page(story).encode("utf-8", "replace")
+    _write(path, data, story.facts.log_mode)
     return Report(path=path, job_id=files.job_id, size=len(data))
 
 
@@ -67,7 +72,7 @@ def tell(files: JobFiles) -> Story:
     return Story(
         facts=facts(files, attempt),
         verdict=ending,
-        diagnosis=diagnosis,
+        diagnosis=None if diagnosis is None else cleaned(diagnosis, Redactor()),
         passage=passage(attempt, now if ending == RUNNING else None),
         nodes=nodes(attempt),
         training=training(files, attempt),
@@ -88,8 +93,8 @@ def _diagnosis(files: JobFiles) -> Diagnosis | None:
         return None
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Put a file into its place, all of it at once.
+def _write(path: Path, data: bytes, mode: str) -> None:
+    """Put a file into its place, all of it at once, for those who may read the job's logs.
 
     Raises:
         StagerError: it cannot be written, or is something else than a file.
@@ -101,7 +106,8 @@ def _write(path: Path, data: bytes) -> None:
     partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
     try:
         try:
-            partial.write_bytes(data)
+            with open(partial, "xb", opener=private.opener(mode)) as handle:
+                handle.write(data)
             partial.replace(final)
         finally:
             partial.unlink(missing_ok=True)

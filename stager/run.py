@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import re
 import selectors
 import shlex
 import signal
@@ -21,16 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from bundle.masking import masked
+
 from .errors import StagerError
 
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 15
-
-_NAME = r"[\w-]*(?:token|api[_-]?key|secret|passw(?:or)?d|credential)"
-_SECRET = re.compile(rf"({_NAME}(?:[_-][\w-]*|s)?=)[^\s,]+", re.I)
-_SECRET_OPTION = re.compile(rf"--?{_NAME}", re.I)
-"""How a secret shows among arguments: ``NAME=value``, or an option and the value after it."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 1 << 16
@@ -57,15 +53,6 @@ class CommandError(StagerError):
         tail = (completed.stderr.strip() or completed.stdout.strip()).splitlines()[-TAIL_LINES:]
         super().__init__(f"{reason}: {shlex.join(masked(completed.argv))}", context=tail)
         self.completed = completed
-
-
-def masked(argv: Sequence[str]) -> list[str]:
-    """Arguments as they may be shown: what is given to a name that means a secret is left out."""
-    shown = [_SECRET.sub(r"\1***", word) for word in argv]
-    for at, word in enumerate(argv[:-1]):
-        if _SECRET_OPTION.fullmatch(word):
-            shown[at + 1] = "***"
-    return shown
 
 
 Runner = Callable[..., Completed]

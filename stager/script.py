@@ -16,8 +16,10 @@ from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from bundle import private
 from bundle.job import Job
-from bundle.launch import without_secrets
+from bundle.masking import without_secrets
+from bundle.slurm import CREDENTIALS
 
 from .errors import ConfigError
 from .scripting import text as parts
@@ -161,7 +163,7 @@ def submit_environment(base: Mapping[str, str], pass_env: Collection[str] = ()) 
             or _RANK_VARIABLES.match(name)
         )
     }
-    return without_secrets(kept, tuple(pass_env))
+    return without_secrets(kept, (*CREDENTIALS, *pass_env))
 
 
 def _directives(facts: ScriptFacts) -> Iterator[str]:
@@ -221,6 +223,7 @@ def _variables(facts: ScriptFacts) -> Iterator[str]:
         yield f"bundle_id={facts.job.bundle_id}"
     yield f"name={shlex.quote(facts.job.name)}"
     yield f"log_dir={shlex.quote(facts.job.log_dir.rstrip('/'))}"
+    yield f"log_umask={'027' if facts.job.log_mode == private.GROUP else '077'}"
     yield f"program_sha256={hashlib.sha256(facts.program).hexdigest()}"
     yield "# Pythons to try, in this order; the driver runs on any one from 3.9 on."
     yield "pythons=("
@@ -242,5 +245,9 @@ def _program(facts: ScriptFacts) -> str:
 
 
 def _job(job: Job) -> str:
-    """The job's description: ASCII, one field a line; of secrets it has only the names."""
+    """The job's description: ASCII, one field a line.
+
+    Of secret variables it has only the names. The command is complete, whatever it holds, as
+    nothing else tells the driver what to run: Slurm shows a script to its owner and to operators.
+    """
     return parts.JOB.replace("@JSON@", json.dumps(job.to_json(), indent=2, ensure_ascii=True))

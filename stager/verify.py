@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bundle import private
 from bundle.job import Job
 
 from . import slurmtalk
@@ -145,14 +146,16 @@ class _Driven:
 def _job_file(job: Job) -> Iterator[Path]:
     """The job as a file of a private name beside the logs, as long as the driver runs.
 
-    The driver keeps a copy under the job's id, which may not be known yet.
+    It has the command with all of its secrets, so nobody else may read it, whatever the log mode.
+    The driver keeps a copy without them under the job's id, which may not be known yet.
 
     Raises:
         StagerError: it cannot be written.
     """
     file = Path(job.log_dir) / f".job.{os.getpid()}.{time.time_ns()}.json"
     try:
-        file.write_text(json.dumps(job.to_json(), indent=1) + "\n", encoding="utf-8")
+        with open(file, "x", encoding="utf-8", opener=private.opener(private.PRIVATE)) as handle:
+            handle.write(json.dumps(job.to_json(), indent=1) + "\n")
     except OSError as exc:
         file.unlink(missing_ok=True)
         raise StagerError(

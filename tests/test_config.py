@@ -45,6 +45,7 @@ account = "lab"
 exclude = "node0[1-3]"
 salloc-args = ["--mem=8G"]
 node-root = "$SCRATCH/nodes"
+log-mode = "group"
 
 [launch]
 nproc-per-node = 2
@@ -113,6 +114,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             account="lab",
             exclude="node0[1-3]",
             salloc_args=("--mem=8G",),
+            log_mode="group",
             node_root="$SCRATCH/nodes",
         ),
         launch=config.LaunchConfig(

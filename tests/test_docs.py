@@ -21,7 +21,7 @@ from stager.config import parse
 
 REPO = Path(__file__).resolve().parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").rglob("*.md"))]
 DOCUMENTS += sorted((REPO / "examples").rglob("*.md"))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -171,3 +171,27 @@ def _run(
         timeout=300,
         check=False,
     )
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of each row of the tables about defences, without their heads."""
+    rows = [row.strip("|").split(" | ") for row in text.splitlines() if row.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows if row[-1].strip() != "test"]
+
+
+def test_each_defence_names_tests_that_exist() -> None:
+    text = (REPO / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = [row for row in _rows(text) if len(row) == 3 and not set(row[0]) <= set("- ")]
+    assert len(rows) >= 30
+    for _, _, named in rows:
+        if named == "-":
+            continue
+        found = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", named)
+        assert len(found) == named.count("`") // 2 > 0, named
+        for path, name in found:
+            assert f"\ndef {name}(" in (REPO / path).read_text(encoding="utf-8"), f"{path}::{name}"
+
+
+def test_the_readme_leads_to_the_pages_about_security() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert {"docs/security.md", "SECURITY.md"} <= set(links)

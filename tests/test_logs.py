@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from bundle.logs import Logs
-from stager.console.voice import harmless
 from stager.diagnose import diagnose
 from stager.diagnosing.catalogue import match
 from stager.errors import StagerError
@@ -367,18 +365,6 @@ def test_what_nobody_may_read_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("stager.joblogs.files.os.access", lambda *_: False)  # root reads all
     with pytest.raises(StagerError, match="cannot be read"):
         find(str(tmp_path / "rank0.log"), tmp_path)
-
-
-def test_a_terminal_is_not_told_what_to_do() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    line = "a\tb\x1b]52;c;ZWNobw==\x07\x1b[2J\x9b1m\r"
-    shown = harmless(line, Terminal())
-    assert shown.startswith("a\tb")
-    assert not set(shown) & set("\x1b\x07\x9b\r")
-    assert harmless(line, io.StringIO()) == line
 
 
 @pytest.mark.parametrize(

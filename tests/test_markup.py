@@ -31,7 +31,7 @@ def test_attributes_are_escaped_and_named() -> None:
         ("a\tb\nc", "a\tb\nc"),
         ("\x00\x1b[31m\r\x7f", "\u2400\u241b[31m\u240d\u2421"),
         ("\x85\x9b", "\ufffd\ufffd"),
-        ("\u202egpj.exe\u2066", "\ufffdgpj.exe\ufffd"),
+        ("\u202egpj.exe\u2066", "\\u202egpj.exe\\u2066"),
         ("\ud83c half", "\ufffd half"),
         ("\U0001f3d6 \u05d0 \xe4", "\U0001f3d6 \u05d0 \xe4"),
     ],

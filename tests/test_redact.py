@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from bundle.secret import meaning
 from stager.supporting import redact
 from stager.supporting.known import Known, worth_looking_for
-from stager.supporting.naming import meaning
 from stager.supporting.redact import BLOCK, HELD, LONGEST, Kept, Redactor
 from stager.supporting.standins import StandIns
 from stager.supporting.views import views
@@ -22,6 +22,13 @@ from stager.supporting.views import views
 SHORT, LONG = "hunter2x", "aB3dE5fG7hI9jK1lM2nO"
 FORMS = r"""
 HF_TOKEN={}
+KEY={}
+export KEY='{}'
+{{"KEY": "{}"}}
+MYPASS={}
+MYPASS: {}
+mypass = '{}'
+GITHUB_TOKEN_PROD={}
 HF_TOKEN={} python train.py
 export DB_PASSWORD={}
 export DB_PASSWORD='two words {}'
@@ -266,6 +273,7 @@ commit 3f786850e387550fdab836ed7e6dc881de23001b
 AuthType=auth/munge  CredType=cred/munge AuthInfo=socket=/run/munge/munge.socket.2
 srun: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2"
 forward pass: 3.5 ms, backward_pass=12ms, passed 5 of 6 tests, bypass=true
+COMPASS=north bypass: full GIT_ASKPASS=/usr/bin/ask KEY   VALUE   DESCRIPTION  KEY: 5
 SSH_AUTH_SOCK=/tmp/ssh-x/agent.1 HF_TOKEN_PATH=/home/x/.cache/token PWD=/home/x OLDPWD=/tmp
 author: Alice, authority=x, primary_key=id, public_key=abc, monkey=1, keyboard=us
     token = get_token()
@@ -531,6 +539,11 @@ def test_a_part_of_a_stream_is_redacted_as_in_the_whole() -> None:
         b"",
         b"[redacted: private-key]",
     )
+
+
+def test_halves_of_characters_are_survived() -> None:
+    assert Redactor().words("\ud83c token=abc1 \udcff") == "\ud83c token=[redacted: token] \udcff"
+    assert Redactor().words("token=abc1 \udcff") == "token=[redacted: token] \udcff"
 
 
 def test_an_empty_text_is_one() -> None:

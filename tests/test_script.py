@@ -367,3 +367,28 @@ def test_no_python(tmp_path: Path, tmp: Path) -> None:
     assert "/no/such/python3.11 python3" in done.stderr
     assert f"--exclude={os.uname().nodename}" in done.stderr
     assert list(tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "folder_bits"), [("private", 0o600, 0o700), ("group", 0o640, 0o750)]
+)
+def test_the_log_is_for_those_who_may_read_it(
+    tmp_path: Path, mode: str, bits: int, folder_bits: int
+) -> None:
+    """Whatever the umask, which the ranks keep."""
+    logs = tmp_path / "new" / "logs"
+    job = replace(JOB, log_dir=str(logs), log_mode=mode)
+    before_main = batch_script(replace(FACTS, job=job)).removesuffix("main\n")
+    program = f"umask 002\n{before_main}\nopen_log\numask"
+    for _ in range(2):  # the second time as after a requeue
+        subprocess.run(
+            ["bash", "-c", program],
+            env={**os.environ, "SLURM_JOB_ID": "7"},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    log = logs / "demo.7.batch.out"
+    assert log.read_text() == "0002\n0002\n"
+    assert log.stat().st_mode & 0o7777 == bits
+    assert logs.stat().st_mode & 0o7777 == folder_bits
+    assert log.stat().st_gid == logs.stat().st_gid

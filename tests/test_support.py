@@ -307,7 +307,7 @@ def _assert_useful(planted: Planted, found: dict[str, bytes], raw: dict[str, byt
     assert b"redacted" not in found["pylock.toml"]
     told = json.loads(found[f"job.{job}.json"])
     assert told["bundle_id"] == manifest["id"]
-    assert told["launch"]["command"][1:3] == ["--api-key", "[redacted: api-key]"]
+    assert told["launch"]["command"][1:] == ["--api-key", "***", "--password=***"]
     assert told["launch"]["pass_env"] == ["SITE_CODE", "HF_TOKEN"]
     for line in found[f"events.{job}.jsonl"].splitlines():
         assert isinstance(json.loads(line), dict)

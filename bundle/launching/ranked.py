@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import launch, net, probe, unpack
 from ..job import Job
+from ..masking import masked
 from ..node import host, removal
 from ..problem import NodeError, Problem
 from ..talking.hearing import Hearing
@@ -49,7 +50,7 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
     native = job.launch.launcher == "srun"
     with unpack.using(place.root, job.bundle_id), _job_dir(place.job_dir):
         begin = _start(job, place, group, request)
-        hearing.emit({"event": "started", "argv": begin.argv, "interface": link.interface})
+        hearing.emit({"event": "started", "argv": masked(begin.argv), "interface": link.interface})
         try:
             folder = os.path.join(place.job_dir, "output")
             outputs = Outputs(folder, begin.ranks, job.launch.grace_seconds)
@@ -143,7 +144,7 @@ def _start(
     job: Job, place: launch.Place, group: launch.Group, request: Mapping[str, Any]
 ) -> _Start:
     program = launch.wrapper(place, job.launch.command)
-    variables = launch.rank_variables(place, group, os.environ)
+    variables = launch.rank_variables(place, group, os.environ, job.launch.pass_env)
     cwd = job.run_dir
     if request.get("own"):  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]

@@ -65,11 +65,12 @@ def _nodes(
     console: Console, config: Config, place: Place, options: JobOptions, *, everything: bool
 ) -> tuple[int, list[dict[str, Any]]]:
     """Clean the nodes of an allocation: the exit code, and what went."""
+    from bundle.masking import masked
+
     from ..clean import nodes_keep
     from ..job import numbered
     from ..outcome import Outcome
     from ..prepare import named_bundle, prepare, source_of, way
-    from ..run import masked
     from ..verify import carry_out
 
     source = source_of(options, config, batch=False)

@@ -17,6 +17,7 @@ import typer
 from .. import __version__
 from ..console import Console
 from ..errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, StagerError
+from ..visible import visible
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -94,8 +95,18 @@ def boundary(console: Console) -> Iterator[None]:
         console.stop()
 
 
+class _Visible(logging.Formatter):
+    """What is logged, as it may be shown: a command's arguments may hold anything."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return visible(super().format(record))
+
+
 def make_console(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Console:
     """The voice of one command; a verbose one also shows what is logged."""
     if verbose:
-        logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stderr)
+        shown = logging.StreamHandler(sys.stderr)
+        shown.setFormatter(_Visible("%(message)s"))
+        logging.basicConfig(level=logging.DEBUG, handlers=[shown])
     return Console(quiet=quiet, verbose=verbose, as_json=as_json)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import Console
+from ..visible import visible
 from .grouped import grouped
 from .looking import JobArgument, job_files
 from .options import LogDir, Talk
@@ -136,4 +137,4 @@ class _Paper(Console):
 
     def data(self, line: str) -> None:
         """Keep a line."""
-        self.lines_said.append(line)
+        self.lines_said.append(visible(line))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..visible import visible
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -45,7 +47,7 @@ def forecast_table(report: Mapping[str, Any]) -> Table:
             "bold" if case == "nothing there yet" else "yellow" if case.startswith("run") else ""
         )
         named = "" if nodes == before else str(nodes)
-        table.add_row(named, Text(case), *(Text(cell, style=style) for cell in cells))
+        table.add_row(named, Text(visible(case)), *(Text(cell, style=style) for cell in cells))
         before = nodes
     return table
 

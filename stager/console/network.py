@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..visible import visible
 from .voice import size
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def pair_table(measured: Mapping[str, Any]) -> Table:
     for pair in pairs:
         style = "yellow" if _rate(pair) == slowest else ""
         cells = (pair["a"], pair["b"], f"{pair['gb_per_s']:.2f}", f"{pair['latency_us']:.0f}")
-        table.add_row(*(Text(str(cell), style=style) for cell in cells))
+        table.add_row(*(Text(visible(str(cell)), style=style) for cell in cells))
     return table
 
 

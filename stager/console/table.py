@@ -8,6 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ..visible import visible
+
 SHORT = {"transformers": "tfm"}
 """Packages whose names the one-line form shortens as well."""
 REPORTED = ("torch", "transformers", "datasets", "numpy")
@@ -24,21 +26,30 @@ def node_table(nodes: Iterable[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for title in ("python", *(SHORT.get(name, name) for name in known), "interface", "address"):
-        table.add_column(title, no_wrap=True)
+    for title in (
+        "python",
+        *(SHORT.get(name, visible(name)) for name in known),
+        "interface",
+        "address",
+    ):
+        table.add_column(Text(title), no_wrap=True)
     table.add_column("seconds", justify="right")
     if any(node["problems"] for node in nodes):
         table.add_column("problem", ratio=1)
     for node in nodes:
         seconds = node["seconds"]
         table.add_row(
-            Text(str(node["node"])),
+            Text(visible(str(node["node"]))),
             Text("OK", style="green") if node["ok"] else Text("FAILED", style="bold red"),
-            Text(str(node["python"])),
-            *(Text(str(node["packages"].get(name, ""))) for name in known),
-            Text(str(node["interface"])),
-            Text(str(node["address"])),
+            Text(visible(str(node["python"]))),
+            *(Text(visible(str(node["packages"].get(name, "")))) for name in known),
+            Text(visible(str(node["interface"]))),
+            Text(visible(str(node["address"]))),
             "" if seconds is None else f"{seconds:.1f}",
-            *([Text("; ".join(node["problems"]))] if len(table.columns) > len(known) + 6 else []),
+            *(
+                [Text(visible("; ".join(node["problems"])))]
+                if len(table.columns) > len(known) + 6
+                else []
+            ),
         )
     return table

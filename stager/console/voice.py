@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from ..errors import StagerError
+from ..visible import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -31,7 +31,6 @@ PHASES = {
     "collect": "Bringing the results home",
     "clean": "Removing environments",
 }
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
 
 
@@ -83,10 +82,10 @@ class Voice:
             self._write(f"hint: {failure.hint}", "good")
 
     def _write(self, line: str, style: str = "") -> None:
+        line = visible(line)
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        line = harmless(line, sys.stderr)
         if style and self._colour:
             line = f"\x1b[{_STYLES[style]}m{line}\x1b[0m"
         print(line, file=sys.stderr, flush=True)
@@ -94,8 +93,9 @@ class Voice:
     # Data.
 
     def emit(self, report: Mapping[str, Any]) -> None:
-        """Print the command's JSON object."""
-        print(json.dumps({"schema": 1, **report}, indent=2), flush=True)
+        """Print the command's JSON object; its escapes keep a terminal safe."""
+        text = json.dumps({"schema": 1, **report}, indent=2, ensure_ascii=True)
+        print(text.replace("\x7f", "\\u007f"), flush=True)
 
     def data(self, line: str) -> None:
         """Print a line of a command's result; to standard error while JSON owns standard output."""
@@ -103,7 +103,7 @@ class Voice:
         if self.as_json:
             self.say(line)
         else:
-            print(harmless(line, sys.stdout), flush=True)
+            print(visible(line), flush=True)
 
     def text(self, text: str) -> None:
         """Print a command's result that is a file, to the byte."""
@@ -122,6 +122,7 @@ class Voice:
         """A piece of the phase is done."""
         if self.quiet:
             return
+        what = visible(what)
         if not self._terminal:
             self._write(f"  {what} ({done}/{total})" if total else f"  {what}")
             return
@@ -157,14 +158,6 @@ class Voice:
         )
         self._progress.start()
         self._task = self._progress.add_task("", total=total)
-
-
-def harmless(line: str, stream: TextIO) -> str:
-    """A line without what would make a terminal do anything but show it; as it is elsewhere.
-
-    What ranks print may set a terminal's title or its clipboard, or clear it. Tabs stay.
-    """
-    return _CONTROL.sub("\ufffd", line) if stream.isatty() else line
 
 
 def size(count: int) -> str:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bundle import private
+from bundle.masking import masked
+
 from ..diagnosing import accounting
 from ..diagnosing.failure import Diagnosis
 from ..joblogs.files import JobFiles
 from ..joblogs.values import number, table, text, texts, whole
-from ..run import masked
 from .attempt import Attempt, Event
 
 WELL, FAILED, RUNNING = "ended well", "failed", "still running"
@@ -56,6 +58,8 @@ class Facts:
     """Bytes that were broadcast."""
     logs_lost: str = ""
     """Why its logs are not complete."""
+    log_mode: str = private.PRIVATE
+    """Who may read its files, and so the page about it."""
 
     @property
     def title(self) -> str:
@@ -85,6 +89,7 @@ def facts(files: JobFiles, attempt: Attempt) -> Facts:
         plan=text(plans[-1], "why") if plans else "",
         sent=number(result, "bytes_broadcast"),
         logs_lost=text(result, "logs_lost"),
+        log_mode=private.GROUP if text(job, "log_mode") == private.GROUP else private.PRIVATE,
     )
 
 

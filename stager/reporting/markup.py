@@ -9,20 +9,21 @@ import html
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from ..visible import TURNING
+
 _VOID = {"meta", "link", "br"}
 _LONGEST = 600
 """Characters of a text that are shown; what ranks write may have no end."""
-_SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
-_SHOWN |= {0x7F: 0x2421}
+_SHOWN = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}
+_SHOWN |= {0x7F: "\u2421"}
 _SHOWN |= dict.fromkeys(
     (
         *range(0x80, 0xA0),  # a terminal's, as escape is
-        *range(0x202A, 0x202F),  # these turn the text around that follows them
-        *range(0x2066, 0x206A),
         *range(0xD800, 0xE000),  # halves of characters, which no file can hold
     ),
-    0xFFFD,
+    "\ufffd",
 )
+_SHOWN |= {code: f"\\u{code:04x}" for code in TURNING}
 
 
 class Html(str):

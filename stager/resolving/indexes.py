@@ -20,7 +20,6 @@ from ..run import Runner, run
 
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 
-_USERINFO = re.compile(r"(?<=://)[^/\s@'\"]+@")
 # What pip and uv expand from the environment when they read a requirement file.
 _VARIABLE = r"\$\{[A-Z0-9_]+\}"
 _ONLY_VARIABLES = re.compile(rf"{_VARIABLE}(:{_VARIABLE})?")
@@ -180,11 +179,6 @@ def strip_credentials(url: str) -> str:
     kept = f"{user}@{host}" if _ONLY_VARIABLES.fullmatch(user) else host
     # Not urlunsplit: it drops the slashes of git+file:///path.
     return f"{parts.scheme}://{kept}{parts.path}"
-
-
-def redact(text: str) -> str:
-    """Some tool's output with the credentials taken out of every URL in it."""
-    return _USERINFO.sub("", text)
 
 
 def _link(place: str) -> str:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from bundle.masking import without_url_secrets
+
 from ..errors import ResolveError
 from ..model import Target
 from ..run import Completed, Runner, run
-from .indexes import Indexes, redact
+from .indexes import Indexes
 
 HOUR = 3600.0
 # The first moment a zip archive can hold, so that a wheel built twice has the same bytes.
@@ -181,7 +183,7 @@ def unreachable(output: str) -> bool:
 
 def condense(output: str) -> str:
     """A tool's complaint as one paragraph: no warnings, no traceback, no credentials."""
-    lines = [line for line in redact(output).splitlines() if not _NOISE.search(line)]
+    lines = [line for line in without_url_secrets(output).splitlines() if not _NOISE.search(line)]
     told = [line.strip().removeprefix("ERROR: ") for line in lines]
     start = next((i for i, line in enumerate(lines) if line.lstrip().startswith("ERROR")), 0)
     text = re.sub(r"\s+", " ", " ".join(told[start:])).strip()
@@ -190,7 +192,7 @@ def condense(output: str) -> str:
 
 def index_unreachable(output: str) -> ResolveError:
     """The error for an index that does not answer, with the lines of a tool that say so."""
-    lines = [line.strip() for line in redact(output).splitlines() if unreachable(line)]
+    lines = [line.strip() for line in without_url_secrets(output).splitlines() if unreachable(line)]
     return ResolveError(
         "a package index cannot be reached, or refuses the request",
         hint="check the network and pip's configuration (`pip config list`), or use --offline "

@@ -20,11 +20,13 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from bundle.masking import without_url_secrets
+
 from ..errors import ResolveError
 from ..model import Target
 from ..run import Completed
 from ..settings import toml
-from .indexes import pip_settings, redact
+from .indexes import pip_settings
 from .locked import select
 from .pip import HOUR, index_unreachable, unreachable
 from .solver import Absent, Found, NoSolution, Question, names_in
@@ -111,7 +113,7 @@ class Uv:
         )
 
     def _failure(self, question: Question, done: Completed) -> Exception:
-        told = redact(done.stderr)
+        told = without_url_secrets(done.stderr)
         if "No solution found" not in told or unreachable(told):
             return _cannot_ask(told)
         reason = _reason(told)

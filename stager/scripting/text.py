@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from bundle.masking import masked
+
 if TYPE_CHECKING:
     from ..script import ScriptFacts
 
@@ -42,7 +44,11 @@ def comment(facts: ScriptFacts) -> Iterator[str]:
         *([("made by", one_line(facts.made_with))] if facts.made_with else []),
         ("bundle", f"{one_line(job.bundle)} ({facts.bundle_bytes / 1e6:.1f} MB)"),
         ("id", job.bundle_id),
-        *([("command", one_line(shlex.join(job.launch.command)))] if _launches(facts) else []),
+        *(
+            [("command", one_line(shlex.join(masked(job.launch.command))))]
+            if _launches(facts)
+            else []
+        ),
         ("submit", "sbatch THIS_FILE"),
         ("follow", f"tail -F {logs}/{batch_log}"),
         ("cancel", "scancel JOBID"),
@@ -112,11 +118,15 @@ fail() {
 
 LOG = """
 # The log: Slurm opens none, as it drops a job without a word where it cannot (see above). Run by
-# hand, or with another --output, the script writes where it was told to.
+# hand, or with another --output, the script writes where it was told to. What ranks print may hold
+# secrets: only log_umask decides who reads it, and the ranks keep the umask that they came with.
 open_log() {
     local log="$log_dir/$name.${SLURM_JOB_ID:-none}.batch.out"
     if ! [ /dev/stdout -ef /dev/null ]; then return; fi
-    if mkdir -p -- "$log_dir" && : >>"$log"; then
+    if (umask "$log_umask" && mkdir -p -- "$log_dir" && : >>"$log"); then
+        if [ "$log_umask" = 027 ] && ! chgrp -f --reference="$log_dir" -- "$log"; then
+            chmod g= -- "$log"
+        fi
         exec >>"$log" 2>&1
     else # it shows in `scontrol show job`, where else
         scontrol update "JobId=${SLURM_JOB_ID:-}" \\

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bundle import private
+
 from . import checks
 from .table import Table
 
@@ -34,6 +36,8 @@ class ClusterConfig:
     """Directory on each node under which the store is made; ``auto`` looks for a local one."""
     stage: str
     """``auto``, ``always`` or ``never``: whether the bundle is broadcast to the nodes."""
+    log_mode: str
+    """Who may read a job's files: ``private``, its user; ``group``, the log directory's group."""
     container_image: str | None
     """Image that the ranks run in, for Slurm's pyxis plugin."""
     container_mounts: tuple[str, ...]
@@ -76,6 +80,9 @@ def cluster(table: Table) -> ClusterConfig:
             "auto",
             checks.choice("auto", "always", "never"),
             '"auto", "always" or "never"',
+        ),
+        log_mode=table.take(
+            "log-mode", private.PRIVATE, checks.choice(*private.MODES), '"private" or "group"'
         ),
         container_image=table.take(
             "container-image", None, checks.word, "the name of an image, or the path of one"

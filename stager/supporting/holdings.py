@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from bundle.launch import SECRET
+from bundle.secret import is_secret
 
 from .known import spellings, worth_looking_for
-from .naming import meaning
 from .redact import Redactor
 
 _PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
@@ -25,7 +24,7 @@ def of_environment(environment: Mapping[str, str], passed: Collection[str]) -> I
     """
     for name, value in sorted(environment.items()):
         raw = value.encode(errors="surrogateescape")
-        if name in passed or (_is_secret(name) and not _PATH.fullmatch(value)):
+        if name in passed or (is_secret(name) and not _PATH.fullmatch(value)):
             yield from spellings(raw)
         yield from _inside(raw)
 
@@ -36,15 +35,6 @@ def of_settings(texts: Iterable[bytes]) -> Iterator[bytes]:
         for value in _inside(text):
             if len(value) >= _SHORTEST:
                 yield value
-
-
-def _is_secret(name: str) -> bool:
-    found = meaning(name.encode(errors="replace"))
-    if found is not None:
-        return found.sure or bool(SECRET.search(name))
-    # The far side's opinion counts, too, but for names that only tell about a secret.
-    last = meaning(name.rpartition("_")[0].encode(errors="replace"))
-    return bool(SECRET.search(name)) and last is None
 
 
 def _inside(text: bytes) -> Iterator[bytes]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .naming import Name, meaning
+from bundle.secret import meaning
+
+from .naming import Name
 
 LONG = 256
 """A value of more bytes is no placeholder and no number, and is not compared with any."""

@@ -75,7 +75,13 @@ class Redactor:
 
     def words(self, text: str) -> str:
         """The same for a text of letters."""
-        return self.text(text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
+        how = "surrogateescape"  # a name's bytes
+        try:
+            data = text.encode(errors=how)
+        except UnicodeEncodeError:  # half of a character, as JSON may have it
+            how = "surrogatepass"
+            data = text.encode(errors=how)
+        return self.text(data).decode(errors=how)
 
     def stream(self, pieces: Iterable[bytes], kept: Kept | None = None) -> Iterator[bytes]:
         """A text that comes in pieces, without its secrets.

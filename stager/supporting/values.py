@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from bundle.secret import meaning
+
 from .literal import OPEN, QUOTES, Value, checked, value_at
 from .lookalikes import is_digest, is_placeholder, looks_random
-from .naming import Name, meaning
+from .naming import Name
 
 _TYPES = rb"(?:str|bytes|Any|Secret\w*|(?:Optional|Union)\[[\w, |]{1,40}\]|str \| None)"
 _OP = re.compile(

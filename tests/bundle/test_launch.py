@@ -133,60 +133,6 @@ def test_a_rank_that_slurm_starts() -> None:
     }
 
 
-# --- secrets -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN",
-        "WANDB_API_KEY",
-        "GITHUB_TOKEN",
-        "MY_TOKENS",
-        "TOKEN",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ACCESS_KEY_ID",
-        "DB_PASSWORD",
-        "db_password",
-        "PGPASSWORD",
-        "MYSQL_PWD",
-        "OPENAI_APIKEY",
-        "SSH_PRIVATE_KEY",
-        "GOOGLE_CREDENTIALS",
-        "AUTH",
-        "BASIC_AUTH",
-        "GPG_PASSPHRASE",
-    ],
-)
-def test_secrets_stay_behind(name: str) -> None:
-    env = {"PATH": "/usr/bin", name: "hush"}
-    assert launch.without_secrets(env, ()) == {"PATH": "/usr/bin"}
-    assert launch.without_secrets(env, ["OTHER"]) == {"PATH": "/usr/bin"}
-    assert launch.without_secrets(env, [name]) == env
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "PATH",
-        "TOKENIZERS_PARALLELISM",
-        "HF_TOKEN_PATH",
-        "SSH_AUTH_SOCK",
-        "AUTHOR",
-        "KEYBOARD",
-        "MONKEY",
-        "SLURM_JOB_ID",
-        "NCCL_DEBUG",
-        "PWD",
-        "OLDPWD",
-        "SECRETARY",
-        "PYTHONPATH",
-    ],
-)
-def test_what_only_looks_like_a_secret_goes_along(name: str) -> None:
-    assert launch.without_secrets({name: "x"}, ()) == {name: "x"}
-
-
 # --- variables -----------------------------------------------------------------------------------
 
 
@@ -325,3 +271,12 @@ def test_ranks_on_a_node(setting: int | None, gpus: dict[str, int], chosen: int)
 )
 def test_threads_of_a_rank(setting: int | None, cpus: int, nproc: int, chosen: int) -> None:
     assert launch.choose_threads(setting, cpus, nproc) == chosen
+
+
+def test_a_program_of_an_environment_gets_no_secret() -> None:
+    """Whatever reached the node: a rank, a launcher and the imports of the proof all ask here."""
+    base = {"PATH": "/usr/bin", "HF_TOKEN": "t", "SLURM_JWT": "j", "MYPASS": "p"}
+    assert launch.environment_variables(PLACE, base) == EVERY_PROGRAM
+    assert launch.rank_variables(PLACE, GROUP, base) == EVERY_RANK
+    named = launch.rank_variables(PLACE, GROUP, base, ["MYPASS"])
+    assert named == {**EVERY_RANK, "MYPASS": "p"}

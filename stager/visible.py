@@ -1,0 +1,32 @@
+"""Text of others as it may be shown: a log, a wheel, a bundle or an index may hold anything.
+
+What would make a terminal or a reader's eye do more than read (set a title or the clipboard, clear
+the screen, turn the text around) is written out as an escape, in a pipe as on a terminal: what is
+piped is often looked at in the end. Files keep every byte.
+"""
+
+from __future__ import annotations
+
+import re
+
+_COLOUR = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*m")
+TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that change the direction of the text around them (Unicode's ``Bidi_Control``)."""
+_TURNING = "".join(map(chr, TURNING))
+_UNSEEN = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}\u2028\u2029\ud800-\udfff]")
+"""Control characters but for tabs and line feeds; those of Unicode that end a line or turn it."""
+
+
+def visible(text: str) -> str:
+    r"""Return a text without colours, and with all else that cannot be seen as ``\x1b``.
+
+    A carriage return at its end, as files from elsewhere have it, goes without a word.
+    """
+    text = text.removesuffix("\r")
+    if _UNSEEN.search(text) is None:
+        return text
+    return _UNSEEN.sub(_escape, _COLOUR.sub("", text))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")

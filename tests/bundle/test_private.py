@@ -1,0 +1,106 @@
+"""Files of a job: made for their user or a group whatever the umask, and never through a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bundle import private
+
+
+def touch(path: Path, flags: str, mode: str = private.PRIVATE) -> None:
+    open(path, flags, opener=private.opener(mode)).close()
+
+
+@pytest.fixture(params=[0, 0o022, 0o077, 0o277])
+def any_umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    old = os.umask(request.param)
+    yield
+    os.umask(old)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "file"), [("private", 0o700, 0o600), ("group", 0o750, 0o640)]
+)
+def test_the_umask_does_not_decide(
+    tmp_path: Path, any_umask: None, mode: str, folder: int, file: int
+) -> None:
+    place = tmp_path / "a" / "b"
+    private.make_folder(str(place), mode)
+    assert [mode_of(place), mode_of(place.parent)] == [folder, folder]
+    for flags in ("xb", "ab", "wb"):
+        with open(place / flags, flags, opener=private.opener(mode)) as out:
+            out.write(b"x")
+        assert mode_of(place / flags) == file
+
+
+def test_what_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o751)
+    path = tmp_path / "log"
+    path.write_text("a")
+    path.chmod(0o664)
+    private.make_folder(str(tmp_path), private.PRIVATE)
+    with open(path, "ab", opener=private.opener(private.PRIVATE)) as out:
+        out.write(b"b")
+    assert (mode_of(tmp_path), mode_of(path), path.read_text()) == (0o751, 0o664, "ab")
+    with pytest.raises(FileExistsError):
+        touch(path, "xb")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to any group")
+def test_the_group_is_that_of_the_directory(tmp_path: Path) -> None:
+    os.chown(tmp_path, -1, 12345)
+    private.make_folder(str(tmp_path / "new"), private.GROUP)
+    touch(tmp_path / "new" / "log", "ab", private.GROUP)
+    assert (tmp_path / "new" / "log").stat().st_gid == 12345
+    touch(tmp_path / "own", "ab")
+    assert (tmp_path / "own").stat().st_gid == os.getegid()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_a_group_that_is_not_the_users_reads_nothing() -> None:
+    """Else everybody in the user's own group would, which often is everybody."""
+    with tempfile.TemporaryDirectory() as name:  # not below pytest's own, which others cannot enter
+        os.chown(name, 54321, 12345)
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setgroups([])
+                os.setgid(54321)
+                os.setuid(54321)
+                touch(Path(name, "log"), "ab", private.GROUP)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert mode_of(Path(name, "log")) == 0o600
+
+
+def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "dangling", "pipe"):
+        with pytest.raises(OSError, match=r"symbolic links|No such device"):
+            touch(tmp_path / name, "wb")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="no regular file"):
+        touch(tmp_path / "pipe", "wb")
+    os.close(reader)
+    assert (tmp_path / "target").read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_file_in_the_way_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"File exists|Not a directory"):
+        private.make_folder(str(tmp_path / "file" / "logs"), private.PRIVATE)

@@ -1,0 +1,72 @@
+"""Which names mean a secret: one definition, held against both kinds of names."""
+
+from __future__ import annotations
+
+import pytest
+
+from bundle.masking import without_secrets
+from bundle.secret import _ALWAYS, is_secret, meaning
+
+SECRET = """
+    TOKEN HF_TOKEN GH_TOKEN GITHUB_TOKEN MY_TOKENS FOO_TOKEN HF_TOKEN_2 TOKEN_PROD GITHUB_TOKEN_PROD
+    AWS_SESSION_TOKEN access_token OAUTH_TOKEN --hf-token SLURM_JWT JWT BEARER
+    SECRET CLIENT_SECRET clientSecret WEBHOOK_SECRET AWS_SECRET_ACCESS_KEY
+    PASSWORD DB_PASSWORD db_password PGPASSWORD DBPASSWORDPROD PASSWD MYSQL_PWD GPG_PASSPHRASE
+    PASS MYPASS DB_PASS SMTP_PASS MY_PASS_2
+    KEY key API_KEY WANDB_API_KEY API_KEY_PROD OPENAI_APIKEY --api-key AWS_ACCESS_KEY_ID SECRET_KEY
+    SSH_PRIVATE_KEY AZURE_STORAGE_KEY ENCRYPTION_KEY
+    CREDENTIAL GOOGLE_CREDENTIALS GOOGLE_APPLICATION_CREDENTIALS
+    AUTH BASIC_AUTH AUTH_HEADER --auth Authorization
+    COOKIE SESSION_COOKIE SESSION SESSION_ID SESSION_KEY
+"""
+PLAIN = """
+    PATH PWD OLDPWD HOME SHELL LS_COLORS AUTHOR AUTHORITY SECRETARY KEYBOARD MONKEY HOTKEY
+    TOKENIZERS_PARALLELISM --tokenizer MAX_TOKENS NUM_TOKENS PAD_TOKEN --eos-token --token-length
+    HF_TOKEN_PATH HF_HUB_DISABLE_IMPLICIT_TOKEN tokens_per_batch
+    PASSTHROUGH BYPASS COMPASS FORWARD_PASS GIT_ASKPASS SSH_ASKPASS PGPASSFILE
+    PUBLIC_KEY PRIMARY_KEY COMET_EXPERIMENT_KEY KEYS_COUNT --num-keys
+    SSH_AUTH_SOCK XAUTHORITY AUTH_TYPE --auth-method
+    SESSION_MANAGER XDG_SESSION_ID XDG_SESSION_TYPE DBUS_SESSION_BUS_ADDRESS
+    SLURM_JOB_ID SLURM_JOB_KEY OMPI_COMM_WORLD_RANK OMPI_MCA_btl PMIX_SECURITY_MODE NCCL_DEBUG
+    PYTHONPATH KRB5CCNAME LM_LICENSE_FILE AWS_SHARED_CREDENTIALS_FILE --lr --epochs
+"""
+
+
+@pytest.mark.parametrize("name", SECRET.split())
+def test_names_of_secrets(name: str) -> None:
+    bare = name.lstrip("-")
+    assert is_secret(bare)
+    env = {"PATH": "/usr/bin", bare: "hush"}
+    assert without_secrets(env, ()) == {"PATH": "/usr/bin"}
+    assert without_secrets(env, ["OTHER"]) == {"PATH": "/usr/bin"}
+    assert without_secrets(env, [bare]) == env
+
+
+@pytest.mark.parametrize("name", [name.lower() for name in SECRET.split() if name.isupper()])
+def test_case_does_not_matter(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", PLAIN.split())
+def test_names_that_only_look_so(name: str) -> None:
+    bare = name.lstrip("-")
+    assert not is_secret(bare)
+    assert without_secrets({bare: "x"}, ()) == {bare: "x"}
+
+
+@pytest.mark.parametrize("name", ["", "_", "\udcff", "\u00e4\u00f6", "9"])
+def test_odd_names_are_no_secrets(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_what_a_text_says_counts_as_a_variable_too() -> None:
+    """No name is a secret in a log and none in the environment, but for those of every shell."""
+    for name in (*SECRET.split(), *PLAIN.split()):
+        if meaning(name.encode()) is not None:
+            assert is_secret(name) or name in ("PWD", "XDG_SESSION_ID")
+
+
+@pytest.mark.parametrize("word", sorted(set().union(*_ALWAYS.values())))
+def test_every_word_that_always_means_a_secret_does(word: str) -> None:
+    assert is_secret(f"MY_{word}".upper())
+    assert is_secret(f"my-{word}")

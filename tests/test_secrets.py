@@ -1,0 +1,144 @@
+"""Secrets in a real job on this machine: what its ranks get, what it leaves, who may read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import Project
+from test_support import TORCH
+from wheelhouse import make_wheel
+
+SECRETS = {
+    "GH_TOKEN": "ghtokenhush",
+    "AWS_SECRET_ACCESS_KEY": "awssecrethush",
+    "MYPASS": "mypasshush",
+    "KEY": "keyhush",
+    "SESSION_COOKIE": "cookiehush",
+}
+PLAIN = {"TOKENIZERS_PARALLELISM": "false", "PASSTHROUGH": "plain", "KEYBOARD": "plain"}
+ARGUMENTS = [
+    *("--password", "optionhush", "--api-key=assignedhush", "KEY=namedhush"),
+    *("--proxy", "http://u:urlhush@h/?sig=queryhush"),
+]
+TRAIN = """\
+import json, os, sys
+if os.environ["RANK"] == "0":
+    with open("seen.json", "w") as out:
+        json.dump({"env": dict(os.environ), "argv": sys.argv[1:]}, out)
+print("[RANK", os.environ["RANK"] + "] ran")
+"""
+
+
+@pytest.fixture
+def ready(project: Project, wheelhouse: Path) -> Project:
+    """A project whose one rank notes what it was given."""
+    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
+    (project.root / "train.py").write_text(TRAIN)
+    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
+    project.build()
+    return project
+
+
+@contextmanager
+def umask(value: int) -> Iterator[None]:
+    old = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(old)
+
+
+def ran(
+    project: Project, logs: Path, *options: str, env: Mapping[str, str] = SECRETS
+) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    """What the rank noted, and what was said."""
+    argv = ["run", "--allocation", "local", "-v", "--log-dir", str(logs), *options]
+    done = project.stager(*argv, "--", "train.py", *ARGUMENTS, env={**env, **PLAIN})
+    assert done.returncode == 0, done.stderr
+    return json.loads((project.root / "seen.json").read_text()), done
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+def hushed(text: str) -> list[str]:
+    return [word for word in text.replace('"', " ").split() if "hush" in word]
+
+
+def test_a_local_rank_gets_no_secret_that_is_not_named(ready: Project, tmp_path: Path) -> None:
+    """It gets its arguments as they are; what is kept and shown of them has no secret."""
+    logs = tmp_path / "new" / "logs"
+    with umask(0):
+        seen, done = ran(ready, logs, "--pass-env", "MYPASS")
+    assert seen["argv"] == ARGUMENTS
+    got = {name: value for name, value in seen["env"].items() if "hush" in value}
+    assert got == {"MYPASS": SECRETS["MYPASS"]}
+    assert {name: seen["env"][name] for name in PLAIN} == PLAIN
+    assert hushed(done.stdout + done.stderr) == []
+    again, _ = ran(ready, tmp_path / "again")  # by a launcher that was started early
+    assert not [name for name, value in again["env"].items() if "hush" in value]
+
+    kept = {path.name: path.read_text() for path in logs.iterdir()}
+    expected = {"events", "job", "order", "preflight", "run_wrapper", ready.root.name}
+    assert {name.partition(".")[0] for name in kept} - {""} == expected
+    assert not [name for name, text in kept.items() if hushed(text)]
+    (job,) = [json.loads(text) for name, text in kept.items() if name.startswith("job.")]
+    assert job["launch"]["command"] == [
+        *("train.py", "--password", "***", "--api-key=***", "KEY=***"),
+        *("--proxy", "http://h/?sig=***"),
+    ]
+    (events,) = [text for name, text in kept.items() if name.startswith("events.")]
+    (started,) = [line for line in events.splitlines() if '"started"' in line]
+    assert "--api-key=***" in started
+
+    files = {name: mode for name, mode in modes(logs).items() if name != ".gitignore"}
+    assert set(files.values()) == {0o600}, files
+    assert stat.S_IMODE(logs.stat().st_mode) == 0o700
+    assert stat.S_IMODE(logs.parent.stat().st_mode) == 0o700
+
+    with umask(0):
+        made = ready.stager("report", "--log-dir", str(logs), env=SECRETS)
+    page = Path(made.stdout.strip())
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert hushed(page.read_text()) == []
+    assert "http://h/?sig=***" in page.read_text()
+
+
+def test_a_group_reads_the_logs_where_it_is_asked_for(ready: Project, tmp_path: Path) -> None:
+    settings = ready.root / "stager.toml"
+    settings.write_text(settings.read_text() + '\n[cluster]\nlog-mode = "group"\n')
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    logs.chmod(0o2775)  # the user's own choice stays
+    if os.geteuid() == 0:
+        os.chown(logs, -1, 12345)
+    group = logs.stat().st_gid
+    with umask(0o077):
+        ran(ready, logs)
+        made = ready.stager("report", "--log-dir", str(logs))
+    assert made.returncode == 0, made.stderr
+    assert stat.S_IMODE(logs.stat().st_mode) == 0o2775
+    files = [path for path in logs.iterdir() if path.name != ".gitignore"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o640}
+    assert {path.stat().st_gid for path in files} == {group}
+
+
+def test_exec_is_the_users_own_shell(ready: Project) -> None:
+    code = "import os; print(os.environ['GH_TOKEN'])"
+    done = ready.stager("exec", "-q", "--", "python", "-c", code, env=SECRETS)
+    assert done.stdout == f"{SECRETS['GH_TOKEN']}\n", done.stderr
+
+
+def test_a_command_that_is_refused_shows_no_secret(ready: Project) -> None:
+    done = ready.stager("run", "--allocation", "local", "--", "--epochs", "3", *ARGUMENTS)
+    assert done.returncode == 1, done.stderr
+    assert hushed(done.stdout + done.stderr) == []
