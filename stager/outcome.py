@@ -58,6 +58,11 @@ class Outcome:
         return str(self.result.get("ended_by") or "")
 
     @property
+    def logs_lost(self) -> list[dict[str, Any]]:
+        """What ranks have written and no log has: node, rank (None where unknown), how much."""
+        return list(self.result.get("logs_lost") or [])
+
+    @property
     def problems(self) -> dict[str, list[Problem]]:
         """What is wrong, by node."""
         listed = self.result.get("problems", {})
@@ -148,6 +153,7 @@ def run_report(outcome: Outcome) -> dict[str, Any]:
         "collected": [_bare(event) for event in outcome.collected],
         "plan": _plan_report(outcome),
         "trained": outcome.trained,
+        "logs_lost": outcome.logs_lost,
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..diagnosing import accounting
 from ..diagnosing.failure import Diagnosis
 from ..joblogs.files import JobFiles
-from ..joblogs.values import number, table, text, texts, whole
+from ..joblogs.values import listing, number, table, text, texts, whole
 from ..run import masked
 from .attempt import Attempt, Event
 
@@ -84,7 +84,7 @@ def facts(files: JobFiles, attempt: Attempt) -> Facts:
         attempts=attempt.count,
         plan=text(plans[-1], "why") if plans else "",
         sent=number(result, "bytes_broadcast"),
-        logs_lost=text(result, "logs_lost"),
+        logs_lost=_losses(result),
     )
 
 
@@ -124,3 +124,10 @@ def _driven_here(files: JobFiles) -> bool:
             if isinstance(raw, dict) and text(raw, "id") == files.job_id:
                 return b"stager" in (process / "cmdline").read_bytes()
     return False
+
+
+def _losses(result: Mapping[str, Any]) -> str:
+    """Why the logs are not complete, and whose output they lack."""
+    lost = [one for one in listing(result, "logs_lost") if isinstance(one, dict)]
+    who = [f"{text(one, 'node')} {text(one, 'rank')}".strip() for one in lost]
+    return "; ".join(filter(None, [text(result, "logs_fault"), ", ".join(who)]))

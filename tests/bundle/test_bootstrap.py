@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bundle import slurm
-from bundle.talking.frames import Joiner
+from bundle.talking.frames import Reader
 from bundle.unpacking import venv
 
 BOOT = venv.source_of("talking.bootstrap").decode()
@@ -149,7 +149,7 @@ def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path), "SLURMD_NODENAME": "n07", "SLURM_PROCID": "3"}
     done = subprocess.run(argv, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (3, b"")
-    ((source, line),) = Joiner().feed(done.stdout)
+    ((source, line),) = Reader().feed(done.stdout)
     assert source == "n07:3"
     event = json.loads(line)
     assert {key: event[key] for key in ("v", "event", "node", "ok")} == {

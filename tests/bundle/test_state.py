@@ -235,9 +235,9 @@ def test_who_may_be_left_out(
 def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     state = state_of(job)
     state.nproc = 2
-    state.emit({"event": "output", "node": "n2", "rank": 3, "lines": ["mine", "too"]})
-    state.emit({"event": "output", "node": "n2", "rank": None, "lines": ["torchrun's"]})
-    state.emit({"event": "output", "node": "n1", "lines": ["the head's"]})
+    state.emit({"event": "output", "node": "n2", "rank": 3, "text": "mine\ntoo\n"})
+    state.emit({"event": "output", "node": "n2", "rank": None, "text": "torchrun's\n"})
+    state.emit({"event": "output", "node": "n1", "text": "the head's\n"})
     state.tell("n3", "n3 staged -> /x")
     logs = {path.name: path.read_text() for path in Path(job.log_dir).glob("*.out")}
     assert logs == {
@@ -246,7 +246,7 @@ def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixt
         "demo.4711.n1.0.out": "the head's\n",
         "demo.4711.n3.4.out": "n3 staged -> /x\n",
     }
-    assert [event["head"] for event in printed(capsys)] == [False, False, True]
+    assert [(event["head"], event["lines"]) for event in printed(capsys)] == [(True, ["the head's"])]
     assert Path(job.log_dir, "events.4711.jsonl").read_text() == ""
 
 
@@ -271,7 +271,11 @@ def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job) -> Non
     Path(job.log_dir, "demo.4711.n1.0.out").mkdir(parents=True)
     state = state_of(job)
     state.tell("n1", "lost")
-    assert state.logs.lost == "demo.4711.n1.0.out: Is a directory"
+    assert state.logs.fault == "demo.4711.n1.0.out: Is a directory"
+    assert state.losses() == []  # it was the driver's
+    state.emit({"event": "output", "node": "n1", "rank": 0, "text": "so is this"})
+    (loss,) = state.losses()
+    assert (loss["node"], loss["rank"], loss["bytes"]) == ("n1", 0, 10)
 
 
 def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> None:
@@ -284,7 +288,7 @@ def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> N
         "from bundle.state import State\n"
         "job = load(sys.argv[1])\n"
         "state = State(job, Logs(job))\n"
-        "state.emit({'event': 'output', 'node': 'n1', 'rank': 0, 'lines': ['\\u20ac']})\n"
+        "state.emit({'event': 'output', 'node': 'n1', 'rank': 0, 'text': '\\u20ac\\n'})\n"
     )
     argv = [sys.executable, "-I", "-c", code, f"{job.log_dir}/job.4711.json"]
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
