@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +37,10 @@ from .process import Command, run
 
 RANK = """\
 import os, sys, time
-rank, lines = int(os.environ["RANK"]), int(sys.argv[1])
+rank, lines, width = int(os.environ["RANK"]), int(sys.argv[1]), int(sys.argv[2])
 write = sys.stdout.write
 for number in range(lines):
-    write(f"rank {rank} line {number} {'x' * (number % 97)}\\n")
+    write(f"rank {rank} line {number} {'x' * (number % width)}\\n")
 sys.stdout.flush()
 """
 LAUNCHER = """\
@@ -93,7 +96,7 @@ class Counted:
     seconds: float
 
 
-def count(logs: Path, ranks: int, lines: int) -> tuple[int, int]:
+def count(logs: Path, width: int) -> tuple[int, int]:
     """Return how many lines are right, and how many are in wrong places or not whole."""
     right = wrong = 0
     for path in logs.glob("*.out"):
@@ -103,7 +106,7 @@ def count(logs: Path, ranks: int, lines: int) -> tuple[int, int]:
             found = _LINE.match(raw)
             if found is None:
                 wrong += b"line" in raw and b"rank" in raw
-            elif (int(found[1]), int(found[2]), len(found[3])) == (own, due, due % 97):
+            elif (int(found[1]), int(found[2]), len(found[3])) == (own, due, due % width):
                 right, due = right + 1, due + 1
             else:
                 wrong, due = wrong + 1, max(due, int(found[2]) + 1)
@@ -153,13 +156,14 @@ def measure(
                 *("sh", "-c", _LIMITED, "limited", str(asked.open_files or ""), asked.stager),
                 *("run", "--json", "--allocation", "slurm", "--nodes", str(asked.nodes)),
                 *("--nproc-per-node", str(asked.ranks), "--launcher", launcher),
-                *("--log-dir", str(logs), "--", "rank.py", str(asked.lines)),
+                *("--log-dir", str(logs), "--", "rank.py", str(asked.lines), str(asked.width)),
             )
-            ran = run(Command(argv=argv, cwd=project, env={**env, **cluster.env}))
+            with choked(project.parent) if asked.choke else contextlib.nullcontext():
+                ran = run(Command(argv=argv, cwd=project, env={**env, **cluster.env}))
             text, _, code = ran.out.rstrip("\n").rpartition("\n")
             report: dict[str, Any] = json.loads(text or "{}")
             ranks = asked.nodes * asked.ranks
-            right, wrong = count(logs, ranks, asked.lines)
+            right, wrong = count(logs, asked.width)
             expected = ranks * asked.lines
             one = Counted(
                 nodes=asked.nodes,
@@ -179,6 +183,45 @@ def measure(
     return found
 
 
+@contextlib.contextmanager
+def choked(work: Path) -> Iterator[None]:
+    """Stop the drivers of jobs below a directory most of the time.
+
+    Then Slurm always has something left to pass on when a task ends, as on a large machine.
+    """
+    over = threading.Event()
+
+    def choke() -> None:
+        while not over.wait(_CHOKED[0]):
+            pids = _drivers(work)
+            for number, seconds in ((signal.SIGSTOP, _CHOKED[1]), (signal.SIGCONT, 0.0)):
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                over.wait(seconds)
+
+    choking = threading.Thread(target=choke)
+    choking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        choking.join()
+
+
+def _drivers(work: Path) -> list[int]:
+    """Find the processes that drive jobs of the store below a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if b"drive" in words and b"-S" in words and str(work).encode() in b" ".join(words):
+                found.append(int(entry.name))
+    return found
+
+
+_CHOKED = (0.01, 0.1)
+"""Seconds that a driver runs and is stopped."""
 _LIMITED = 'if [ -n "$1" ]; then ulimit -n "$1"; fi; shift; "$@"; echo "$?"'
 """With so many open files and no more, then the exit status in a line of its own."""
 
@@ -205,12 +248,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=1, help="of each node")
     parser.add_argument("--lines", type=int, default=20_000, help="of each rank")
+    parser.add_argument("--width", type=int, default=97, help="bytes of the longest line")
     parser.add_argument("--launchers", nargs="+", default=["srun", "torchrun"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--open-files", type=int, help="limit of open files, hard and soft")
+    parser.add_argument("--choke", action="store_true", help="stop the driver most of the time")
     parser.add_argument("--keep", action="store_true", help="leave the logs")
     parser.add_argument("--stager", default=shutil.which("stager") or "stager")
-    parser.add_argument("--work", type=Path, default=Path("/var/tmp"), help="seen by all nodes")
+    parser.add_argument("--work", type=Path, default=Path.home(), help="seen by all nodes")
     return parser.parse_args(argv)
 
 

@@ -14,7 +14,7 @@ import re
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .. import limits, process, signals

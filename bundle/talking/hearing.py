@@ -177,8 +177,10 @@ class Hearing:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _send_again(self, gaps: list[tuple[int, int]]) -> None:
+        if self._writer is None:
+            return
         with contextlib.suppress(OSError), self._writing:  # else nobody listens any more
-            for first, last in gaps if self._writer is not None else ():
+            for first, last in gaps:
                 _write(self._writer.again(first, last))
 
 

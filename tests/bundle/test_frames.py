@@ -115,7 +115,7 @@ def subsequence(some: list[str], whole: list[str]) -> bool:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_cut_and_sent_again_is_all_there(seed: int) -> None:
-    """As the driver does it: it asks for what is missing; the last word is said again at the end."""
+    """As the driver asks for it; the last word is said again by itself."""
     rng = random.Random(seed)
     messages = messages_of(rng, 12)
     writers = {source: Writer(source) for source in messages}

@@ -246,7 +246,8 @@ def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixt
         "demo.4711.n1.0.out": "the head's\n",
         "demo.4711.n3.4.out": "n3 staged -> /x\n",
     }
-    assert [(event["head"], event["lines"]) for event in printed(capsys)] == [(True, ["the head's"])]
+    (shown,) = printed(capsys)
+    assert (shown["head"], shown["lines"]) == (True, ["the head's"])
     assert Path(job.log_dir, "events.4711.jsonl").read_text() == ""
 
 
