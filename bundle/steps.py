@@ -26,6 +26,7 @@ from .problem import NodeError, Problem
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
+from .talking.opening import packed
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
 from .unpacking import venv
 
@@ -57,7 +58,7 @@ class SlurmTransport:
         self.nodes_here = 1
         self._job = job
         with open(sys.argv[0], "rb") as handle:
-            self._program = handle.read()
+            self._program = packed(handle.read())
         self._plain = slurm.step_environment(launch.without_secrets(os.environ, ()))
         # What the ranks get besides is for their own step alone.
         self._ranks = slurm.step_environment(

@@ -59,7 +59,8 @@ class Conversation:
         self._asked: dict[str, tuple[int, float]] = {}  # by source: how often, and when last
         self._stray: list[str] = []
         self._unsent = bytearray(opening)
-        self._errors = b""
+        self._errors = self._read = b""
+        self._meaning: tuple[dict[str, str], dict[str, int]] = {}, {}
         self._over = False  # whether standard input shall end when all is sent
         self._selector = selectors.DefaultSelector()
         self._stdin, self._stdout, self._stderr = (
@@ -109,12 +110,20 @@ class Conversation:
     @property
     def faults(self) -> dict[str, str]:
         """What Slurm said went wrong, by node."""
-        return slurm.step_faults(self.errors) if self._errors else {}
+        return self._understood()[0]
 
     @property
     def gone(self) -> dict[str, int]:
         """How many tasks of each node Slurm said have ended otherwise than well."""
-        return slurm.ended_tasks(self.errors) if self._errors else {}
+        return self._understood()[1]
+
+    def _understood(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Read standard error, once as long as nothing is added."""
+        if self._read is not self._errors:
+            text = self.errors
+            self._read = self._errors
+            self._meaning = slurm.step_faults(text), slurm.ended_tasks(text)
+        return self._meaning
 
     def losses(self) -> dict[str, int]:
         """Return how many frames of each source are lost since this was asked last."""

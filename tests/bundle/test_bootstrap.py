@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def start(
 
 
 def opening(program: bytes, request: dict[str, Any], behind: bytes = b"go\n") -> bytes:
-    asked = json.dumps(request).encode()
+    asked, program = json.dumps(request).encode(), zlib.compress(program)
     return b"%d %d\n" % (len(program), len(asked)) + program + asked + behind
 
 

@@ -90,7 +90,7 @@ def test_frames_that_are_damaged_are_sent_again_or_said_to_be_lost(
     times: int, cluster: Cluster, slurm_project: Project, tmp_path: Path
 ) -> None:
     """Something else lands inside two frames of a rank: once, or whenever they are sent."""
-    places = os.environ["PATH"].split(os.pathsep) + ["/usr/bin"]
+    places = [*os.environ["PATH"].split(os.pathsep), "/usr/bin"]
     srun = next(path for place in places if (path := Path(place, "srun")).exists())
     proxy = tmp_path / "bin" / "srun"
     proxy.parent.mkdir()
