@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jobs import job_for
 
-from bundle.launching import ranked
 from bundle.launch import Place
+from bundle.launching import ranked
 from stager.pack import Packed
 
 REPO = Path(__file__).parents[2]
