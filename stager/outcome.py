@@ -60,7 +60,8 @@ class Outcome:
     @property
     def logs_lost(self) -> list[dict[str, Any]]:
         """What ranks have written and no log has: node, rank (None where unknown), how much."""
-        return list(self.result.get("logs_lost") or [])
+        lost = self.result.get("logs_lost")
+        return list(lost) if isinstance(lost, list) else []
 
     @property
     def problems(self) -> dict[str, list[Problem]]:

@@ -130,4 +130,5 @@ def _losses(result: Mapping[str, Any]) -> str:
     """Why the logs are not complete, and whose output they lack."""
     lost = [one for one in listing(result, "logs_lost") if isinstance(one, dict)]
     who = [f"{text(one, 'node')} {text(one, 'rank')}".strip() for one in lost]
-    return "; ".join(filter(None, [text(result, "logs_fault"), ", ".join(who)]))
+    why = [text(result, "logs_fault"), text(result, "logs_lost")]  # of older jobs it is a text
+    return "; ".join(filter(None, [*why, ", ".join(who)]))
