@@ -2,8 +2,9 @@
 
 Its source is sent as the text of ``python3 -I -S -c``; so it stands alone. On standard input come
 a line with two numbers of bytes, then the node program, compressed, then the request, in JSON with
-a ``common`` part and an ``own`` part for nodes that differ. Both are kept in memory, and the Python that the
-request names for this node is started with the program; standard input stays open behind them.
+a ``common`` part and an ``own`` part for nodes that differ. Both are kept in memory, and the Python
+that the request names for this node is started with the program; standard input stays open behind
+them.
 """
 
 import json
