@@ -146,13 +146,10 @@ class State:
         """Return what is lost as problems, by node."""
         found: dict[str, list[dict[str, str]]] = {}
         for one in losses:
-            problem = Problem(
-                what=f"output of {output.described(one)} is lost",
-                where=str(one["node"]),
-                why=str(one["why"]),
-                fix="the ranks have ended as their exit codes say; run it again if the logs matter",
-            )
-            found.setdefault(str(one["node"]), []).append(problem.to_json())
+            node, what = str(one["node"]), f"output of {output.described(one)} is lost"
+            fix = "the ranks have ended as their exit codes say; run it again if the logs matter"
+            problem = Problem(what, node, str(one["why"]), fix)
+            found.setdefault(node, []).append(problem.to_json())
         return found
 
     def tell(self, node: str, line: str) -> None:
