@@ -65,7 +65,7 @@ def measure(session: Session) -> None:
         return
     project = _packed_project(session)
     seen: dict[int, list[Seen]] = {}
-    with _running(max(fitting), session.say) as cluster:
+    with running(max(fitting), session.say) as cluster:
         for nodes in fitting:
             job = _Jobs(session, cluster, nodes, project)
             rounds = session.rounds if nodes == JUDGED else 1
@@ -183,12 +183,12 @@ def _packed_project(session: Session) -> Path:
 
 
 @contextmanager
-def _running(nodes: int, say: Callable[[str], None]) -> Iterator[Cluster]:
+def running(nodes: int, say: Callable[[str], None], cpus: int = 4) -> Iterator[Cluster]:
     """A cluster of so many nodes, gone at the end whatever happens."""
     name = f"bench-{os.getpid()}"
     say(f"starting a Slurm of {nodes} nodes on this machine")
     try:
-        _control("up", "--nodes", str(nodes), "--cpus", "4", name=name)
+        _control("up", "--nodes", str(nodes), "--cpus", str(cpus), name=name)
         line = _control("env", name=name).strip()
         variable, _, value = line.removeprefix("export ").partition("=")
         yield Cluster(name=name, nodes=nodes, env={variable: value})

@@ -9,7 +9,8 @@ and, by phase: ``preflight`` takes ``marker``, ``heads`` and ``wheel``; ``unpack
 ``root``, ``shared`` and ``group``, and where the program is ours and not the user's ``own`` and
 ``limit``, seconds; ``deep`` is told of in :mod:`bundle.checking.checkup`. Each answers with one
 event of its phase's name, ``{"v": 1, "event": ..., "node": ..., "ok": ..., "seconds": ...,
-"problems": [...]}`` and more; ``launch`` also sends ``output`` events with the lines of its ranks.
+"problems": [...]}`` and more; ``launch`` also sends ``output`` events with what its ranks write
+(:mod:`bundle.talking.output`), and says at last how many bytes of each that were (``sent``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import signals
+from . import limits, signals
 from .job import Job, parse
 from .problem import NodeError
 from .talking.hearing import Hearing
@@ -48,11 +49,14 @@ def main(phase: str, handle: int | None = None) -> int:
         handle: an open file with the request, in a step of Slurm's; None for standard input.
     """
     signals.end_on_signals()
+    limits.raise_open_files()
     try:
         hearing = Hearing(handle)
         if phase == SESSION:
             return _converse(hearing)
-        return 0 if _answer(phase, hearing, PHASES)["ok"] else 3
+        code = 0 if _answer(phase, hearing, PHASES)["ok"] else 3
+        hearing.stay()
+        return code
     except signals.Stopped:
         return signals.TOLD_TO_END
 

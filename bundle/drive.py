@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import launch, signals, slurm
+from . import launch, limits, signals, slurm
 from .archive import BundleFile
 from .delivering import placing
 from .job import Job
@@ -69,6 +69,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
         NodeError: there is no allocation, or the log directory cannot be written.
     """
     signals.end_on_signals()
+    limits.raise_open_files()
     if job.allocation == "slurm":
         job = slurm.bind(job, os.environ)
     state = State(job, Logs(job))
@@ -126,6 +127,9 @@ def _conclude(state: State, problems: dict[str, list[dict[str, str]]], interrupt
         interrupted = False
         listed = problems.setdefault(state.lost_node or state.job.nodes[0], [])
         listed.insert(0, ending.to_json())
+    lost = state.losses()
+    if lost and not problems and not interrupted:
+        problems = state.loss_problems(lost)
     ok = not problems and not interrupted
     state.emit(
         {
@@ -135,7 +139,8 @@ def _conclude(state: State, problems: dict[str, list[dict[str, str]]], interrupt
             "ended_by": ended_by,
             "problems": problems,
             "left_out": sorted(state.left_out),
-            "logs_lost": state.logs.lost,
+            "logs_lost": lost,
+            "logs_fault": state.logs.fault,
             "bytes_broadcast": state.bytes_sent,
             "seconds": state.seconds,
             **state.result,

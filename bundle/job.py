@@ -1,6 +1,6 @@
 """The job as it travels: one frozen value, JSON on the way, parsed once at the edge.
 
-``job.json``, version 3, has the fields of :class:`Job`. The driver reads it from a file; an agent
+``job.json``, version 4, has the fields of :class:`Job`. The driver reads it from a file; an agent
 gets it as ``{"job": ..., ...}`` together with what its phase needs. A job for Slurm has neither an
 id nor nodes until an allocation stands: :func:`bundle.slurm.bind` fills them in.
 """
@@ -19,7 +19,7 @@ from .manifest import Digest, Requires
 from .masking import masked
 from .problem import NodeError, Problem
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,10 @@ class Job:
     """How quick the cluster is, as earlier jobs have shown; None for what is assumed."""
     log_mode: str = private.PRIVATE
     """Who may read its files: ``private``, its user alone; ``group``, the log directory's group."""
+
+    show_all: bool = False
+    """Whether every node's output is printed as it comes, or only the first node's; logs have all.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """The job as a JSON object."""

@@ -25,6 +25,8 @@ from .masking import without_secrets
 from .node.base import base_for
 from .node.root import secure_root
 from .problem import NodeError, Problem
+from .talking import output
+from .talking.lines import Lines
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
 
 FAILURE_GRACE = 5.0
@@ -195,13 +197,12 @@ def _attend(
     deadline: float | None = None
     with selectors.DefaultSelector() as waiting:
         for node, agent in running.items():
-            waiting.register(_output(agent), selectors.EVENT_READ, (node, [b""]))
+            waiting.register(_output(agent), selectors.EVENT_READ, (node, Lines()))
         while waiting.get_map() and time.monotonic() < until:
             for key, _ in waiting.select(_POLL_SECONDS):
-                node, rest = key.data
+                node, lines = key.data
                 chunk = os.read(key.fd, _CHUNK)
-                *lines, rest[0] = (rest[0] + (chunk or b"\n")).split(b"\n")
-                for line in filter(None, lines):
+                for line in filter(None, lines.feed(chunk or b"\n")):
                     event = _event(node, line)
                     if event["event"] == phase and "ok" in event:
                         codes[node] = 0 if event["ok"] else _FAILED
@@ -225,14 +226,13 @@ def _output(agent: process.Process) -> IO[bytes]:
 
 def _event(node: str, line: bytes) -> dict[str, Any]:
     """An agent's line; anything that is not an event (a traceback) counts as its output."""
-    text = line.decode(errors="replace").rstrip("\n")
     try:
-        event = json.loads(text)
+        event = json.loads(line)
     except ValueError:
         event = None
     if isinstance(event, dict) and event.get("v") == 1 and "event" in event:
         return event
-    return {"v": 1, "event": "output", "node": node, "lines": [text]}
+    return {"v": 1, "event": "output", "node": node, **output.encoded(line + b"\n")}
 
 
 def _stop_all(running: Mapping[str, process.Process], grace: float) -> None:

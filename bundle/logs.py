@@ -1,5 +1,8 @@
 """The files of one job under the log directory, all written by the driver.
 
+A rank's log holds the bytes that it wrote, each of them. The log of a node's first rank also has
+lines of the driver's and of the launcher's own.
+
 ``order.<jobid>.tsv`` says when which log grew: a line for each piece that was appended, with the
 time in seconds since the epoch on the driver's clock, the node, the task and the piece's bytes. A
 log's pieces are in order, so their sizes tell where each begins.
@@ -7,22 +10,31 @@ log's pieces are in order, so their sizes tell where each begins.
 
 from __future__ import annotations
 
+import collections
+import errno
 import json
 import os
 import time
 from typing import IO
 
-from . import agent, private
+from . import agent, limits, private
 from .job import Job, redacted
 from .problem import NodeError, Problem
 
+_FEWEST, _MOST = 8, 1024
+"""How many files are kept open at a time."""
+
+Writer = tuple["str | int | None", ...]
+"""Who writes a piece: lines of two must not be joined where the first one's has no end yet."""
+DRIVER: Writer = ("driver",)
+
 
 class Logs:
-    """Open files by name; lines are appended, so a job that is started again goes on in them.
+    """Files by name; they are appended to, so a job that is started again goes on in them.
 
     Attributes:
-        lost: why lines could not be kept (a full disk); empty while all is well. A job does not
-            fail for want of a log.
+        fault: why something could not be kept (a full disk); empty while all is well.
+        lost: bytes of output that could not be kept, by node and task.
     """
 
     def __init__(self, job: Job) -> None:
@@ -33,9 +45,12 @@ class Logs:
         Raises:
             NodeError: they cannot be written.
         """
-        self.lost = ""
+        self.fault = ""
+        self.lost: collections.Counter[tuple[str, int]] = collections.Counter()
         self._job = job
-        self._files: dict[str, IO[bytes]] = {}
+        self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
+        self._most = min(_MOST, max(_FEWEST, limits.open_files() // 2))
+        self._unended: dict[str, Writer] = {}
         try:
             private.make_folder(job.log_dir, job.log_mode)
             self._open(self._events)
@@ -58,26 +73,33 @@ class Logs:
 
     def event(self, line: str) -> None:
         """Keep one event."""
-        self._append(self._events, [line])
+        self._append(self._events, line.encode() + b"\n")
 
     def lines(self, node: str, task: int, lines: list[str]) -> None:
+        """Append lines of the driver's own to a task's log."""
+        self.output(node, task, "".join(f"{line}\n" for line in lines).encode(), DRIVER)
+
+    def output(self, node: str, task: int, data: bytes, writer: Writer) -> None:
         """Append to a task's log, ``<jobname>.<jobid>.<node>.<task>.out``, and to the order."""
         name = self._log(node, task)
-        if written := self._append(name, lines):
-            piece = f"{time.time():.3f}\t{node}\t{task}\t{written}"
-            self._append(f"order.{self._job.id}.tsv", [piece])
+        before = self._unended.pop(name, writer)
+        extra = b"" if before == writer else b"\n"
+        if not data.endswith(b"\n"):
+            self._unended[name] = writer
+        written = self._append(name, extra + data)
+        self.lost[node, task] += len(extra) + len(data) - written if writer != DRIVER else 0
+        if written:
+            piece = f"{time.time():.3f}\t{node}\t{task}\t{written}\n"
+            self._append(f"order.{self._job.id}.tsv", piece.encode())
 
     def begin(self, node: str, task: int) -> None:
         """Make a task's log, empty unless it is there."""
-        name = self._log(node, task)
-        try:  # and no more: there may be more ranks than files may be open
-            self._opened(name, "ab").close()
-        except OSError as exc:
-            self.lost = f"{name}: {exc.strerror or exc}"
+        self._append(self._log(node, task), b"")
 
     def preflight(self, lines: list[str]) -> None:
         """Write ``preflight.<jobid>.txt``."""
-        self._append(f"preflight.{self._job.id}.txt", lines)
+        text = "".join(f"{line}\n" for line in lines)
+        self._append(f"preflight.{self._job.id}.txt", text.encode())
 
     def _log(self, node: str, task: int) -> str:
         return f"{self._job.name}.{self._job.id}.{node}.{task}.out"
@@ -87,23 +109,41 @@ class Logs:
             with self._opened(name, "wb") as handle:
                 handle.write(data)
         except OSError as exc:
-            self.lost = f"{name}: {exc.strerror or exc}"
+            self.fault = f"{name}: {exc.strerror or exc}"
 
     def _open(self, name: str) -> IO[bytes]:
-        # Unbuffered: whoever looks sees all there is, and a failed write leaves nothing behind.
-        if name not in self._files:
-            self._files[name] = self._opened(name, "ab", buffering=0)
-        return self._files[name]
+        """Open a file, or take one that is open; those used longest ago are closed."""
+        handle = self._files.get(name)
+        if handle is not None:
+            self._files.move_to_end(name)
+            return handle
+        while len(self._files) >= self._most:
+            self._close_oldest()
+        while True:
+            try:
+                # Unbuffered: whoever looks sees all there is; a failed write leaves nothing behind.
+                handle = self._files[name] = self._opened(name, "ab", buffering=0)
+                return handle
+            except OSError as exc:
+                if exc.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        self._files.popitem(last=False)[1].close()
 
     def _opened(self, name: str, mode: str, buffering: int = -1) -> IO[bytes]:
         """Open a file of the job; one that is missing is made for those who may read it."""
         path = os.path.join(self._job.log_dir, name)
         return open(path, mode, buffering, opener=private.opener(self._job.log_mode))
 
-    def _append(self, name: str, lines: list[str]) -> int:
-        """Append lines to a file; how many bytes that were."""
+    def _append(self, name: str, data: bytes) -> int:
+        """Append to a file; return how many bytes are in it."""
+        view = memoryview(data)
         try:
-            return self._open(name).write("".join(f"{line}\n" for line in lines).encode())
+            handle = self._open(name)
+            while view:
+                view = view[handle.write(view) :]
         except OSError as exc:
-            self.lost = f"{name}: {exc.strerror or exc}"
-            return 0
+            self.fault = f"{name}: {exc.strerror or exc}"
+        return len(data) - len(view)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Callable, Union
 
+from . import limits
 from .masking import masked
 
 log = logging.getLogger(__name__)
@@ -214,7 +215,7 @@ def start(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=_die_with_parent(),  # two system calls; libc is loaded before the fork
+            preexec_fn=_die_with_parent(),  # a few system calls; libc is loaded before the fork
         )
     except (OSError, subprocess.SubprocessError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
@@ -326,6 +327,7 @@ def _die_with_parent() -> Callable[[], None] | None:
     parent = os.getpid()
 
     def ask() -> None:
+        limits.restore_open_files()
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # it ended before the request was made
             os._exit(1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 TOLD_TO_END = 128 + signal.SIGTERM
@@ -11,6 +13,10 @@ TOLD_TO_END = 128 + signal.SIGTERM
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AGAIN_SECONDS = 0.01
+
+
+_holding = [0, 0]
+"""How many blocks put signals off, and whether one has come meanwhile."""
 
 
 class Stopped(BaseException):
@@ -28,6 +34,19 @@ def end_on_signals() -> None:
     sys.unraisablehook = _raise_again
 
 
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Put off being told to end until the block is done: what it does must be done whole."""
+    _holding[0] += 1
+    try:
+        yield
+    finally:
+        _holding[0] -= 1
+        if _holding[1] and not _holding[0]:
+            _holding[1] = 0
+            _stop(signal.SIGTERM, None)
+
+
 def ignore_signals() -> None:
     """From now on the same signals do nothing: what is left to do is quick, and must be done."""
     for number in (*_ENDING, signal.SIGALRM):
@@ -37,6 +56,9 @@ def ignore_signals() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    if _holding[0]:
+        _holding[1] = 1
+        return
     # Once is enough: a second signal must not interrupt the cleaning up that the first one began.
     ignore_signals()
     raise Stopped

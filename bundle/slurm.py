@@ -29,8 +29,9 @@ for python in "$@"; do
         exec "$python" -I -S -c "$boot" "$phase"
     fi
 done
-printf '%s . {"v": 1, "event": "%s", "node": "%s", "ok": false, "seconds": 0, "problems": [{' \\
-    "$SLURMD_NODENAME:${SLURM_PROCID:-0}" "$phase" "$SLURMD_NODENAME"
+printf '\\036%s 0 0 - . ' "$SLURMD_NODENAME:${SLURM_PROCID:-0}"
+printf '{"v": 1, "event": "%s", "node": "%s", "ok": false, "seconds": 0, "problems": [{' \\
+    "$phase" "$SLURMD_NODENAME"
 printf '"what": "no Python 3.9 or newer was found", "where": "%s", ' "$SLURMD_NODENAME"
 printf '"why": "tried %s names, python3 on PATH among them", ' "$#"
 printf '"fix": "install Python there, or leave the node out with --exclude=%s"}]}\\n' \\
@@ -228,6 +229,16 @@ def step_faults(stderr: str) -> dict[str, str]:
         else text
         for node, text in found.items()
     }
+
+
+def ended_tasks(stderr: str) -> dict[str, int]:
+    """Count each node's tasks that have ended otherwise than well, as ``srun`` wrote of them."""
+    found: dict[str, int] = {}
+    for line in stderr.splitlines():
+        task = _TASK.match(line)
+        for node in _hosts(task[1]) if task else ():
+            found[node] = found.get(node, 0) + len(_hosts(f"[{task[2]}]") if task else ())
+    return found
 
 
 def fault_code(fault: str, otherwise: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import signal
@@ -17,12 +18,15 @@ from .delivering.plan import Plan
 from .job import Job
 from .logs import Logs
 from .problem import Problem
+from .talking import output
 from .transport import Delivery, Ended, Parcel, Transport
 
 if TYPE_CHECKING:
     from .returning.results import Received
 
 Extra = Callable[[str], "dict[str, Any]"]
+_ON_THE_WAY = "it did not come through srun whole, and was not there any more to be sent again"
+
 Hear = Callable[[Mapping[str, Any]], None]
 
 
@@ -70,6 +74,14 @@ class State:
     """Nodes that the job goes on without, and why."""
     result: dict[str, Any] = field(default_factory=dict)
     """What the last phases add to the result."""
+    _received: collections.Counter[tuple[str, int | None]] = field(
+        default_factory=collections.Counter
+    )
+    """Bytes that came from each node's ranks, and from its launcher (None)."""
+    _missing: dict[tuple[str, int | None], dict[str, Any]] = field(default_factory=dict)
+    """What has not come, by node and rank."""
+    _counted: set[tuple[Any, str]] = field(default_factory=set)
+    """The nodes and tasks that have said how much they have sent."""
     _first_tasks: dict[str, int] = field(default_factory=dict)
     _late: dict[str, int] = field(default_factory=dict)
 
@@ -86,14 +98,14 @@ class State:
     def emit(self, event: Mapping[str, Any]) -> None:
         """Print an event, and keep it; what ranks print goes to their own logs."""
         if event["event"] == "output":
-            event = {**event, "head": event["node"] == self.job.nodes[0]}
+            self._log(event, output.decoded(event))
+            event = {**event, "head": self._is_heads(event)}
+            if not (event["head"] or self.job.show_all):
+                return  # nobody would look at it
+            event = output.readable(event)
         now = round(time.time(), 3)
         line = json.dumps({"v": 1, "job_id": self.job.id, "time": now, **event})
-        if event["event"] == "output":
-            rank, node = event.get("rank"), str(event["node"])
-            task = self.first_task(node) if rank is None else int(rank)
-            self.logs.lines(node, task, list(event["lines"]))
-        else:
+        if event["event"] != "output":
             self.logs.event(line)
         try:
             print(line, flush=True)
@@ -101,6 +113,44 @@ class State:
             # Whoever listened has gone: end as after a signal, and let the rest go nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             signal.raise_signal(signal.SIGTERM)
+
+    def _log(self, event: Mapping[str, Any], data: bytes) -> None:
+        """Write output to its log."""
+        node, rank = str(event["node"]), event.get("rank")
+        self._received[node, rank] += len(data)
+        task = self.first_task(node) if rank is None else int(rank)
+        self.logs.output(node, task, data, (node, rank))
+
+    def _is_heads(self, event: Mapping[str, Any]) -> bool:
+        """Return whether output is the first node's: that of the first ranks, where they move.
+
+        Ranks that may be started again are dealt to nodes by torchrun, a node's worth at a time.
+        """
+        rank, launch = event.get("rank"), self.job.launch
+        if rank is not None and (launch.max_restarts or launch.elastic):
+            return int(rank) < self.nproc
+        return bool(event["node"] == self.job.nodes[0])
+
+    def losses(self) -> list[dict[str, Any]]:
+        """Return what ranks have written and no log has: node, rank, and how much."""
+        unkept = {who: count for who, count in self.logs.lost.items() if count > 0}
+        return [
+            *self._missing.values(),
+            *(
+                {"node": node, "rank": rank, "bytes": count, "why": self.logs.fault}
+                for (node, rank), count in sorted(unkept.items())
+            ),
+        ]
+
+    def loss_problems(self, losses: list[dict[str, Any]]) -> dict[str, list[dict[str, str]]]:
+        """Return what is lost as problems, by node."""
+        found: dict[str, list[dict[str, str]]] = {}
+        for one in losses:
+            node, what = str(one["node"]), f"output of {output.described(one)} is lost"
+            fix = "the ranks have ended as their exit codes say; run it again if the logs matter"
+            problem = Problem(what, node, str(one["why"]), fix)
+            found.setdefault(node, []).append(problem.to_json())
+        return found
 
     def tell(self, node: str, line: str) -> None:
         """Write a line of the node's own to its log."""
@@ -216,6 +266,8 @@ class State:
         def note(event: dict[str, Any]) -> None:
             if hear is not None:
                 hear(event)
+            if phase == "launch":
+                self._count(event)
             if event["event"] == "late":
                 self._late = {str(node): int(event["seconds"]) for node in event["nodes"]}
             if event["event"] == phase:
@@ -228,6 +280,21 @@ class State:
             self.emit({"phase": phase, **event})
 
         return note
+
+    def _count(self, event: Mapping[str, Any]) -> None:
+        """Compare what a node's ranks have written with what has come."""
+        node, source = str(event.get("node", "")), (event.get("node"), str(event.get("task", "")))
+        if event["event"] == "lost" and source not in self._counted:
+            frames = int(event["frames"]) + int(event.get("unknown", 0))
+            lost = {"node": node, "rank": None, "frames": frames, "why": _ON_THE_WAY}
+            self._missing[node, None] = lost
+        if "sent" in event:
+            self._counted.add(source)
+        for key, count in dict(event.get("sent") or {}).items():
+            rank = int(key) if key else None
+            if missing := int(count) - self._received.pop((node, rank), 0):
+                lost = {"node": node, "rank": rank, "bytes": missing, "why": _ON_THE_WAY}
+                self._missing[node, rank] = lost
 
     def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""

@@ -27,6 +27,7 @@ from .problem import NodeError, Problem
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
+from .talking.opening import packed
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
 from .unpacking import venv
 
@@ -40,6 +41,8 @@ SECONDS = {
 FAILURE_GRACE = 10.0
 """Seconds that the other nodes get to end by themselves after one has failed."""
 _ASK_SECONDS = 30.0
+_ODD_LINES, _ODD_CHARACTERS = 5, 200
+"""How much is shown of what came through ``srun`` from nobody."""
 _TICK_SECONDS = 0.02
 """How often a running broadcast is looked after."""
 
@@ -56,7 +59,7 @@ class SlurmTransport:
         self.nodes_here = 1
         self._job = job
         with open(sys.argv[0], "rb") as handle:
-            self._program = handle.read()
+            self._program = packed(handle.read())
         own = slurm.CREDENTIALS
         self._plain = slurm.step_environment(without_secrets(os.environ, own))
         # What the ranks get besides is for their own step alone.
@@ -90,8 +93,10 @@ class SlurmTransport:
             except signals.Stopped:  # what the ranks say last belongs into their logs
                 if phase == "launch":
                     on_event(saving_note(self._job))
-                step.finish(answers.take, self._grace)
+                self._finish(step, answers)
                 raise
+            finally:
+                _account(step, answers, on_event)
             ended = _endings(requests, step)
         except BaseException:
             self.close()
@@ -133,15 +138,22 @@ class SlurmTransport:
             faults = step.faults.keys() & answers.nodes
             gone = answers.bad | faults
             if deadline is None and phase == "launch" and len(gone) > spare:
-                # A step of the ranks' own has been told to end by then.
-                deadline = time.monotonic() + (FAILURE_GRACE if elastic or not joins else 0)
+                deadline = time.monotonic() + (FAILURE_GRACE if elastic else 0)
             late = answers.late(self._patience) if phase == "launch" else []
             if late:
                 on_event({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
             if late or (deadline is not None and time.monotonic() > deadline):
-                step.finish(answers.take, self._grace)
+                self._finish(step, answers)
             elif joins and answers.complete(faults):
                 return
+            elif _settled(step, answers):  # agents of a step of its own stay until then
+                self._finish(step, answers)
+
+    def _finish(self, step: Conversation, answers: Answers) -> None:
+        """End a step; where ranks run, not before all that they wrote has come."""
+        waits = answers.phase == "launch"
+        complete = (lambda: _settled(step, answers)) if waits else None
+        step.finish(answers.take, self._grace, complete)
 
     def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
         """Those of an allocation's nodes that Slurm has lost before anything ran on them."""
@@ -168,10 +180,13 @@ class SlurmTransport:
                 step = running.enter_context(self._talk("unpack", requests, 1))
             failed, seconds = self._send(parcel, step, answers)
             deadline = time.monotonic() + SECONDS["unpack"]
-            while not step.ended and not (joins and answers.complete(step.faults)):
+            while not step.ended and not answers.complete(step.faults):
                 step.pump(answers.take)
                 if time.monotonic() > deadline:
                     step.finish(answers.take, self._grace)
+            _account(step, answers, on_event)
+            if not joins:
+                step.finish(answers.take, self._grace)
             return Delivery(failed, _endings(requests, step), seconds)
 
     def _send(
@@ -277,6 +292,20 @@ class SlurmTransport:
             why = "; ".join([exc.reason, *exc.tail[-1:]])
             fix = "run it where Slurm's commands are on PATH and the controller answers"
             raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
+
+
+def _settled(step: Conversation, answers: Answers) -> bool:
+    """Return whether every task has answered, or is known to have ended without."""
+    gone = step.gone
+    return answers.complete(step.faults.keys() - gone.keys(), gone)
+
+
+def _account(step: Conversation, answers: Answers, on_event: OnEvent) -> None:
+    """Say what of a phase was lost on its way, and what came from nobody."""
+    answers.account(step.losses())
+    if lines := step.oddities():
+        shown = [line[:_ODD_CHARACTERS] for line in lines[:_ODD_LINES]]
+        on_event({"v": 1, "event": "stray", "count": len(lines), "lines": shown})
 
 
 def _endings(requests: Requests, step: Conversation) -> dict[str, Ended]:

@@ -58,6 +58,12 @@ class Outcome:
         return str(self.result.get("ended_by") or "")
 
     @property
+    def logs_lost(self) -> list[dict[str, Any]]:
+        """What ranks have written and no log has: node, rank (None where unknown), how much."""
+        lost = self.result.get("logs_lost")
+        return list(lost) if isinstance(lost, list) else []
+
+    @property
     def problems(self) -> dict[str, list[Problem]]:
         """What is wrong, by node."""
         listed = self.result.get("problems", {})
@@ -150,6 +156,7 @@ def run_report(outcome: Outcome) -> dict[str, Any]:
         "collected": [_bare(event) for event in outcome.collected],
         "plan": _plan_report(outcome),
         "trained": outcome.trained,
+        "logs_lost": outcome.logs_lost,
     }
 
 

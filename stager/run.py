@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from bundle.masking import masked
+from bundle.talking.lines import Lines
 
 from .errors import StagerError
 
@@ -235,7 +236,7 @@ class _Lines:
         """Read a pipe as well; nothing where there is none."""
         if pipe is not None and on_line is not None:
             self._pipes.append(pipe)
-            self._selector.register(pipe, selectors.EVENT_READ, (on_line, [b""]))
+            self._selector.register(pipe, selectors.EVENT_READ, (on_line, Lines()))
 
     def pass_on(self) -> None:
         """Pass each line on, until all pipes have ended; may be called again after an interrupt."""
@@ -246,11 +247,11 @@ class _Lines:
             if not self._selector.get_map():
                 return
             for key, _ in self._selector.select():
-                on_line, rest = key.data
+                on_line, lines = key.data
                 chunk = os.read(key.fd, _CHUNK)
-                *lines, rest[0] = (rest[0] + (chunk or b"\n" * bool(rest[0]))).split(b"\n")
-                self._ready.extend((on_line, line) for line in lines)
+                self._ready.extend((on_line, line) for line in lines.feed(chunk))
                 if not chunk:
+                    self._ready.extend((on_line, last) for last in [lines.last()] if last)
                     self._selector.unregister(key.fileobj)
 
     def close(self) -> None:

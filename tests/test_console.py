@@ -409,9 +409,14 @@ def test_an_interrupted_job(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_logs_that_are_not_complete_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    lost = "demo.77.local1.0.out: No space left on device"
-    Console().ran(outcome(ok=True, world_size=1, logs_lost=lost))
-    assert f"warning: the logs are not complete: {lost}\n" in capsys.readouterr().err
+    fault = "demo.77.local1.0.out: No space left on device"
+    lost = [{"node": "local1", "rank": rank, "bytes": 5, "why": fault} for rank in range(20)]
+    Console().ran(outcome(ok=True, world_size=1, logs_fault=fault, logs_lost=lost))
+    said = capsys.readouterr().err
+    assert f"warning: the logs are not complete: {fault}\n" in said
+    assert "warning: local1: output of rank 7 (5 bytes) is lost\n" in said
+    assert "rank 8" not in said
+    assert "warning: and output of 12 more ranks\n" in said
 
 
 def test_what_standard_output_has_no_letters_for_is_escaped() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from .. import launch, net
 from ..problem import Problem
 from ..state import State
+from ..talking import output
 from . import agreement, findings
 from .agreement import Clock
 from .findings import Problems
@@ -133,7 +134,7 @@ def _measure(state: State, nodes: tuple[str, ...]) -> tuple[dict[str, Any] | Non
     def hear(event: Mapping[str, Any]) -> None:
         if event["event"] == "output" and event.get("rank") is not None:
             place = str(event["node"]), int(event["rank"])
-            printed.setdefault(place, []).extend(event["lines"])
+            printed.setdefault(place, []).extend(output.shown(event))
 
     state.answers = {}
     ranks = {node: rank for rank, node in enumerate(nodes)}

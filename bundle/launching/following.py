@@ -1,26 +1,28 @@
-"""What a launcher and its ranks write, line by line, until they end.
+"""What a launcher and its ranks write, byte by byte, until they end.
 
-The ranks' own lines come through one named pipe each (the wrapper turns its output there), so that
-every line is known to be a certain rank's; the launcher's come through its standard output.
+What the ranks write comes through one named pipe each (the wrapper turns its output there), so that
+every byte is known to be a certain rank's; the launcher's comes through its standard output. It is
+passed on in whole lines, as other things are written into the same log.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
+import errno
 import os
 import re
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from .. import process, signals
+from .. import limits, process, signals
 from ..problem import NodeError, Problem
 
-OnLines = Callable[["int | None", "list[str]"], None]
-"""Called with the rank, None for the launcher itself, and some of its lines."""
+OnOutput = Callable[["int | None", bytes], None]
+"""Called with the rank, None for the launcher itself, and what it wrote next: whole lines, but for
+one that is very long, and the last."""
 
 AGENT_SECONDS = 5.0
 """How much longer than its ranks an agent may take to end: it waits for them, and tidies up."""
@@ -28,9 +30,9 @@ KEPT = 200
 """Last lines that are remembered, of all and of each rank."""
 LONGEST_LINE = 1 << 20
 """Bytes after which a line is passed on in pieces: a progress bar may never end its line."""
+_KEPT_BYTES = 1 << 12
+"""Of each line that is remembered; what is wrong shows in its beginning."""
 _CHUNK = 1 << 16
-_LEAVE = 1 << 14
-"""Bytes that all ranks together still say when they were told to end: a pipe holds more."""
 _KILLING_SECONDS = 12.0
 """How long killing may take, see :mod:`bundle.process`."""
 _PAUSE_SECONDS = 0.02
@@ -38,7 +40,9 @@ _PAUSE_SECONDS = 0.02
 _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 2.0
 """How long, after the launcher's end, what it had written is still read."""
-_NAME = re.compile(r"\x1erank (\d+)$")
+_NAME = re.compile(rb"\x1erank (\d+)\n")
+_RESERVE = 32
+"""Files that an agent opens besides the pipes, and its launcher as it starts."""
 
 
 @dataclass
@@ -51,14 +55,35 @@ class Heard:
     """Of each rank."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Stream:
     """One descriptor that is read."""
 
     handle: int
     rank: int | None
     """None for the launcher, and until a rank has said its name."""
-    rest: bytes = b""
+    rest: list[bytes] = field(default_factory=list)
+    """A line that has no end yet, in pieces: joined again and again, a long one would take for
+    ever."""
+    held: int = 0
+    """Its bytes."""
+
+    def take(self, chunk: bytes) -> bytes:
+        """Add what was read; return what can be passed on."""
+        end = chunk.rfind(b"\n") + 1
+        if not end and self.held + len(chunk) <= LONGEST_LINE:
+            self.rest.append(chunk)
+            self.held += len(chunk)
+            return b""
+        whole = b"".join([*self.rest, chunk[:end] if end else chunk])
+        self.rest = [chunk[end:]] if end and end < len(chunk) else []
+        self.held = sum(map(len, self.rest))
+        return whole
+
+    def last(self) -> bytes:
+        """Return the line that has no end."""
+        whole, self.rest, self.held = b"".join(self.rest), [], 0
+        return whole
 
 
 class Outputs:
@@ -73,8 +98,10 @@ class Outputs:
             grace: seconds between SIGTERM and SIGKILL for the ranks, if they are to end.
 
         Raises:
-            OSError: they cannot be made.
+            OSError: they cannot be made; with EMFILE where so many files may not be open.
         """
+        if ranks and ranks + _RESERVE > limits.open_files():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self.folder = folder
         self._grace = grace
         self._streams: list[_Stream] = []
@@ -84,7 +111,8 @@ class Outputs:
             path = os.path.join(folder, str(local))
             os.mkfifo(path, 0o600)
             # Open both ways: it then has no end, however many ranks come and go.
-            self._pipes.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+            pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._pipes.append(pipe)
 
     def close(self) -> None:
         """Close the pipes."""
@@ -92,8 +120,8 @@ class Outputs:
             os.close(pipe)
         self._pipes.clear()
 
-    def follow(self, running: process.Process, heard: Heard, on_lines: OnLines) -> None:
-        """Pass on lines until the launcher has ended and what was written is read.
+    def follow(self, running: process.Process, heard: Heard, on_output: OnOutput) -> None:
+        """Pass on output until the launcher has ended and what was written is read.
 
         Its end counts, not the pipe's: a child that it left behind may keep that open for ever,
         and so would the ranks of a launcher that was killed. They are ended, then the rest is read.
@@ -110,25 +138,31 @@ class Outputs:
                     process.stop(running, 0)
                     until = time.monotonic() + _DRAIN_SECONDS
                 ready = waiting.select(_POLL_SECONDS if until is None else 0)
-                sizes = [self._read(key.data, waiting, heard, on_lines) for key, _ in ready]
+                sizes = [self._read(key.data, waiting, heard, on_output) for key, _ in ready]
                 if until is not None and not any(sizes):
                     break
                 if sizes and max(sizes) < _CHUNK // 4:
                     time.sleep(_PAUSE_SECONDS)
-        self._end_lines(heard, on_lines)
+        for stream in self._streams:
+            _tell(stream, stream.last(), heard, on_output)
 
-    def stop(self, running: process.Process, on_lines: OnLines) -> None:
-        """End the launcher with its ranks, reading on; pass on the last that the ranks write.
+    def stop(self, running: process.Process, on_output: OnOutput) -> None:
+        """End the launcher with its ranks, reading on; pass on what the ranks still write.
 
-        Not what the launcher writes, which only complains that it was told to end; and not much, as
-        nobody may be there any more to read it.
+        Not what the launcher writes, which only complains that it was told to end. Should nobody be
+        there any more to read it, the rest goes nowhere.
         """
         ending = threading.Thread(target=process.stop, args=(running, self._grace))
-        heard = Heard()
+        heard, listened = Heard(), True
         own = self._streams[1:] or self._streams  # a rank that Slurm started writes by itself
 
-        def keep(rank: int | None, lines: list[str]) -> None:
-            """Nothing yet: what counts is what comes last."""
+        def pass_on(rank: int | None, data: bytes) -> None:
+            nonlocal listened
+            try:
+                if listened:
+                    on_output(rank, data)
+            except OSError:  # the driver has gone, too
+                listened = False
 
         ending.start()
         until = time.monotonic() + self._grace + _KILLING_SECONDS
@@ -137,30 +171,22 @@ class Outputs:
                 waiting.register(stream.handle, selectors.EVENT_READ, stream)
             while time.monotonic() < until:
                 over = not ending.is_alive()
-                ready = waiting.select(0 if over else _PAUSE_SECONDS)
-                sizes = [self._read(key.data, waiting, heard, keep) for key, _ in ready]
+                ready = [key.data for key, _ in waiting.select(0 if over else _PAUSE_SECONDS)]
+                sizes = [
+                    self._read(stream, waiting, heard, pass_on if stream in own else _drop)
+                    for stream in ready
+                ]
                 if over and not any(sizes):
                     break
                 if not ready:  # all streams may have ended, and the selector waits for none
                     time.sleep(_PAUSE_SECONDS)
         ending.join()
-        self._end_lines(heard, keep)
-        room = _LEAVE // len(own)
-        for rank in sorted({stream.rank for stream in own}, key=lambda rank: rank or 0):
-            said = _last(list(heard.own.get(rank, ()) if rank is not None else heard.tail), room)
-            if said:
-                on_lines(rank, said)
-
-    def _end_lines(self, heard: Heard, on_lines: OnLines) -> None:
-        """Pass on last lines that have no end."""
-        for stream in self._streams:
-            if stream.rest:
-                _pass_on(stream, [stream.rest], heard, on_lines)
-                stream.rest = b""
+        for stream in own:
+            _tell(stream, stream.last(), heard, pass_on)
 
     @staticmethod
     def _read(
-        stream: _Stream, waiting: selectors.BaseSelector, heard: Heard, on_lines: OnLines
+        stream: _Stream, waiting: selectors.BaseSelector, heard: Heard, on_output: OnOutput
     ) -> int:
         try:
             chunk = os.read(stream.handle, _CHUNK)
@@ -169,47 +195,43 @@ class Outputs:
         if not chunk:
             waiting.unregister(stream.handle)
             return 0
-        *whole, stream.rest = (stream.rest + chunk).split(b"\n")
-        if len(stream.rest) > LONGEST_LINE:
-            whole, stream.rest = [*whole, stream.rest], b""
-        _pass_on(stream, whole, heard, on_lines)
+        _pass_on(stream, stream.take(chunk), heard, on_output)
         return len(chunk)
 
 
-def _pass_on(stream: _Stream, found: Sequence[bytes], heard: Heard, on_lines: OnLines) -> None:
-    lines: list[str] = []
-    for raw in found:
-        line = raw.decode(errors="replace")
-        name = _NAME.search(line)
-        if name is None:
-            lines.append(line)
-            continue
-        if line[: name.start()]:  # the last line of the one before had no end
-            lines.append(line[: name.start()])
-        _tell(stream, lines, heard, on_lines)
-        lines, stream.rank = [], int(name[1])
-    _tell(stream, lines, heard, on_lines)
+def _pass_on(stream: _Stream, data: bytes, heard: Heard, on_output: OnOutput) -> None:
+    """Pass on what was written, up to each name of a rank as that rank's before."""
+    at = 0
+    for name in _NAME.finditer(data):
+        before = data[at : name.start()]
+        if before and not before.endswith(b"\n"):
+            before += b"\n"  # the last line of the one before had no end
+        _tell(stream, before, heard, on_output)
+        stream.rank, at = int(name[1]), name.end()
+    _tell(stream, data[at:] if at else data, heard, on_output)
 
 
-def _tell(stream: _Stream, lines: list[str], heard: Heard, on_lines: OnLines) -> None:
-    if not lines:
+def _tell(stream: _Stream, data: bytes, heard: Heard, on_output: OnOutput) -> None:
+    if not data:
         return
+    lines = _last_lines(data)
     heard.tail.extend(lines)
     if stream.rank is not None:
         own = heard.own.setdefault(stream.rank, collections.deque(maxlen=KEPT))
         own.extend(lines)
-    on_lines(stream.rank, lines)
+    on_output(stream.rank, data)
 
 
-def _last(lines: Sequence[str], room: int) -> list[str]:
-    """The last lines that fit into so many bytes."""
-    kept: list[str] = []
-    for line in reversed(lines):
-        room -= len(line.encode(errors="replace")) + 1
-        if room < 0:
-            break
-        kept.insert(0, line)
-    return kept
+def _last_lines(data: bytes) -> list[str]:
+    """Return the last lines, as far as they are remembered."""
+    raws = data.rsplit(b"\n", KEPT + 1)[-KEPT - 1 :]
+    if not raws[-1]:
+        raws.pop()
+    return [raw[:_KEPT_BYTES].decode(errors="replace") for raw in raws[-KEPT:]]
+
+
+def _drop(rank: int | None, data: bytes) -> None:
+    """Nobody is interested any more."""
 
 
 def attend(
@@ -217,7 +239,7 @@ def attend(
     variables: Mapping[str, str],
     cwd: str,
     outputs: Outputs,
-    on_lines: OnLines,
+    on_output: OnOutput,
     running: process.Process | None = None,
 ) -> tuple[int, Heard]:
     """Run a launcher to its end, passing on what it and its ranks write.
@@ -242,11 +264,10 @@ def attend(
         fix = "stage the environment again"
         raise NodeError(Problem("the launcher cannot start", argv[0], exc.reason, fix)) from exc
     try:
-        outputs.follow(running, heard, on_lines)
+        outputs.follow(running, heard, on_output)
         code = running.wait()
     except signals.Stopped:
-        with contextlib.suppress(OSError):  # the driver has gone, too
-            outputs.stop(running, on_lines)
+        outputs.stop(running, on_output)
         return signals.TOLD_TO_END, heard
     finally:
         process.stop(running, 0)

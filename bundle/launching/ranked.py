@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import launch, net, probe, unpack
+from .. import launch, limits, net, probe, unpack
 from ..job import Job
 from ..masking import masked
 from ..node import host, removal
@@ -55,11 +56,10 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
             folder = os.path.join(place.job_dir, "output")
             outputs = Outputs(folder, begin.ranks, job.launch.grace_seconds)
         except OSError as exc:
-            raise NodeError(_no_pipes(place, exc)) from exc
+            raise NodeError(_no_pipes(place, exc, begin.ranks)) from exc
 
-        def pass_on(rank: int | None, lines: list[str]) -> None:
-            rank = int(begin.variables["RANK"]) if native else rank
-            hearing.emit({"event": "output", "rank": rank, "lines": lines})
+        def pass_on(rank: int | None, data: bytes) -> None:
+            hearing.output(int(begin.variables["RANK"]) if native else rank, data)
 
         with contextlib.closing(outputs), _limit(request.get("limit")):
             ready = early.go(begin.argv, begin.variables, begin.cwd) if early else None
@@ -76,9 +76,10 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
             failed = ranks.failures(place.job_dir, group.node, heard.tail, ended, own)
         for record, line in ranks.out_of_memory(failed, killed_before, host.oom_kills()):
             record["lines"].append(line)
-            hearing.emit({"event": "output", "rank": record["rank"], "lines": [line]})
+            hearing.output(record["rank"], f"{line}\n".encode())
     tail = list(heard.tail)[-_SHOWN:] if code else []
-    return {"exit_code": code, "failures": failed, "tail": tail}
+    sent = {"" if rank is None else str(rank): count for rank, count in hearing.sent.items()}
+    return {"exit_code": code, "failures": failed, "tail": tail, "sent": sent}
 
 
 def _of_native(
@@ -188,6 +189,9 @@ def _limit(seconds: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _no_pipes(place: launch.Place, exc: OSError) -> Problem:
-    fix = "see the space and the inodes there"
-    return Problem("the ranks' pipes cannot be made", place.job_dir, str(exc.strerror or exc), fix)
+def _no_pipes(place: launch.Place, exc: OSError, ranks: int) -> Problem:
+    why, fix = str(exc.strerror or exc), "see the space and the inodes there"
+    if exc.errno == errno.EMFILE:
+        why = f"{why}: {ranks} ranks need a pipe each, and {limits.open_files()} files may be open"
+        fix = "raise the hard limit of open files (ulimit -Hn) on the nodes, or start fewer ranks"
+    return Problem("the ranks' pipes cannot be made", place.job_dir, why, fix)

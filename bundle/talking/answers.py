@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..agent import SESSION
 from ..transport import OnEvent, Requests
+from . import output
 
 
 class Answers:
@@ -23,6 +25,7 @@ class Answers:
         self.answered: dict[str, int] = {}
         self.bad: set[str] = set()
         self.step_id = ""
+        self._unknown: collections.Counter[str] = collections.Counter()
         self._since: float | None = None  # when the first node had ended well
 
     @property
@@ -30,9 +33,30 @@ class Answers:
         """The nodes that are asked."""
         return frozenset(self._requests)
 
-    def complete(self, lost: Collection[str]) -> bool:
-        """Whether no node will say more: each has answered, or is among those lost."""
-        return {*self.answered, *lost} >= self.nodes
+    def complete(self, lost: Collection[str], gone: Mapping[str, int] | None = None) -> bool:
+        """Whether no task will say more: each has answered, has gone, or its node is lost.
+
+        Args:
+            lost: nodes of which nothing is waited for any more.
+            gone: how many tasks of each node are known to have ended.
+        """
+        return all(
+            node in lost or self.answered.get(node, 0) + (gone or {}).get(node, 0) >= self._tasks
+            for node in self._requests
+        )
+
+    def account(self, lost: Mapping[str, int]) -> None:
+        """Say what did not come.
+
+        Args:
+            lost: how many frames of each source (``node:task``) are given up.
+        """
+        for source in {**lost, **self._unknown}:
+            frames, messages = lost.get(source, 0), self._unknown.get(source, 0)
+            node, _, task = source.rpartition(":")
+            event = {"v": 1, "event": "lost", "node": node, "task": task, "frames": frames}
+            self._on_event({**event, "unknown": messages} if messages else event)
+        self._unknown.clear()
 
     def late(self, patience: int) -> list[str]:
         """The nodes that go on though the first has ended well so long ago; 0 is for ever."""
@@ -41,11 +65,17 @@ class Answers:
         return [node for node in self._requests if self.answered.get(node, 0) < self._tasks]
 
     def take(self, source: str, line: str) -> None:
-        """One line of one task."""
+        """One message of one task."""
         node, _, task = source.rpartition(":")
+        event = _event(line) or {
+            "v": 1,
+            "event": "output",
+            **output.encoded(line.encode(errors="replace") + b"\n"),
+        }
         if node not in self._requests:
-            return  # a message of Slurm's own, which is on standard error as well
-        event = _event(line) or {"v": 1, "event": "output", "lines": [line]}
+            if event["event"] == "output":  # else a late answer of one that is left out already
+                self._unknown[source] += 1
+            return
         event = {**event, "node": node}
         if event["event"] == SESSION:  # it could not even begin
             event["event"] = self.phase

@@ -1,15 +1,17 @@
 """What runs first on a node of an allocation: it starts the far side without leaving a file.
 
 Its source is sent as the text of ``python3 -I -S -c``; so it stands alone. On standard input come
-a line with two numbers of bytes, then the node program, then the request, in JSON with a ``common``
-part and an ``own`` part for nodes that differ. Both are kept in memory, and the Python that the
-request names for this node is started with the program; standard input stays open behind them.
+a line with two numbers of bytes, then the node program, compressed, then the request, in JSON with
+a ``common`` part and an ``own`` part for nodes that differ. Both are kept in memory, and the Python
+that the request names for this node is started with the program; standard input stays open behind
+them.
 """
 
 import json
 import os
 import sys
 import tempfile
+import zlib
 
 
 def take(count: int) -> bytes:
@@ -44,7 +46,7 @@ def main() -> None:
     while not line.endswith(b"\n"):
         line += take(1)
     sizes = [int(word) for word in line.split()]
-    program, request = take(sizes[0]), take(sizes[1])
+    program, request = zlib.decompress(take(sizes[0])), take(sizes[1])
     asked = json.loads(request)
     own = {**asked["common"], **asked["own"].get(os.environ["SLURMD_NODENAME"], {})}
     python = own.get("python") or sys.executable

@@ -1,64 +1,268 @@
-"""Lines of any length through ``srun``, from many nodes at a time, without mixing.
+"""Messages of any length through ``srun``, from many nodes at a time: none mixed, none lost unseen.
 
-``slurmstepd`` passes on what a task writes in messages of about a kilobyte, whole lines as long as
-they fit (``_task_build_message`` in slurmstepd's io.c); longer lines of several nodes come out in
-pieces, one in the middle of the other. So every line is cut here into frames that fit::
+``slurmstepd`` passes on what a task writes in blocks of about a kilobyte, whole lines as long as
+they fit (``_task_build_message`` in slurmstepd's io.c). When a task ends, its last blocks ignore
+line ends, so other tasks' bytes land inside a line. So every message is cut here into frames that
+fit into a block, and that a reader finds again behind any other bytes::
 
-    node07 + first piece
-    node07 . last piece
+    <RS>SOURCE NUMBER LENGTH CRC32 MARK PAYLOAD<LF>
+
+``<RS>`` (0x1e) is in no payload, as payloads are JSON. Each source counts its frames from 1: what
+is missing shows, and can be sent again. The mark says which part of a message it is: ``.`` all of
+it, ``(`` the first, ``+`` one in the middle, ``)`` the last. A shell, which counts nothing, sends
+``<RS>SOURCE 0 0 - . PAYLOAD<LF>``.
 """
 
 from __future__ import annotations
 
+import collections
+import re
+import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 LONGEST = 960
 """Bytes of one frame, its line end included."""
+KEPT = 4 << 20
+"""Bytes of frames that a writer keeps, to send them again, and that a reader holds behind a gap.
+
+More than what is under way: Slurm holds up to a thousand blocks on each side."""
+_RS = b"\x1e"
+_HEAD = re.compile(rb"([^\s\x1e]{1,400}) (\d{1,15}) (\d{1,3}) ([0-9a-f]{8}) ([.(+)]) ")
+_UNCOUNTED = re.compile(rb"([^\s\x1e]{1,400}) 0 0 - \. ([^\n]*)\n")
+_LONGEST_UNCOUNTED = 1 << 13
+_LONGEST_LINE = 1 << 16
+"""Bytes outside any frame after which they are passed on without a line end."""
+
+Gap = tuple[int, int]
+"""The first and the last number of frames that are missing."""
 
 
-def split(source: str, line: str) -> Iterator[bytes]:
-    """The frames of one line.
+class Writer:
+    """Cuts the messages of one source into frames, and keeps the last of them."""
 
-    Args:
-        source: who sends it, without blanks, for example the node's name and the task's number.
-        line: text without a line end.
+    def __init__(self, source: str, number: int = 0) -> None:
+        """Start a source, or go on with one.
+
+        Args:
+            source: who sends, without blanks, for example the node's name and the task's number.
+            number: of the last frame that it has sent already.
+        """
+        self.number = number
+        self._source = source.encode()
+        self._room = LONGEST - len(self._source) - 36
+        self._kept: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._bytes = 0
+
+    def frames(self, message: bytes) -> bytes:
+        """Return the frames of one message, which must be JSON in one line."""
+        room = self._room
+        last = max(0, len(message) - 1) // room
+        frames = []
+        for part in range(last + 1):
+            self.number += 1
+            payload = message[part * room : (part + 1) * room]
+            mark = (b"." if not last else b"(") if not part else b")" if part == last else b"+"
+            crc = _crc(self._source, self.number, mark, payload)
+            head = b"%s%s %d %d %08x %s " % (
+                _RS,
+                self._source,
+                self.number,
+                len(payload),
+                crc,
+                mark,
+            )
+            frames.append(head + payload + b"\n")
+            self._keep(frames[-1])
+        return b"".join(frames)
+
+    def again(self, first: int, last: int) -> bytes:
+        """Return those of the frames from one number to another that are still kept."""
+        return b"".join(frame for number, frame in self._kept if first <= number <= last)
+
+    def _keep(self, frame: bytes) -> None:
+        self._kept.append((self.number, frame))
+        self._bytes += len(frame)
+        while self._bytes > KEPT:
+            self._bytes -= len(self._kept.popleft()[1])
+
+
+@dataclass
+class _Source:
+    """What has come from one source so far."""
+
+    next: int = 1
+    """The number of the frame that is to come next."""
+    pieces: list[bytes] = field(default_factory=list)
+    """The message that has begun."""
+    broken: bool = False
+    """Whether frames are passed over until a message begins."""
+    ahead: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Frames behind a gap, by number."""
+    held: int = 0
+    """Their bytes."""
+
+
+class Reader:
+    """Puts the frames of many sources together again.
+
+    Each frame is either delivered, whole and in its source's order, or counted as lost.
+
+    Attributes:
+        lost: how many frames of each source are given up.
+        repaired: how many frames came later than the one behind them.
     """
-    head, data = source.encode(), line.encode()
-    room = LONGEST - len(head) - 4
-    last = max(0, len(data) - 1) // room
-    for number in range(last + 1):
-        more = b" . " if number == last else b" + "
-        yield head + more + data[number * room : (number + 1) * room] + b"\n"
-
-
-class Joiner:
-    """Puts the frames of many sources together again."""
 
     def __init__(self) -> None:
         """Start with nothing pending."""
+        self.lost: collections.Counter[str] = collections.Counter()
+        self.repaired = 0
         self._rest = b""
-        self._pieces: dict[bytes, list[bytes]] = {}
+        self._stray = b""
+        self._sources: dict[bytes, _Source] = {}
+        self._waiting: set[bytes] = set()
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, str]]:
-        """Take what was read; gives (source, line) for each line that is now whole.
+        """Take what was read; yield source and message for each that is now whole and in order.
 
-        What is not a frame (a message of Slurm's own, say) is given with an empty source.
+        A line outside any frame (a message of Slurm's own, or a piece of a frame that was cut) is
+        yielded with an empty source.
         """
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            source, mark, piece = _parts(line)
-            if not mark:
-                yield "", line.decode(errors="replace")
-                continue
-            pieces = self._pieces.setdefault(source, [])
-            pieces.append(piece)
-            if mark == b".":
-                del self._pieces[source]
-                yield source.decode(errors="replace"), b"".join(pieces).decode(errors="replace")
+        stray, *parts = (self._rest + chunk).split(_RS)
+        self._rest = b""
+        yield from self._outside(stray)
+        for part in parts[:-1]:
+            yield from self._part(part)
+        if parts and _unfinished(parts[-1]):
+            self._rest = _RS + parts[-1]
+        elif parts:
+            yield from self._part(parts[-1])
+
+    def gaps(self) -> dict[str, list[Gap]]:
+        """Return what is missing before frames that have come, by source."""
+        return {source.decode(): _gaps(self._sources[source]) for source in self._waiting}
+
+    def give_up(self, source: str) -> Iterator[tuple[str, str]]:
+        """Go on behind the gaps of a source; what is missing is counted as lost."""
+        state = self._sources[source.encode()]
+        while state.ahead:
+            self._skip(source.encode(), state)
+            yield from self._in_order(source.encode(), state)
+
+    def end(self) -> Iterator[tuple[str, str]]:
+        """Yield what is left when nothing more will come."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield from self._part(rest[1:])
+        for source in list(self._waiting):
+            yield from self.give_up(source.decode())
+        if self._stray:
+            yield from self._outside(b"\n")
+        for source, state in self._sources.items():
+            self.lost[source.decode()] += len(state.pieces)  # its end never came
+            state.pieces = []
+        self.lost = +self.lost
+
+    def _part(self, part: bytes) -> Iterator[tuple[str, str]]:
+        """Take the bytes from behind one <RS> up to the next."""
+        uncounted = _UNCOUNTED.match(part)
+        head = _HEAD.match(part)
+        if uncounted is not None:
+            yield uncounted[1].decode(errors="replace"), uncounted[2].decode(errors="replace")
+            yield from self._outside(part[uncounted.end() :])
+            return
+        if head is None:
+            yield from self._outside(part)
+            return
+        end = head.end() + int(head[3])
+        payload = part[head.end() : end]
+        number, mark = int(head[2]), head[5]
+        if part[end : end + 1] != b"\n" or _crc(head[1], number, mark, payload) != int(head[4], 16):
+            yield from self._outside(part)
+            return
+        yield from self._frame(head[1], number, mark, payload)
+        if len(part) > end + 1:
+            yield from self._outside(part[end + 1 :])
+
+    def _frame(
+        self, name: bytes, number: int, mark: bytes, payload: bytes
+    ) -> Iterator[tuple[str, str]]:
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = _Source()
+        if number < source.next or number in source.ahead:
+            return  # sent again, and not needed
+        if number > source.next:
+            source.ahead[number] = mark, payload
+            source.held += len(payload)
+            self._waiting.add(name)
+            if source.held > KEPT:  # nobody has any more what is missing
+                yield from self.give_up(name.decode())
+            return
+        source.next += 1
+        message = self._deliver(name, source, mark, payload)
+        if message is not None:
+            yield name.decode(), message
+        if source.ahead:
+            self.repaired += 1
+            yield from self._in_order(name, source)
+
+    def _in_order(self, name: bytes, source: _Source) -> Iterator[tuple[str, str]]:
+        """Deliver the frames that have come ahead, up to the next gap."""
+        while source.next in source.ahead:
+            mark, payload = source.ahead.pop(source.next)
+            source.held -= len(payload)
+            source.next += 1
+            message = self._deliver(name, source, mark, payload)
+            if message is not None:
+                yield name.decode(), message
+        if not source.ahead:
+            self._waiting.discard(name)
+
+    def _deliver(self, name: bytes, source: _Source, mark: bytes, payload: bytes) -> str | None:
+        """Add a frame to its message; return that where it is whole."""
+        if mark in b".(":
+            source.broken = False
+        if source.broken:
+            self.lost[name.decode()] += 1
+            return None
+        if mark in b"(+":
+            source.pieces.append(payload)
+            return None
+        if source.pieces:
+            payload = b"".join([*source.pieces, payload])
+            source.pieces = []
+        return payload.decode(errors="replace")
+
+    def _skip(self, name: bytes, source: _Source) -> None:
+        """Give up the frames before the first that has come ahead, and what they are parts of."""
+        first = min(source.ahead)
+        self.lost[name.decode()] += first - source.next + len(source.pieces)
+        source.next, source.pieces, source.broken = first, [], True
+
+    def _outside(self, data: bytes) -> Iterator[tuple[str, str]]:
+        if not data:
+            return
+        *lines, self._stray = (self._stray + data).split(b"\n")
+        if len(self._stray) > _LONGEST_LINE:
+            lines, self._stray = [*lines, self._stray], b""
+        for line in filter(None, lines):
+            yield "", line.decode(errors="replace")
 
 
-def _parts(line: bytes) -> tuple[bytes, bytes, bytes]:
-    source, _, rest = line.partition(b" ")
-    if not source or rest[:2] not in (b"+ ", b". "):
-        return b"", b"", line
-    return source, rest[:1], rest[2:]
+def _unfinished(part: bytes) -> bool:
+    """Return whether more bytes may make a frame of this."""
+    return len(part) < _LONGEST_UNCOUNTED and b"\n" not in part
+
+
+def _gaps(source: _Source) -> list[Gap]:
+    gaps, expected = [], source.next
+    for number in sorted(source.ahead):
+        if number > expected:
+            gaps.append((expected, number - 1))
+        expected = number + 1
+    return gaps
+
+
+def _crc(source: bytes, number: int, mark: bytes, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(b"%s %d %s" % (source, number, mark)))

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import frames
+from .. import signals
+from . import output as encoding
 from .bootstrap import in_memory
+from .frames import Writer
+from .lines import Lines
 
 GO, STOP = "go", "stop"
 """What an agent that waits for a file is told: all of it has come, or it will not."""
+END = "end"
+"""What agents are told that are at work and shall not be: end it, and stay until all has come."""
+AGAIN = "again"
+"""The key of a line that asks for frames once more, by source."""
+STAY_SECONDS = 900.0
+"""How long an agent stays that has said all, and that nobody lets go.
+
+Usually the driver does so when the last one has answered. This is longer than it waits itself for
+ranks that do not end (:data:`bundle.slurm.PATIENCE`); and by then Slurm has passed on everything.
+"""
+_REPEAT_SECONDS = 4.0
+"""After which an agent that stays says its last word again, then after twice as long, and so on."""
 
 Emit = Callable[[Mapping[str, Any]], None]
 
@@ -30,6 +47,7 @@ class Hearing:
 
     Attributes:
         request: what is asked at the moment; ``phase`` is among it where phases follow one another.
+        sent: bytes of output that were passed on since the last request, by rank.
     """
 
     def __init__(self, handle: int | None, *, follow: bool = True) -> None:
@@ -43,6 +61,7 @@ class Hearing:
         self._busy = True
         self._in_step = False
         self.request: dict[str, Any] = {}
+        self.sent: dict[int | None, int] = {}
         if handle is None:
             self.request = json.loads(sys.stdin.readline())
         else:
@@ -52,19 +71,30 @@ class Hearing:
             self.request = _own(asked) if self._in_step else asked
         self.node = str(self.request["node"])
         task = os.environ.get("SLURM_PROCID", "0")
-        self._source = f"{self.node}:{task}" if self._in_step else ""
+        self._source = f"{self.node}:{task}"
+        self._writer: Writer | None = None
+        self._writing = threading.Lock()
+        self._last = 0
+        """The number of the frame before the last message."""
+        if self._in_step:
+            self._writer = Writer(self._source, int(self.request.pop("frames_sent", 0)))
         if self._in_step and follow:
             threading.Thread(target=self._listen, daemon=True).start()
 
     def emit(self, event: Mapping[str, Any]) -> None:
         """Answer with one event."""
-        line = json.dumps({"v": 1, "node": self.node, **event})
-        if not self._source:
-            print(line, flush=True)
-            return
-        for frame in frames.split(self._source, line):
-            sys.stdout.buffer.write(frame)
-        sys.stdout.buffer.flush()
+        line = encoding.line({"v": 1, "node": self.node, **event})
+        with signals.held(), self._writing:  # half of it would be lost
+            if self._writer is None:
+                _write(line + b"\n")
+                return
+            self._last = self._writer.number
+            _write(self._writer.frames(line))
+
+    def output(self, rank: int | None, data: bytes) -> None:
+        """Pass on what a rank has written, or the launcher (None)."""
+        self.sent[rank] = self.sent.get(rank, 0) + len(data)
+        self.emit({"event": "output", "rank": rank, **encoding.encoded(data)})
 
     def command(self) -> str:
         """Wait for the driver's next line."""
@@ -76,9 +106,10 @@ class Hearing:
             line = self._next()
             if not line:
                 return False
-            if line in (GO, STOP):
+            if line in (GO, STOP, END):
                 continue  # this node had failed before it was said
             asked = json.loads(line)
+            self.sent = {}
             if not self._in_step:
                 self.request = asked
                 return True
@@ -86,10 +117,30 @@ class Hearing:
                 self.request = _own(asked)
                 return True
 
+    def stay(self) -> None:
+        """Stay until the driver has all that was said, or has gone.
+
+        What a task leaves behind when it ends, Slurm passes on in pieces.
+        """
+        if self._writer is None:
+            return
+        signals.ignore_signals()  # Slurm ends all tasks when one has died: not in this moment
+        self._busy = False
+        pause, until = _REPEAT_SECONDS, time.monotonic() + STAY_SECONDS
+        while time.monotonic() < until:
+            with contextlib.suppress(queue.Empty):
+                if not self._lines.get(timeout=pause):
+                    return
+                continue
+            # Should the last word be what is missing, nothing behind it shows that.
+            self._send_again([(self._last + 1, self._writer.number)])
+            pause *= 2
+
     def again(self) -> int:
         """The request at hand as an open file without a name, for the program that goes on."""
         asked = {**self.request, "again": True}
-        if self._in_step:
+        if self._writer is not None:
+            asked["frames_sent"] = self._writer.number
             asked = {"phase": asked.get("phase"), "common": asked, "own": {}}
         return in_memory(json.dumps(asked).encode())
 
@@ -102,17 +153,42 @@ class Hearing:
         return line
 
     def _listen(self) -> None:
-        rest = b""
+        lines = Lines()
         while True:
             chunk = os.read(0, 1 << 16)
             if not chunk:
                 self._lines.put("")
-                if self._busy:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                self._interrupt()
                 return
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._lines.put(line.decode(errors="replace"))
+            for line in lines.feed(chunk):
+                self._take(line.decode(errors="replace"))
+
+    def _take(self, line: str) -> None:
+        if line == END:
+            self._interrupt()
+        if not line.startswith(f'{{"{AGAIN}"'):
+            self._lines.put(line)
+            return
+        gaps = json.loads(line)[AGAIN].get(self._source, ())
+        self._send_again([(int(first), int(last)) for first, last in gaps])
+
+    def _interrupt(self) -> None:
+        if self._busy:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _send_again(self, gaps: list[tuple[int, int]]) -> None:
+        if self._writer is None:
+            return
+        with contextlib.suppress(OSError), self._writing:  # else nobody listens any more
+            for first, last in gaps:
+                _write(self._writer.again(first, last))
+
+
+def _write(data: bytes) -> None:
+    """Write all of it to standard output."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
 
 
 def _own(asked: Mapping[str, Any]) -> dict[str, Any]:

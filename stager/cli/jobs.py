@@ -130,7 +130,8 @@ def _carry_out(
         console.note(note)
     if action == "run":
         refuse_absent(prepared.job.launch.command[0], prepared.bundle)
-    prepared = replace(prepared, job=numbered(prepared.job))
+    job = replace(numbered(prepared.job), show_all=console.verbose)
+    prepared = replace(prepared, job=job)
     store = Store(offline_root(config))
     known = history.known(store)
     if known.jobs:

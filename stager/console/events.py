@@ -110,6 +110,11 @@ class Events(Reports):
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self.note(str(event["text"]))
 
+    def _on_stray(self, event: Mapping[str, Any]) -> None:
+        if self.verbose or event["phase"] == "launch":
+            first = next(iter(event["lines"]), "")
+            self.note(f"{event['count']} lines came through srun from no agent; the first: {first}")
+
     def event(self, event: Mapping[str, Any]) -> None:
         """Show one event of the far side."""
         handler = getattr(self, f"_on_{str(event['event']).replace('-', '_')}", None)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bundle.talking.output import described
+
 from .. import trained
 from ..errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
 from .events import Events
@@ -15,6 +17,10 @@ from .lookings import Lookings
 if TYPE_CHECKING:
     from ..diagnosing.failure import FirstFailure
     from ..outcome import Outcome
+
+
+_NAMED = 8
+"""How many losses are told one by one."""
 
 
 class Console(Events, Lookings):
@@ -58,7 +64,7 @@ class Console(Events, Lookings):
         failure = outcome.first_failure
         if failure is not None:
             self._problems(outcome)
-            if failure.exit_code is None:
+            if failure.exit_code is None and not outcome.logs_lost:
                 self._advise(outcome, [node for node, found in outcome.problems.items() if found])
             self._first(outcome, failure)
             return EXIT_JOB
@@ -155,8 +161,14 @@ class Console(Events, Lookings):
             self._write(f"error: {','.join(having)}: {text}", "error")
 
     def _log_loss(self, outcome: Outcome) -> None:
-        if lost := outcome.result.get("logs_lost"):
-            self._write(f"warning: the logs are not complete: {lost}", "warning")
+        """What the logs do not have; where nothing else went wrong it is told as the error."""
+        if fault := outcome.result.get("logs_fault"):
+            self._write(f"warning: the logs are not complete: {fault}", "warning")
+        lost = outcome.logs_lost
+        for loss in lost[:_NAMED]:
+            self._write(f"warning: {loss['node']}: output of {described(loss)} is lost", "warning")
+        if len(lost) > _NAMED:
+            self._write(f"warning: and output of {len(lost) - _NAMED} more ranks", "warning")
 
     def _interrupted(self, outcome: Outcome) -> int:
         self._write(f"interrupted; nothing is left running; logs: {outcome.job.log_dir}", "error")

@@ -16,7 +16,7 @@ from bundle.masking import masked
 from ..diagnosing import accounting
 from ..diagnosing.failure import Diagnosis
 from ..joblogs.files import JobFiles
-from ..joblogs.values import number, table, text, texts, whole
+from ..joblogs.values import listing, number, table, text, texts, whole
 from .attempt import Attempt, Event
 
 WELL, FAILED, RUNNING = "ended well", "failed", "still running"
@@ -88,7 +88,7 @@ def facts(files: JobFiles, attempt: Attempt) -> Facts:
         attempts=attempt.count,
         plan=text(plans[-1], "why") if plans else "",
         sent=number(result, "bytes_broadcast"),
-        logs_lost=text(result, "logs_lost"),
+        logs_lost=_losses(result),
         log_mode=private.GROUP if text(job, "log_mode") == private.GROUP else private.PRIVATE,
     )
 
@@ -129,3 +129,11 @@ def _driven_here(files: JobFiles) -> bool:
             if isinstance(raw, dict) and text(raw, "id") == files.job_id:
                 return b"stager" in (process / "cmdline").read_bytes()
     return False
+
+
+def _losses(result: Mapping[str, Any]) -> str:
+    """Why the logs are not complete, and whose output they lack."""
+    lost = [one for one in listing(result, "logs_lost") if isinstance(one, dict)]
+    who = [f"{text(one, 'node')} {text(one, 'rank')}".strip() for one in lost]
+    why = [text(result, "logs_fault"), text(result, "logs_lost")]  # of older jobs it is a text
+    return "; ".join(filter(None, [*why, ", ".join(who)]))

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bundle import slurm
-from bundle.talking.frames import Joiner
+from bundle.talking.frames import Reader
 from bundle.unpacking import venv
 
 BOOT = venv.source_of("talking.bootstrap").decode()
@@ -56,7 +57,7 @@ def start(
 
 
 def opening(program: bytes, request: dict[str, Any], behind: bytes = b"go\n") -> bytes:
-    asked = json.dumps(request).encode()
+    asked, program = json.dumps(request).encode(), zlib.compress(program)
     return b"%d %d\n" % (len(program), len(asked)) + program + asked + behind
 
 
@@ -149,7 +150,7 @@ def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path), "SLURMD_NODENAME": "n07", "SLURM_PROCID": "3"}
     done = subprocess.run(argv, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (3, b"")
-    ((source, line),) = Joiner().feed(done.stdout)
+    ((source, line),) = Reader().feed(done.stdout)
     assert source == "n07:3"
     event = json.loads(line)
     assert {key: event[key] for key in ("v", "event", "node", "ok")} == {

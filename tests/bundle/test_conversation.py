@@ -42,7 +42,7 @@ def started(code: str, opening: bytes = b"") -> Conversation:
     return Conversation([sys.executable, "-c", code], os.environ, opening)
 
 
-FRAME = "print('n1:0 . ' + {}, flush=True)\n"
+FRAME = "print('\\x1en1:0 0 0 - . ' + {}, flush=True)\n"
 
 
 def test_a_talk_from_beginning_to_end() -> None:
@@ -55,20 +55,21 @@ def test_a_talk_from_beginning_to_end() -> None:
     heard = Heard()
     with started(code, b"opening\n") as step:
         assert (step.code, step.errors, step.faults) == (0, "", {})
-        heard.until(step, 2)
+        heard.until(step, 1)
         assert not step.ended
         step.tell("go")
         heard.to_the_end(step)
         assert step.code == 3
         assert step.faults == {"n1": "task 0: Exited with exit code 3"}
-    assert heard.lines == [("n1:0", "opening"), ("", "odd"), ("n1:0", "go")]
+        assert (step.oddities(), step.losses()) == (["odd"], {})
+    assert heard.lines == [("n1:0", "opening"), ("n1:0", "go")]
 
 
 def test_a_large_opening_to_one_that_writes_first_and_reads_slowly() -> None:
     """Neither waits for the other: it would be for ever."""
     code = (
         "import os, sys, time\n"
-        "for n in range(30_000): print(f'n1:0 . line {n}')\n"
+        "for n in range(30_000): print(f'\\x1en1:0 0 0 - . line {n}')\n"
         "sys.stdout.flush()\n"
         "count = 0\n"
         "while count < 3_000_000:\n"
@@ -91,7 +92,7 @@ def test_one_that_reads_nothing_and_ends() -> None:
 
 def test_a_word_to_one_that_has_ended_does_not_keep_us() -> None:
     heard = Heard()
-    with started("print('n1:0 . done')") as step:
+    with started("print('\\x1en1:0 0 0 - . done')") as step:
         heard.until(step, 1)
         time.sleep(0.3)
         step.tell("go")
@@ -138,7 +139,7 @@ def test_a_pipe_that_another_keeps_open_does_not_keep_us(monkeypatch: pytest.Mon
     monkeypatch.setattr(conversation, "_AFTER_SECONDS", 1.0)
     code = (
         "import os, sys\n"
-        "print('n1:0 . begun', flush=True)\n"
+        "print('\\x1en1:0 0 0 - . begun', flush=True)\n"
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
         f"    os.environ.pop({process.MARK!r})\n"

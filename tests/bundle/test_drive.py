@@ -55,7 +55,7 @@ def test_a_job_goes_through_its_phases(single: Packed, program: Path, tmp_path: 
         assert all(answer["ok"] and answer["phase"] == phase for answer in answers.values())
     result = events[-1]
     assert (result["event"], result["ok"], result["interrupted"]) == ("result", True, False)
-    assert (result["problems"], result["bytes_broadcast"], result["logs_lost"]) == ({}, 0, "")
+    assert (result["problems"], result["bytes_broadcast"], result["logs_lost"]) == ({}, 0, [])
     assert set(result["seconds"]) == set(begun)
 
 
@@ -162,7 +162,7 @@ def test_a_full_disk_costs_the_logs_and_not_the_job(
     mount = f"mount -t tmpfs -o size=16k none '{tmp_path}/logs'"
     code, events, _ = drive(program, job_for(single, tmp_path), *entering("-m", mount))
     assert code == 0
-    assert "No space left on device" in events[-1]["logs_lost"]
+    assert "No space left on device" in events[-1]["logs_fault"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -18,7 +18,7 @@ from bundle.launching import following
 from bundle.launching.following import Heard, Outputs
 from bundle.problem import NodeError
 
-Said = tuple["int | None", "list[str]"]
+Said = tuple["int | None", bytes]
 
 
 def followed(
@@ -33,7 +33,7 @@ def followed(
             os.environ,
             str(tmp_path),
             outputs,
-            lambda rank, lines: said.append((rank, list(lines))),
+            lambda rank, data: said.append((rank, data)),
         )
     return status, heard, said
 
@@ -42,14 +42,19 @@ def attend(code: str, tmp_path: Path) -> tuple[int, list[str], list[str]]:
     """The same without ranks: its status, the last lines, and all lines."""
     status, heard, said = followed(code, tmp_path)
     assert {rank for rank, _ in said} <= {None}
-    return status, list(heard.tail), [line for _, lines in said for line in lines]
+    return status, list(heard.tail), lines_of(b"".join(data for _, data in said))
+
+
+def lines_of(data: bytes) -> list[str]:
+    lines = data.decode(errors="replace").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def by_rank(said: list[Said]) -> dict[int | None, list[str]]:
-    found: dict[int | None, list[str]] = {}
-    for rank, lines in said:
-        found.setdefault(rank, []).extend(lines)
-    return found
+    found: dict[int | None, bytes] = {}
+    for rank, data in said:
+        found[rank] = found.get(rank, b"") + data
+    return {rank: lines_of(data) for rank, data in found.items()}
 
 
 def test_all_lines_come_in_order_and_the_last_are_kept(tmp_path: Path) -> None:
@@ -68,9 +73,9 @@ def test_output_that_is_not_text_is_shown_as_far_as_it_is(tmp_path: Path) -> Non
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     """As of a progress bar, which returns to the beginning of its line."""
     code = "import sys\nfor n in range(3000): sys.stdout.write('\\r' + 'x' * 999)"
-    _, _, lines = attend(code, tmp_path)
-    assert "".join(lines) == ("\r" + "x" * 999) * 3000
-    assert max(map(len, lines)) < 2 * following.LONGEST_LINE
+    _, _, said = followed(code, tmp_path)
+    assert b"".join(data for _, data in said) == (b"\r" + b"x" * 999) * 3000
+    assert max(len(data) for _, data in said) < 2 * following.LONGEST_LINE
 
 
 def test_the_programs_end_is_not_put_off_by_a_child_that_it_leaves(tmp_path: Path) -> None:
@@ -104,7 +109,7 @@ def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
     absent = [str(tmp_path / "absent")]
     outputs = Outputs(str(tmp_path / "output"), 0, 7)
     with pytest.raises(NodeError, match="the launcher cannot start"):
-        following.attend(absent, {}, str(tmp_path), outputs, lambda rank, lines: None)
+        following.attend(absent, {}, str(tmp_path), outputs, lambda rank, data: None)
 
 
 # --- which rank wrote what -----------------------------------------------------------------------
@@ -223,7 +228,7 @@ sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from bundle import signals
 from bundle.launching import following
 signals.end_on_signals()
-say = lambda rank, lines: print(*lines, flush=True)
+say = lambda rank, data: print(data.decode(), end="", flush=True)
 _, folder, grace, program = sys.argv
 with contextlib.closing(following.Outputs(folder, 1, float(grace))) as outputs:
     argv = [sys.executable, "-c", program]

@@ -137,14 +137,14 @@ def test_what_is_no_event_is_output() -> None:
     assert codes == {"a": 0}
     assert events.pop() == {"v": 1, "node": "a", "event": "real"}
     assert events == [
-        {"v": 1, "event": "output", "node": "a", "lines": [line]} for line in odd if line
+        {"v": 1, "event": "output", "node": "a", "text": f"{line}\n"} for line in odd if line
     ]
 
 
 def test_a_last_line_without_an_end_counts() -> None:
     events: list[dict[str, Any]] = []
     local._attend({"a": agent("import sys; sys.stdout.write('cut of')")}, events.append)
-    assert [event["lines"] for event in events] == [["cut of"]]
+    assert [event["text"] for event in events] == ["cut of\n"]
 
 
 def test_events_that_come_in_pieces_are_joined() -> None:

@@ -19,7 +19,7 @@ from processes import until
 from bundle.archive import BundleFile
 from bundle.delivering.excerpt import write_excerpt
 from bundle.node.root import secure_root
-from bundle.talking.frames import Joiner
+from bundle.talking.frames import Reader
 from stager.pack import Packed
 
 STEP = {"SLURMD_NODENAME": "n1", "SLURM_PROCID": "3", "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7"}
@@ -42,7 +42,7 @@ class Agent:
             pass_fds=[handle],
         )
         os.close(handle)
-        self._joiner = Joiner()
+        self._reader = Reader()
 
     def event(self) -> dict[str, Any]:
         """The next one."""
@@ -50,7 +50,7 @@ class Agent:
         while True:
             line = self.process.stdout.readline()
             assert line, self.process.communicate()
-            for source, text in self._joiner.feed(line):
+            for source, text in self._reader.feed(line):
                 assert source == "n1:3"
                 return dict(json.loads(text))
 
@@ -61,8 +61,9 @@ class Agent:
 
     def end(self, *, by_itself: bool = True) -> int:
         """Its status, after which it has said nothing more; else its standard input is closed."""
-        if by_itself:
-            self.process.wait(60)
+        if by_itself:  # it stays until all that it has said is heard
+            time.sleep(0.3)
+            assert self.process.poll() is None
         out, err = self.process.communicate(timeout=60)
         assert (out, err) == (b"", b"")
         return self.process.returncode

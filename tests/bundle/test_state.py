@@ -235,9 +235,9 @@ def test_who_may_be_left_out(
 def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     state = state_of(job)
     state.nproc = 2
-    state.emit({"event": "output", "node": "n2", "rank": 3, "lines": ["mine", "too"]})
-    state.emit({"event": "output", "node": "n2", "rank": None, "lines": ["torchrun's"]})
-    state.emit({"event": "output", "node": "n1", "lines": ["the head's"]})
+    state.emit({"event": "output", "node": "n2", "rank": 3, "text": "mine\ntoo\n"})
+    state.emit({"event": "output", "node": "n2", "rank": None, "text": "torchrun's\n"})
+    state.emit({"event": "output", "node": "n1", "text": "the head's\n"})
     state.tell("n3", "n3 staged -> /x")
     logs = {path.name: path.read_text() for path in Path(job.log_dir).glob("*.out")}
     assert logs == {
@@ -246,7 +246,8 @@ def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixt
         "demo.4711.n1.0.out": "the head's\n",
         "demo.4711.n3.4.out": "n3 staged -> /x\n",
     }
-    assert [event["head"] for event in printed(capsys)] == [False, False, True]
+    (shown,) = printed(capsys)
+    assert (shown["head"], shown["lines"]) == (True, ["the head's"])
     assert Path(job.log_dir, "events.4711.jsonl").read_text() == ""
 
 
@@ -271,7 +272,11 @@ def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job) -> Non
     Path(job.log_dir, "demo.4711.n1.0.out").mkdir(parents=True)
     state = state_of(job)
     state.tell("n1", "lost")
-    assert state.logs.lost == "demo.4711.n1.0.out: Is a directory"
+    assert state.logs.fault == "demo.4711.n1.0.out: Is a directory"
+    assert state.losses() == []  # it was the driver's
+    state.emit({"event": "output", "node": "n1", "rank": 0, "text": "so is this"})
+    (loss,) = state.losses()
+    assert (loss["node"], loss["rank"], loss["bytes"]) == ("n1", 0, 10)
 
 
 def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> None:
@@ -284,10 +289,60 @@ def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> N
         "from bundle.state import State\n"
         "job = load(sys.argv[1])\n"
         "state = State(job, Logs(job))\n"
-        "state.emit({'event': 'output', 'node': 'n1', 'rank': 0, 'lines': ['\\u20ac']})\n"
+        "state.emit({'event': 'output', 'node': 'n1', 'rank': 0, 'text': '\\u20ac\\n'})\n"
     )
     argv = [sys.executable, "-I", "-c", code, f"{job.log_dir}/job.4711.json"]
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert Path(job.log_dir, "demo.4711.n1.0.out").read_text() == "\u20ac\n"
+
+
+# --- what is lost --------------------------------------------------------------------------------
+
+
+def lose(job: Job, *events: dict[str, Any]) -> State:
+    """A launch in which these events came."""
+    state = state_of(job)
+    answer = {"event": "launch", "ok": True, "exit_code": 0}
+    assert isinstance(state.transport, Scripted)
+    state.transport.events = [{**answer, **one} if "sent" in one else one for one in events]
+    state.ask("launch", lambda node: {})
+    return state
+
+
+def test_all_that_was_sent_has_come(job: Job) -> None:
+    said = [{"event": "output", "node": node, "rank": 0, "text": "12345"} for node in NODES]
+    state = lose(job, *said, *({"node": node, "sent": {"0": 5}} for node in NODES))
+    assert state.losses() == []
+
+
+def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
+    state = lose(
+        job,
+        {"event": "output", "node": "n2", "rank": 3, "base64": "AAEC"},
+        {"node": "n2", "task": 0, "sent": {"3": 10, "": 4}},
+        {"event": "lost", "node": "n2", "task": "0", "frames": 2},  # the same, less exactly
+    )
+    found = [(one["node"], one["rank"], one["bytes"]) for one in state.losses()]
+    assert found == [("n2", 3, 7), ("n2", None, 4)]
+    (first, second) = state.loss_problems(state.losses())["n2"]
+    assert first["what"] == "output of rank 3 (7 bytes) is lost"
+    assert second["what"] == "output of the node's ranks (4 bytes) is lost"
+
+
+def test_frames_of_one_that_never_answered_are_counted(job: Job) -> None:
+    state = lose(job, {"event": "lost", "node": "n3", "task": "2", "frames": 5})
+    (loss,) = state.losses()
+    assert (loss["node"], loss["rank"], loss["frames"]) == ("n3", None, 5)
+
+
+def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job) -> None:
+    """A last line without an end stays so, unless somebody else writes below it."""
+    state = state_of(job)
+    for rank, text in ((0, "half"), (0, " a line"), (None, "torchrun's\n"), (0, "end")):
+        state.emit({"event": "output", "node": "n1", "rank": rank, "text": text})
+    log = Path(job.log_dir, "demo.4711.n1.0.out")
+    assert log.read_bytes() == b"half a line\ntorchrun's\nend"
+    pieces = Path(job.log_dir, "order.4711.tsv").read_text().splitlines()
+    assert sum(int(line.split("\t")[3]) for line in pieces) == log.stat().st_size

@@ -1,0 +1,283 @@
+"""Whether every line of every rank reaches the right log, and how long that takes.
+
+As root, where Slurm is installed; a cluster of its own is made and removed::
+
+    python -m benchmarks.output --nodes 64 --rounds 3
+    python -m benchmarks.output --nodes 8 --ranks 128 --lines 200 --launchers torchrun \
+        --open-files 256
+
+Each rank prints numbered lines, ends at another time than the others, and its log is compared line
+by line. What starts the ranks of a node with ``torchrun`` is a small program of the same name: the
+way of the output is the same, and PyTorch is not what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .cluster import Cluster, running
+from .errors import BenchError
+from .process import Command, run
+
+RANK = """\
+import os, sys, time
+rank, lines, width = int(os.environ["RANK"]), int(sys.argv[1]), int(sys.argv[2])
+write = sys.stdout.write
+for number in range(lines):
+    write(f"rank {rank} line {number} {'x' * (number % width)}\\n")
+sys.stdout.flush()
+"""
+LAUNCHER = """\
+import os, subprocess, sys
+words = iter(sys.argv[1:])
+options = {}
+for word in words:
+    if not word.startswith("-"):
+        break
+    name, _, value = word.partition("=")
+    options[name] = value
+program = [word, *words]
+each, first = int(options["--nproc-per-node"]), 0
+first = int(options["--node-rank"]) * each
+started = [
+    subprocess.Popen(
+        [sys.executable, *program],
+        env={**os.environ, "RANK": str(first + local), "LOCAL_RANK": str(local)},
+    )
+    for local in range(each)
+]
+sys.exit(max(abs(one.wait()) for one in started))
+"""
+SETTINGS = """\
+[environment]
+requirements = ["./torch-1.0-py3-none-any.whl"]
+torch-backend = "none"
+
+[launch]
+backend = "gloo"
+"""
+_LINE = re.compile(rb"rank (\d+) line (\d+) (x*)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What the logs of one job hold."""
+
+    nodes: int
+    launcher: str
+    expected: int
+    """Lines that the ranks have printed."""
+    right: int
+    """Of these, in the right log, whole and in order."""
+    wrong: int
+    """Lines of ranks elsewhere, or not whole."""
+    lost: int
+    """What is neither."""
+    said: bool
+    """Whether the job told that something is lost."""
+    code: int
+    """Its exit status."""
+    seconds: float
+
+
+def count(logs: Path, width: int) -> tuple[int, int]:
+    """Return how many lines are right, and how many are in wrong places or not whole."""
+    right = wrong = 0
+    for path in logs.glob("*.out"):
+        own = int(path.name.split(".")[-2])
+        due = 0
+        for raw in path.read_bytes().split(b"\n"):
+            found = _LINE.match(raw)
+            if found is None:
+                wrong += b"line" in raw and b"rank" in raw
+            elif (int(found[1]), int(found[2]), len(found[3])) == (own, due, due % width):
+                right, due = right + 1, due + 1
+            else:
+                wrong, due = wrong + 1, max(due, int(found[2]) + 1)
+    return right, wrong
+
+
+def prepare(work: Path, env: Mapping[str, str], stager: str) -> Path:
+    """Build a bundle of next to nothing; return the project."""
+    project = work / "project"
+    project.mkdir()
+    (project / "stager.toml").write_text(SETTINGS)
+    (project / "rank.py").write_text(RANK)
+    _write_launcher(project / "torch-1.0-py3-none-any.whl")
+    run(Command(argv=(stager, "build", "--no-prove", "-q"), cwd=project, env=env))
+    return project
+
+
+def _write_launcher(wheel: Path) -> None:
+    """Make the wheel of the program that stands for torchrun."""
+    content = {
+        "torch/__init__.py": "",
+        "torch/distributed/__init__.py": "",
+        "torch/distributed/run.py": LAUNCHER,
+        "torch-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n",
+        "torch-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: stager\n"
+        "Root-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "torch-1.0.dist-info/RECORD"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        rows = []
+        for name, text in content.items():
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
+            rows.append(f"{name},sha256={digest.decode().rstrip('=')},{len(text.encode())}")
+            archive.writestr(name, text)
+        archive.writestr(record, "\n".join([*rows, f"{record},,", ""]))
+
+
+def measure(
+    asked: argparse.Namespace, cluster: Cluster, project: Path, env: Mapping[str, str]
+) -> list[Counted]:
+    """Run the jobs one after the other."""
+    found = []
+    for number in range(asked.rounds):
+        for launcher in asked.launchers:
+            logs = project.parent / f"logs-{launcher}-{number}"
+            argv = (
+                *("sh", "-c", _LIMITED, "limited", str(asked.open_files or ""), asked.stager),
+                *("run", "--json", "--allocation", "slurm", "--nodes", str(asked.nodes)),
+                *("--nproc-per-node", str(asked.ranks), "--launcher", launcher),
+                *("--log-dir", str(logs), "--", "rank.py", str(asked.lines), str(asked.width)),
+            )
+            with choked(project.parent) if asked.choke else contextlib.nullcontext():
+                ran = run(Command(argv=argv, cwd=project, env={**env, **cluster.env}))
+            text, _, code = ran.out.rstrip("\n").rpartition("\n")
+            report: dict[str, Any] = json.loads(text or "{}")
+            ranks = asked.nodes * asked.ranks
+            right, wrong = count(logs, asked.width)
+            expected = ranks * asked.lines
+            one = Counted(
+                nodes=asked.nodes,
+                launcher=launcher,
+                expected=expected,
+                right=right,
+                wrong=wrong,
+                lost=max(0, expected - right - wrong),
+                said=bool(report.get("logs_lost")) or not report.get("ok"),
+                code=int(code),
+                seconds=round(ran.seconds, 1),
+            )
+            found.append(one)
+            say(f"{launcher}, round {number + 1}: {one}")
+            if not asked.keep:
+                shutil.rmtree(logs)
+    return found
+
+
+@contextlib.contextmanager
+def choked(work: Path) -> Iterator[None]:
+    """Stop the drivers of jobs below a directory most of the time.
+
+    Then Slurm always has something left to pass on when a task ends, as on a large machine.
+    """
+    over = threading.Event()
+
+    def choke() -> None:
+        while not over.wait(_CHOKED[0]):
+            pids = _drivers(work)
+            for number, seconds in ((signal.SIGSTOP, _CHOKED[1]), (signal.SIGCONT, 0.0)):
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                over.wait(seconds)
+
+    choking = threading.Thread(target=choke)
+    choking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        choking.join()
+
+
+def _drivers(work: Path) -> list[int]:
+    """Find the processes that drive jobs of the store below a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if b"drive" in words and b"-S" in words and str(work).encode() in b" ".join(words):
+                found.append(int(entry.name))
+    return found
+
+
+_CHOKED = (0.01, 0.1)
+"""Seconds that a driver runs and is stopped."""
+_LIMITED = 'if [ -n "$1" ]; then ulimit -n "$1"; fi; shift; "$@"; echo "$?"'
+"""With so many open files and no more, then the exit status in a line of its own."""
+
+
+def table(found: Sequence[Counted]) -> str:
+    """Return the same for a person."""
+    names = list(asdict(found[0])) if found else []
+    rows = [names, *([str(value) for value in asdict(one).values()] for one in found)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(names))]
+    return "\n".join(
+        "  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+
+
+def say(line: str) -> None:
+    """Tell how far it is."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.output", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=1, help="of each node")
+    parser.add_argument("--lines", type=int, default=20_000, help="of each rank")
+    parser.add_argument("--width", type=int, default=97, help="bytes of the longest line")
+    parser.add_argument("--launchers", nargs="+", default=["srun", "torchrun"])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--open-files", type=int, help="limit of open files, hard and soft")
+    parser.add_argument("--choke", action="store_true", help="stop the driver most of the time")
+    parser.add_argument("--keep", action="store_true", help="leave the logs")
+    parser.add_argument("--stager", default=shutil.which("stager") or "stager")
+    parser.add_argument("--work", type=Path, default=Path.home(), help="seen by all nodes")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; 0 where every line is right, or said to be lost."""
+    asked = parse(argv)
+    work = Path(tempfile.mkdtemp(prefix="stager-output-", dir=asked.work))
+    env = {**os.environ, "OFFLINE_ROOT": str(work / "offline")}
+    try:
+        project = prepare(work, env, asked.stager)
+        with running(asked.nodes, say, cpus=max(4, asked.ranks)) as cluster:
+            found = measure(asked, cluster, project, env)
+    except BenchError as exc:
+        say(f"error: {exc}")
+        return 1
+    finally:
+        if not asked.keep:
+            shutil.rmtree(work, ignore_errors=True)
+    say(table(found))
+    print(json.dumps({"schema": 1, "jobs": [asdict(one) for one in found]}))
+    return 0 if all(one.right == one.expected or one.said for one in found) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
