@@ -30,12 +30,10 @@ app = typer.Typer(
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; every way to end becomes an exit code here."""
-    for name in ("stdout", "stderr"):  # closed by whoever started this
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
-    # A batch system's SIGTERM ends a command as Ctrl-C does: ranks are ended, locks given back.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        _open_streams()
+        # A batch system's SIGTERM ends a command as Ctrl-C does: ranks are ended, locks given back.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:
         code = int(exc.exit_code)
@@ -61,6 +59,13 @@ def main(argv: list[str] | None = None) -> int:
         # All is told and tidied up: another Ctrl-C must not change the exit code on the way out.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return int(code or EXIT_OK)
+
+
+def _open_streams() -> None:
+    """Stand in for the streams that whoever started this has closed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
 
 
 @app.callback(invoke_without_command=True)
