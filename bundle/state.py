@@ -22,6 +22,9 @@ from .transport import Delivery, Ended, Parcel, Transport
 if TYPE_CHECKING:
     from .returning.results import Received
 
+LISTED = ("failures", "tail", "left", "lingering", "joined", "alone")
+"""What the answers of a launch list; those of several tasks of a node are put together."""
+
 Extra = Callable[[str], "dict[str, Any]"]
 Hear = Callable[[Mapping[str, Any]], None]
 
@@ -276,6 +279,5 @@ def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
         "tasks": first.get("tasks", 1) + second.get("tasks", 1),
         "exit_code": codes[0] if codes else 0,
         "problems": [*first["problems"], *second["problems"]],
-        "failures": [*first.get("failures", []), *second.get("failures", [])],
-        "tail": [*first.get("tail", []), *second.get("tail", [])],
+        **{key: [*first.get(key, []), *second.get(key, [])] for key in LISTED},
     }

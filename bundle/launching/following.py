@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from .. import process, signals
 from ..problem import NodeError, Problem
+from .monitor import RankMonitor
 
 OnLines = Callable[["int | None", "list[str]"], None]
 """Called with the rank, None for the launcher itself, and some of its lines."""
@@ -49,6 +50,8 @@ class Heard:
     """Of all together, in the order in which it was read."""
     own: dict[int, collections.deque[str]] = field(default_factory=dict)
     """Of each rank."""
+    launcher: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
+    """Of the launcher, and of ranks that write where it does."""
 
 
 @dataclass
@@ -62,7 +65,12 @@ class _Stream:
 
 
 class Outputs:
-    """The named pipes of a node's ranks; they go when the block ends."""
+    """The named pipes of a node's ranks; they go when the block ends.
+
+    Attributes:
+        folder: where they are.
+        monitor: watches the ranks' processes.
+    """
 
     def __init__(self, folder: str, ranks: int, grace: float) -> None:
         """Make one pipe for each local rank in a new directory.
@@ -79,6 +87,7 @@ class Outputs:
         self._grace = grace
         self._streams: list[_Stream] = []
         os.mkdir(folder, 0o700)
+        self.monitor = RankMonitor(folder)
         self._pipes = []
         for local in range(ranks):
             path = os.path.join(folder, str(local))
@@ -91,6 +100,7 @@ class Outputs:
         for pipe in self._pipes:
             os.close(pipe)
         self._pipes.clear()
+        self.monitor.close()
 
     def follow(self, running: process.Process, heard: Heard, on_lines: OnLines) -> None:
         """Pass on lines until the launcher has ended and what was written is read.
@@ -104,13 +114,17 @@ class Outputs:
             self._streams = [_Stream(main, None), *(_Stream(pipe, None) for pipe in self._pipes)]
             for stream in self._streams:
                 waiting.register(stream.handle, selectors.EVENT_READ, stream)
+            waiting.register(self.monitor, selectors.EVENT_READ)
             until: float | None = None
             while until is None or time.monotonic() < until:
+                self.monitor.take()
                 if until is None and running.poll() is not None:
+                    self.monitor.over(stopped=False)
                     process.stop(running, 0)
                     until = time.monotonic() + _DRAIN_SECONDS
                 ready = waiting.select(_POLL_SECONDS if until is None else 0)
-                sizes = [self._read(key.data, waiting, heard, on_lines) for key, _ in ready]
+                streams = [key.data for key, _ in ready if key.data is not None]
+                sizes = [self._read(stream, waiting, heard, on_lines) for stream in streams]
                 if until is not None and not any(sizes):
                     break
                 if sizes and max(sizes) < _CHUNK // 4:
@@ -198,6 +212,8 @@ def _tell(stream: _Stream, lines: list[str], heard: Heard, on_lines: OnLines) ->
     if stream.rank is not None:
         own = heard.own.setdefault(stream.rank, collections.deque(maxlen=KEPT))
         own.extend(lines)
+    else:
+        heard.launcher.extend(lines)
     on_lines(stream.rank, lines)
 
 
@@ -245,6 +261,7 @@ def attend(
         outputs.follow(running, heard, on_lines)
         code = running.wait()
     except signals.Stopped:
+        outputs.monitor.over(stopped=True)
         with contextlib.suppress(OSError):  # the driver has gone, too
             outputs.stop(running, on_lines)
         return signals.TOLD_TO_END, heard

@@ -21,6 +21,7 @@ from ..unpacking import venv
 from . import ranks
 from .early import EarlyLauncher
 from .following import Outputs, attend
+from .monitor import Rank, RankMonitor
 
 _SHOWN = 30
 
@@ -61,6 +62,10 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
             rank = int(begin.variables["RANK"]) if native else rank
             hearing.emit({"event": "output", "rank": rank, "lines": lines})
 
+        monitor = outputs.monitor
+        monitor.on_lingering = lambda rank: hearing.emit(
+            {"event": "lingering", **_lingering(rank)}
+        )
         with contextlib.closing(outputs), _limit(request.get("limit")):
             ready = early.go(begin.argv, begin.variables, begin.cwd) if early else None
             killed_before = host.oom_kills()
@@ -71,14 +76,44 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
         failed = []
         if code and native:
             failed = [_of_native(place, group.node, begin.variables, code, list(heard.tail))]
+            failed[0]["told_to_end"] = monitor.stopped
         elif code:
             own = {rank: list(lines) for rank, lines in heard.own.items()}
             failed = ranks.failures(place.job_dir, group.node, heard.tail, ended, own)
+            known = {record["rank"]: record for record in failed}
+            silent = monitor.unreported(known)
+            failed += [ranks.unreported(rank, group.node, own) for rank in silent]
+            failed = ranks.settled(failed, monitor, list(heard.launcher))
         for record, line in ranks.out_of_memory(failed, killed_before, host.oom_kills()):
             record["lines"].append(line)
             hearing.emit({"event": "output", "rank": record["rank"], "lines": [line]})
     tail = list(heard.tail)[-_SHOWN:] if code else []
-    return {"exit_code": code, "failures": failed, "tail": tail}
+    watched = _watched(monitor, group.node, failed)
+    return {"exit_code": code, "failures": failed, "tail": tail, **watched}
+
+
+def _watched(
+    monitor: RankMonitor, node: str, failed: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What else is known of the ranks: who ended well first, who went on, and who met nobody."""
+    left = monitor.left({record["rank"]: record for record in failed})[:1]  # more counts for nothing
+    known = monitor.ranks.values()
+    return {
+        "stopped": monitor.stopped,
+        "left": [{"node": node, "rank": rank.rank, "time": time} for time, rank in left],
+        "lingering": [{"node": node, **_lingering(rank)} for rank in monitor.lingering()],
+        "joined": [rank.rank for rank in known if rank.joined],
+        "alone": [rank.rank for rank in known if rank.joined is False],
+    }
+
+
+def _lingering(rank: Rank) -> dict[str, Any]:
+    """What there is to say of a rank whose process goes on for too long."""
+    return {
+        "rank": rank.rank,
+        "finished": rank.finished,
+        "waits_for": list(rank.lingers or ()),
+    }
 
 
 def _of_native(

@@ -108,6 +108,12 @@ class Events(Reports):
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self.note(str(event["text"]))
 
+    def _on_lingering(self, event: Mapping[str, Any]) -> None:
+        from ..diagnosing.told import goes_on
+
+        cause, hint = goes_on(event)
+        self._write(f"warning: {event['node']} rank {event['rank']}: {cause}; {hint}", "warning")
+
     def event(self, event: Mapping[str, Any]) -> None:
         """Show one event of the far side."""
         handler = getattr(self, f"_on_{str(event['event']).replace('-', '_')}", None)
