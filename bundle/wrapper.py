@@ -22,9 +22,7 @@ there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<R
 where ``lines`` are the last of the traceback, ``message`` may be cut, and ``time`` is in seconds
 since the epoch. PyTorch's own error file (``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
 
-The node's agent learns through the named pipe ``$STAGER_JOB_DIR/output/ranks`` that the rank has
-begun, that its program has finished, and that its process goes on ``STAGER_LINGER_SECONDS`` (30)
-later; each is one JSON line ``{"event": ..., "rank": 3, "local_rank": 1, "pid": 4242, ...}``.
+The node's agent is told how far the rank is by ``_stager_watch.py``, if that lies beside this file.
 """
 
 import contextlib
@@ -36,7 +34,6 @@ import runpy
 import site
 import sys
 import sysconfig
-import threading
 import time
 import traceback
 import types
@@ -47,8 +44,6 @@ from typing import Any, Optional
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 RECORDED_LINES = 40
 RECORDED_CHARACTERS = 2000
-LINGER_SECONDS = 30.0
-NAMED_THREADS = 20
 
 Program = tuple[str, str]
 """What to run: ``("script", its absolute path)`` or ``("module", its name)``."""
@@ -62,7 +57,9 @@ def main(argv: list[str]) -> int:
         return USAGE
     take_own_pipe()
     forget_record()
-    tell_agent("started")
+    watch = watcher()
+    if watch is not None:
+        watch.begin()
     write_whole_lines()
     if kind == "script":
         places = script_places(args[0])
@@ -78,9 +75,17 @@ def main(argv: list[str]) -> int:
         keep_main(run((kind, args[0])))
     except BaseException as error:  # every way to end: the record and the status depend on it
         status = _ended_by(error, (kind, args[0]), is_rank=os.getpid() == rank_pid)
-    if os.getpid() == rank_pid:
-        watch_the_end(status)
+    if watch is not None and os.getpid() == rank_pid:
+        watch.end(status)
     return status
+
+
+def watcher() -> Optional[types.ModuleType]:
+    """Return the module that tells the agent of this rank; None where there is none."""
+    try:
+        return importlib.import_module("_stager_watch")
+    except ModuleNotFoundError:
+        return None
 
 
 def script_places(name: str) -> list[Path]:
@@ -262,75 +267,6 @@ def _cannot_start(error: ImportError, program: Program) -> int:
     _complain(f"run_wrapper: {message}")
     write_record(type(error)(message), USAGE)
     return USAGE
-
-
-def tell_agent(event: str, **more: Any) -> None:
-    """Tell the node's agent, if there is one that listens, how far this rank is."""
-    job_dir = os.environ.get("STAGER_JOB_DIR")
-    if not job_dir:
-        return
-    who = {"rank": _number("RANK"), "local_rank": _number("LOCAL_RANK"), "pid": os.getpid()}
-    line = json.dumps({"event": event, **who, "time": time.time(), **more}) + "\n"
-    with contextlib.suppress(OSError):  # nobody listens, or not now: a rank does not wait for that
-        pipe = os.open(Path(job_dir, "output", "ranks"), os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(pipe, line.encode())  # short enough to come in one piece, see pipe(7)
-        finally:
-            os.close(pipe)
-
-
-def joined_group() -> Optional[bool]:
-    """Return whether the program has ever joined a process group; None if it is not PyTorch's.
-
-    ``_backend`` is None until the first ``init_process_group``, and stays set when that group is
-    destroyed (torch 2.13). Where there is no such variable, it may well have.
-    """
-    if "torch" not in sys.modules:
-        return None
-    module = sys.modules.get("torch.distributed.distributed_c10d")
-    return module is not None and getattr(module, "_backend", "unknown") is not None
-
-
-def watch_the_end(status: int) -> None:
-    """Say what keeps the process if it goes on for long though its program has finished.
-
-    Python waits for threads that are not daemons, then for exit handlers. The thread that watches
-    is a daemon: it ends with the process and changes nothing of how that ends.
-    """
-    tell_agent("finished", status=status, joined=joined_group())
-    try:
-        seconds = float(os.environ.get("STAGER_LINGER_SECONDS", LINGER_SECONDS))
-        threading.Thread(target=_watch, args=(seconds,), daemon=True).start()
-    except (ValueError, RuntimeError):  # no such number, or no more threads: then nobody watches
-        return
-
-
-def _watch(seconds: float) -> None:
-    time.sleep(max(0.0, seconds))
-    names = lingering()
-    tell_agent("lingers", threads=names)
-    why = f"waits for {', '.join(names)}" if names else "its exit handlers do not come to an end"
-    node = os.environ.get("STAGER_NODE") or os.uname().nodename
-    line = (
-        f"stager: rank {_number('RANK')} on {node} has finished its program, but its process goes "
-        f"on {seconds:g} s later: {why}\n"
-    )
-    # Not through sys.stderr: the interpreter may end at any moment, and must not find it locked.
-    with contextlib.suppress(OSError):
-        os.write(2, line.encode(errors="replace"))
-
-
-def lingering() -> list[str]:
-    """Return the names of what keeps the process: threads that are no daemons, child processes."""
-    threads = [
-        f"thread {thread.name[:80]}"
-        for thread in threading.enumerate()
-        if not thread.daemon and thread is not threading.main_thread()
-    ]
-    pools = sys.modules.get("multiprocessing.process")
-    children = list(getattr(pools, "_children", ())) if pools else []
-    processes = [f"process {child.name[:80]}" for child in children if not child.daemon]
-    return [*threads, *processes][:NAMED_THREADS]
 
 
 def _complain(line: str) -> None:

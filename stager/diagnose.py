@@ -10,7 +10,7 @@ from bundle.launching.ranks import CAUSE
 
 from .diagnosing import accounting, ending, told
 from .diagnosing.catalogue import END
-from .diagnosing.alike import bare
+from .diagnosing.comparison import comparable
 from .diagnosing.failure import Diagnosis, FirstFailure
 from .diagnosing.judge import LOG_TELLS, Judged, absent, hang, judge
 from .diagnosing.proofs import proofs
@@ -172,7 +172,7 @@ def _alike(first: FirstFailure, result: Mapping[str, Any]) -> tuple[int, ...]:
     own = records.get(first.rank) if first.rank is not None else None
     if own is None or not own["exception"] or told.part(own) != CAUSE:
         return ()
-    found = (rank for rank, one in records.items() if bare(one) == bare(own))
+    found = (rank for rank, one in records.items() if comparable(one) == comparable(own))
     return tuple(sorted(rank for rank in found if rank != first.rank))
 
 

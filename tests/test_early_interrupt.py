@@ -25,7 +25,7 @@ def interrupted(seconds: float) -> tuple[int, str]:
         stderr=subprocess.PIPE,
         text=True,
         restore_signals=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     time.sleep(seconds)
     running.send_signal(signal.SIGINT)

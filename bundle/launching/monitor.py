@@ -1,7 +1,8 @@
-"""Which ranks of a node have begun, finished and ended, and when: told by themselves and the kernel.
+"""Which ranks of a node have begun, finished and ended, and when.
 
-The run wrapper writes a JSON line into a named pipe as it begins (``started``), when the program
-has come to its end (``finished``), and when the process still goes on a while later (``lingers``).
+Each rank writes a JSON line into a named pipe (:mod:`bundle.watch`): as it begins (``started``),
+when its program has come to its end (``finished``), and when its process still goes on a while
+later (``lingers``).
 That a process has ended is seen by its pidfd, at once, and whatever its launcher says of it.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 PIPE = "ranks"
-"""The pipe's name, beside those of the ranks' output; the wrapper knows it as well."""
+"""The pipe's name, beside those of the ranks' output; :mod:`bundle.watch` knows it as well."""
 SECONDS = "STAGER_LINGER_SECONDS"
 """How long a process may go on after its program has finished, or after another rank has ended."""
 _SECONDS = 30.0

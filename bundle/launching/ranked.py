@@ -63,9 +63,7 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
             hearing.emit({"event": "output", "rank": rank, "lines": lines})
 
         monitor = outputs.monitor
-        monitor.on_lingering = lambda rank: hearing.emit(
-            {"event": "lingering", **_lingering(rank)}
-        )
+        monitor.on_lingering = lambda rank: hearing.emit({"event": "lingering", **_lingering(rank)})
         with contextlib.closing(outputs), _limit(request.get("limit")):
             ready = early.go(begin.argv, begin.variables, begin.cwd) if early else None
             killed_before = host.oom_kills()
@@ -92,11 +90,11 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
     return {"exit_code": code, "failures": failed, "tail": tail, **watched}
 
 
-def _watched(
-    monitor: RankMonitor, node: str, failed: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _watched(monitor: RankMonitor, node: str, failed: list[dict[str, Any]]) -> dict[str, Any]:
     """What else is known of the ranks: who ended well first, who went on, and who met nobody."""
-    left = monitor.left({record["rank"]: record for record in failed})[:1]  # more counts for nothing
+    left = monitor.left({record["rank"]: record for record in failed})[
+        :1
+    ]  # more counts for nothing
     known = monitor.ranks.values()
     return {
         "stopped": monitor.stopped,
@@ -196,12 +194,13 @@ def _start(
 
 @contextlib.contextmanager
 def _job_dir(path: str) -> Iterator[None]:
-    """This job's private directory, with the wrapper in it; it goes when the job ends."""
+    """This job's private directory, with what each rank runs first; it goes when the job ends."""
     shutil.rmtree(path, ignore_errors=True)  # of the same job, before it was put back in the queue
     os.makedirs(path, mode=0o700)
     try:
-        with open(os.path.join(path, "run_wrapper.py"), "wb") as handle:
-            handle.write(venv.source_of("wrapper"))
+        for name, source in (("run_wrapper.py", "wrapper"), ("_stager_watch.py", "watch")):
+            with open(os.path.join(path, name), "wb") as handle:
+                handle.write(venv.source_of(source))
         yield
     finally:
         shutil.rmtree(path, ignore_errors=True)

@@ -64,7 +64,7 @@ def _before_the_interrupt(result: Mapping[str, Any]) -> dict[str, Any]:
     """A result without what only followed from its user's ending the job."""
     stopped = result.get("stopped", [])
     failures = [one for one in result.get("failures", []) if not one.get("told_to_end")]
-    codes = {node: code for node, code in result.get("exit_codes", {}).items()}
+    codes = result.get("exit_codes", {})
     own = {node: code for node, code in codes.items() if node not in stopped}
     return {**result, "failures": failures, "exit_codes": own}
 
@@ -156,7 +156,7 @@ def goes_on(event: Mapping[str, Any]) -> tuple[str, str]:
         cause = "it goes on though other ranks of its node have ended"
         return cause, "see what only this rank does at the end, and whom it waits for there"
     names = ", ".join(event["waits_for"])
-    cause = "its program has finished, but its process goes on: "
+    cause = "its program has ended, but its process goes on: "
     if not names:
         return f"{cause}its exit handlers do not come to an end", (
             "see what is registered with atexit, and what open libraries do as they are closed"

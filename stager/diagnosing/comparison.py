@@ -1,4 +1,4 @@
-"""Whether two ranks failed in the same way: what only says where that was is left out."""
+"""Failures of several ranks compared, without what only tells one place from another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_HERE = (
+_OWN = (
     (re.compile(r"[^\s'\"`(<\[=:,]*/stager-\d+/jobs/[^/\s'\"]+"), "JOB"),
     (re.compile(r"[^\s'\"`(<\[=:,]*/stager-\d+(?=/|\b)"), "ROOT"),
     (re.compile(r"\b0x[0-9a-fA-F]{4,}\b"), "POINTER"),
@@ -17,11 +17,14 @@ _HERE = (
 """What differs from rank to rank though the failure is the same, and what stands for it."""
 
 
-def bare(record: Mapping[str, Any]) -> tuple[str, str]:
-    """The exception and the message of a rank's failure, without paths, addresses and numbers of
-    its own node and process."""
+def comparable(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the exception and the message of a rank's failure, equal for equal failures.
+
+    The node root, the job's directory, addresses, and the numbers of the rank and its process are
+    each rank's own.
+    """
     text = str(record["message"])
-    for pattern, instead in _HERE:
+    for pattern, instead in _OWN:
         text = pattern.sub(instead, text)
     if node := str(record["node"]):
         text = re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "NODE", text)
