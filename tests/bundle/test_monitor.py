@@ -38,8 +38,7 @@ PROGRAM = """\
 import os, signal, sys, threading, time
 what = sys.argv[1]
 
-def wait():
-    """Until the monitor has told that somebody goes on for too long."""
+def wait():  # until the monitor has told that somebody goes on for too long
     while not os.path.exists("told"):
         time.sleep(0.02)
 
