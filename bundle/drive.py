@@ -282,6 +282,7 @@ def _outcome(state: State) -> dict[str, Any]:
         "tails": {node: answer["tail"] for node, answer in answers.items() if answer.get("tail")},
         "stopped": [node for node, answer in answers.items() if answer.get("stopped")],
         "lingering": _listed(state, "lingering"),
+        "vanished": _listed(state, "vanished"),
     }
     if found["failures"]:  # else nobody asks who ended first
         found["left"] = _listed(state, "left")

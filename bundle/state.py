@@ -22,7 +22,7 @@ from .transport import Delivery, Ended, Parcel, Transport
 if TYPE_CHECKING:
     from .returning.results import Received
 
-LISTED = ("failures", "tail", "left", "lingering", "joined", "alone")
+LISTED = ("failures", "tail", "left", "vanished", "lingering", "joined", "alone")
 """What the answers of a launch list; those of several tasks of a node are put together."""
 
 Extra = Callable[[str], "dict[str, Any]"]

@@ -134,6 +134,22 @@ class RankMonitor:
             and one.rank not in failed
         ]
 
+    def vanished(self, failed: Mapping[int, object]) -> list[Rank]:
+        """Return the ranks that had ended by then, with a status that nobody saw.
+
+        Where their launcher had told others to end, it was no good one.
+        """
+        until = self.until - _SOON if self.stopped and self.until is not None else 0.0
+        return [
+            one
+            for one in self.ranks.values()
+            if one.ended is not None
+            and one.ended < until
+            and one.code is None
+            and not (one.finished is not None and one.status == 0)
+            and one.rank not in failed
+        ]
+
     def lingering(self) -> list[Rank]:
         """Return the ranks that went on for too long, and still do."""
         return [one for one in self.ranks.values() if one.ended is None and one.lingers is not None]

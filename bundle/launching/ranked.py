@@ -86,19 +86,29 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
             record["lines"].append(line)
             hearing.emit({"event": "output", "rank": record["rank"], "lines": [line]})
     tail = list(heard.tail)[-_SHOWN:] if code else []
-    watched = _watched(monitor, group.node, failed)
+    watched = _watched(monitor, group.node, failed, told=bool(ranks.told_by(heard.launcher)))
     return {"exit_code": code, "failures": failed, "tail": tail, **watched}
 
 
-def _watched(monitor: RankMonitor, node: str, failed: list[dict[str, Any]]) -> dict[str, Any]:
-    """What else is known of the ranks: who ended well first, who went on, and who met nobody."""
-    left = monitor.left({record["rank"]: record for record in failed})[
-        :1
-    ]  # more counts for nothing
+def _watched(
+    monitor: RankMonitor, node: str, failed: list[dict[str, Any]], *, told: bool
+) -> dict[str, Any]:
+    """What else is known of the ranks: who ended well first, who went on, and who met nobody.
+
+    Args:
+        monitor: what is known of them.
+        node: this node.
+        failed: the records of those that failed.
+        told: whether the launcher had told some to end.
+    """
     known = monitor.ranks.values()
+    by_rank = {record["rank"]: record for record in failed}
+    left = monitor.left(by_rank)[:1]  # who ended later tells nothing more
+    vanished = monitor.vanished(by_rank) if told else []
     return {
         "stopped": monitor.stopped,
         "left": [{"node": node, "rank": rank.rank, "time": time} for time, rank in left],
+        "vanished": [{"node": node, "rank": one.rank, "time": one.ended} for one in vanished],
         "lingering": [{"node": node, **_lingering(rank)} for rank in monitor.lingering()],
         "joined": [rank.rank for rank in known if rank.joined],
         "alone": [rank.rank for rank in known if rank.joined is False],

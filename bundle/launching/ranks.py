@@ -91,7 +91,7 @@ def settled(
     """
     listed = reported(launcher)
     root = listed[-1][0] if listed else None  # torchrun's report closes with it
-    told = {int(sent[1]) for line in launcher if (sent := _SENT_TO.search(line))}
+    told = told_by(launcher)
     found = []
     for record in records:
         known = monitor.ranks.get(record["rank"])
@@ -112,6 +112,11 @@ def settled(
             }
         )
     return found
+
+
+def told_by(launcher: Iterable[str]) -> set[int]:
+    """The processes that torchrun says it has told to end."""
+    return {int(sent[1]) for line in launcher if (sent := _SENT_TO.search(line))}
 
 
 def unreported(rank: Rank, node: str, own: Mapping[int, Sequence[str]]) -> dict[str, Any]:

@@ -82,9 +82,10 @@ def _part(event: Mapping[str, Any], first: FirstFailure) -> str:
     """The part of an event that tells the failure, as it stands in its line; empty for none."""
     if event.get("ended_by") and first.exit_code is None and not event.get("ok"):
         return f'"ended_by": {json.dumps(event["ended_by"])}'
-    for one in (*event.get("left", ()), *event.get("lingering", ())):
-        if first.kind == "hang" and one["rank"] == first.rank and not first.exit_code:
-            return json.dumps(one)[1:-1]
+    for key in ("left", "vanished", "lingering"):
+        for one in event.get(key, ()) if not first.exit_code else ():
+            if one["rank"] == first.rank:
+                return json.dumps(one)[1:-1]
     for record in event.get("failures", ()):
         if record["rank"] == first.rank and record["exit_code"] == first.exit_code:
             return f'"exit_code": {record["exit_code"]}'

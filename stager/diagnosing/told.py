@@ -88,8 +88,8 @@ def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     for node, problem in sorted(said, key=lambda one: _TAKEN_ALONG.search(one[1].why) is not None):
         own = (record for record in ranked if record["node"] == node)
         return _of_node(node, problem, next(own, None), _lingering(result, node))
-    if (left := _first_to_leave(result, ranked)) is not None:
-        return left
+    if (gone := _vanished(result) or _first_to_leave(result, ranked)) is not None:
+        return gone
     codes = {node: int(code) for node, code in result.get("exit_codes", {}).items() if code}
     with_ranks = {record["node"] for record in ranked}
     silent = {node: code for node, code in codes.items() if node not in with_ranks}
@@ -103,6 +103,23 @@ def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
 def _order(record: Mapping[str, Any]) -> tuple[int, float, bool]:
     """A cause first, then by time; of two at the same time, the one that torchrun blames."""
     return part(record), float(record["time"]), not record.get("root_cause")
+
+
+def _vanished(result: Mapping[str, Any]) -> FirstFailure | None:
+    """The rank that made its launcher end the others, with a status that nobody saw."""
+    gone = min(result.get("vanished", []), key=lambda one: float(one["time"]), default=None)
+    if gone is None:
+        return None
+    return FirstFailure(
+        node=str(gone["node"]),
+        rank=int(gone["rank"]),
+        exit_code=None,
+        kind="unknown",
+        cause="its process ended, and its launcher began to end the others because of it",
+        hint="its log holds all it wrote; its exit status is told when all of them have ended",
+        lines=(),
+        time=float(gone["time"]),
+    )
 
 
 def _first_to_leave(

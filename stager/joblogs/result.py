@@ -27,9 +27,10 @@ def sound(raw: Mapping[str, Any]) -> dict[str, Any]:
         for node, listed in values.table(raw, "problems").items()
         if isinstance(listed, list)
     }
-    for key in ("left", "lingering"):
+    for key in ("left", "vanished", "lingering"):
         ranks = [_rank(one) for one in values.listing(raw, key)]
-        found[key] = [one for one in ranks if one and (key != "left" or one["time"] is not None)]
+        timed = key != "lingering"
+        found[key] = [one for one in ranks if one and not (timed and one["time"] is None)]
     found["stopped"] = list(values.texts(raw, "stopped"))
     codes, tails = values.table(raw, "exit_codes"), values.table(raw, "tails")
     known = ((node, values.whole(codes, node)) for node in codes)

@@ -191,6 +191,23 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
     assert (record["told_to_end"], record["lines"]) == (False, ["last"])
 
 
+def test_a_rank_whose_end_nobody_has_seen(tmp_path: Path) -> None:
+    """Its launcher had waited for it before it could be looked at."""
+    with pipes(tmp_path) as outputs:
+        monitor, now = outputs.monitor, time.time()
+        monitor.ranks = {
+            0: Rank(0, 0, 100, ended=now - 9),
+            1: Rank(1, 1, 101, ended=now - 9, finished=now - 10),
+            2: Rank(2, 2, 102, ended=now - 9, code=3),
+            3: Rank(3, 3, 103),
+        }
+        assert monitor.vanished({}) == []
+        monitor.over(stopped=True)
+        assert [one.rank for one in monitor.vanished({})] == [0]
+        assert [one.rank for one in monitor.unreported({})] == [2]
+        assert [one.rank for _, one in monitor.left({2: None})] == [1]
+
+
 # --- whose wish it was ---------------------------------------------------------------------------
 
 REPORT = """\
