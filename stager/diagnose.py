@@ -41,7 +41,7 @@ def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagno
         result: the driver's last event; None takes it from the file of events.
     """
     said = events.told(files.events) if files.job_id else events.Told()
-    result = sound(said.result if result is None else result)
+    result = told.before_the_interrupt(sound(said.result if result is None else result))
     launched = torchruns(files.logs)
     seen = launched.named(_scan(files, launched))
     nodes = _nodes_of_ranks(files, said, result) | launched.nodes(files.logs)

@@ -46,22 +46,23 @@ def verdict(result: Mapping[str, Any], job_id: str) -> FirstFailure | None:
     """What went wrong first; what Slurm did to the job comes before what followed from it.
 
     Args:
-        result: the driver's ``result`` event; empty for a job that has none.
+        result: the driver's ``result`` event, see :func:`before_the_interrupt`; empty for a job
+            that has none.
         job_id: the allocation.
     """
     ended_by = str(result.get("ended_by") or "")
     if result.get("ok"):
         return None
-    if result.get("interrupted") and not ended_by:
-        return first_failure(_before_the_interrupt(result))
     if ended_by:
         lost = next(iter(result.get("problems", {})), "") if ended_by == "node-failure" else ""
         return ending.failure(ended_by, job_id, lost)
     return first_failure(result)
 
 
-def _before_the_interrupt(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result without what only followed from its user's ending the job."""
+def before_the_interrupt(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result without what only followed from its user's ending the job, if that was its end."""
+    if not result.get("interrupted") or result.get("ended_by"):
+        return dict(result)
     stopped = result.get("stopped", [])
     failures = [one for one in result.get("failures", []) if not one.get("told_to_end")]
     codes = result.get("exit_codes", {})
