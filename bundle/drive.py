@@ -300,9 +300,9 @@ def _notes(state: State) -> list[str]:
         return []
     return [
         f"no rank joined a process group of torch.distributed: each of the {world} ranks ran by "
-        "itself, with all of the data and a model of its own; if they were to train together, the "
-        "program has to call torch.distributed.init_process_group (Hugging Face's Trainer and "
-        "Accelerate do so where they take the run for a distributed one)"
+        "itself; if they were to train together, the program has to call "
+        "torch.distributed.init_process_group (Hugging Face's Trainer and Accelerate do so where "
+        "they take the run for a distributed one)"
     ]
 
 

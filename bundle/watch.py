@@ -23,6 +23,8 @@ from typing import Optional
 
 LINGER_SECONDS = 30.0
 NAMED, NAME_LENGTH = 8, 60
+OTHERS = ("horovod", "mpi4py")
+"""Packages by which ranks meet without PyTorch's process groups."""
 
 
 def tell(event: str, **more: object) -> None:
@@ -41,12 +43,12 @@ def tell(event: str, **more: object) -> None:
 
 
 def joined_group() -> Optional[bool]:
-    """Return whether the program has ever joined a process group; None if it is not PyTorch's.
+    """Return whether the program has ever joined a process group; None if it meets otherwise.
 
     ``_backend`` is None until the first ``init_process_group``, and stays set when that group is
     destroyed (torch 2.13). Where there is no such variable, it may well have.
     """
-    if "torch" not in sys.modules:
+    if "torch" not in sys.modules or any(name in sys.modules for name in OTHERS):
         return None
     module = sys.modules.get("torch.distributed.distributed_c10d")
     return module is not None and getattr(module, "_backend", "unknown") is not None
