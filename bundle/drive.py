@@ -92,6 +92,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
         problems = {job.nodes[0]: [exc.problem.to_json()]}
     except signals.Stopped:
         interrupted = True
+        problems = {node: found for node in state.answers if (found := _known_before(state, node))}
     signals.ignore_signals()
     try:
         return _conclude(state, problems, interrupted)
@@ -147,6 +148,12 @@ def _conclude(state: State, problems: dict[str, list[dict[str, str]]], interrupt
         }
     )
     return EXIT_INTERRUPTED if interrupted else 0 if ok else EXIT_JOB
+
+
+def _known_before(state: State, node: str) -> list[dict[str, str]]:
+    """The problems that a node had told of before the job was interrupted."""
+    answer = state.answers[node]
+    return [] if answer.get("stopped") else list(answer.get("problems", []))
 
 
 def _phases(job: Job) -> tuple[Callable[[State], None], ...]:
@@ -279,8 +286,11 @@ def _launch(state: State) -> None:
     state.apart = not shared
     if job.launch.elastic is None and not job.launch.max_restarts:  # else ranks change nodes
         state.begin_logs()
-    state.ask("launch", lambda node: {**state.found(node), "group": group, "shared": shared})
-    state.result |= _outcome(state)
+    try:
+        state.ask("launch", lambda node: {**state.found(node), "group": group, "shared": shared})
+    finally:  # also of a job that is interrupted: something may have failed before
+        state.result |= _outcome(state)
+    state.result["notes"] = _notes(state)
     if job.launch.elastic is not None:
         state.leave_out_or_fail()  # the group may have gone on without them
     state.fail_if_any()
@@ -299,14 +309,36 @@ def _say_on_cpus(state: State) -> None:
 
 def _outcome(state: State) -> dict[str, Any]:
     answers = state.answers
-    return {
-        "exit_codes": {node: int(answer["exit_code"]) for node, answer in answers.items()},
+    codes = {node: int(answer.get("exit_code", 1)) for node, answer in answers.items()}
+    found = {
+        "exit_codes": codes,
         "task_codes": state.task_codes,
-        "failures": [
-            record for answer in answers.values() for record in answer.get("failures", [])
-        ],
+        "failures": _listed(state, "failures"),
         "tails": {node: answer["tail"] for node, answer in answers.items() if answer.get("tail")},
+        "stopped": [node for node, answer in answers.items() if answer.get("stopped")],
+        "lingering": _listed(state, "lingering"),
+        "vanished": _listed(state, "vanished"),
     }
+    if found["failures"]:  # else nobody asks who ended first
+        found["left"] = _listed(state, "left")
+    return found
+
+
+def _listed(state: State, key: str) -> list[Any]:
+    return [one for answer in state.answers.values() for one in answer.get(key, [])]
+
+
+def _notes(state: State) -> list[str]:
+    """What a user should know of a job that went well otherwise."""
+    alone, world = _listed(state, "alone"), int(state.result["world_size"])
+    if world < 2 or not alone or _listed(state, "joined"):
+        return []
+    return [
+        f"no rank joined a process group of torch.distributed: each of the {world} ranks ran by "
+        "itself; if they were to train together, the program has to call "
+        "torch.distributed.init_process_group (Hugging Face's Trainer and Accelerate do so where "
+        "they take the run for a distributed one)"
+    ]
 
 
 def _clean(state: State) -> None:

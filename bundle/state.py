@@ -24,6 +24,9 @@ from .transport import Delivery, Ended, Parcel, Transport
 if TYPE_CHECKING:
     from .returning.results import Received
 
+LISTED = ("failures", "tail", "left", "vanished", "lingering", "joined", "alone")
+"""What the answers of a launch list; those of several tasks of a node are put together."""
+
 Extra = Callable[[str], "dict[str, Any]"]
 _ON_THE_WAY = "it did not come through srun whole, and was not there any more to be sent again"
 
@@ -343,6 +346,5 @@ def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
         "tasks": first.get("tasks", 1) + second.get("tasks", 1),
         "exit_code": codes[0] if codes else 0,
         "problems": [*first["problems"], *second["problems"]],
-        "failures": [*first.get("failures", []), *second.get("failures", [])],
-        "tail": [*first.get("tail", []), *second.get("tail", [])],
+        **{key: [*first.get(key, []), *second.get(key, [])] for key in LISTED},
     }

@@ -21,6 +21,8 @@ there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<R
 
 where ``lines`` are the last of the traceback, ``message`` may be cut, and ``time`` is in seconds
 since the epoch. PyTorch's own error file (``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
+
+The node's agent is told how far the rank is by ``_stager_watch.py``, if that lies beside this file.
 """
 
 import contextlib
@@ -55,6 +57,9 @@ def main(argv: list[str]) -> int:
         return USAGE
     take_own_pipe()
     forget_record()
+    watch = watcher()
+    if watch is not None:
+        watch.begin()
     write_whole_lines()
     if kind == "script":
         places = script_places(args[0])
@@ -65,12 +70,22 @@ def main(argv: list[str]) -> int:
     arrange_path((kind, args[0]))
     activate_patches()
     sys.argv = args
-    rank_pid = os.getpid()
+    rank_pid, status = os.getpid(), 0
     try:
         keep_main(run((kind, args[0])))
     except BaseException as error:  # every way to end: the record and the status depend on it
-        return _ended_by(error, (kind, args[0]), is_rank=os.getpid() == rank_pid)
-    return 0
+        status = _ended_by(error, (kind, args[0]), is_rank=os.getpid() == rank_pid)
+    if watch is not None and os.getpid() == rank_pid:
+        watch.end(status)
+    return status
+
+
+def watcher() -> Optional[types.ModuleType]:
+    """Return the module that tells the agent of this rank; None where there is none."""
+    try:
+        return importlib.import_module("_stager_watch")
+    except ModuleNotFoundError:
+        return None
 
 
 def script_places(name: str) -> list[Path]:

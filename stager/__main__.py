@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+# Importing takes longer than many commands. A Ctrl-C meanwhile ends the process as it would end any
+# other, without a traceback; `_signal` is built in, and `signal` would be an import of its own.
+import _signal  # type: ignore[import-not-found]
 import gc
 import sys
 
-# Half of what a command does before its work begins is to import, and what it imports stays.
-gc.set_threshold(100_000, *gc.get_threshold()[1:])
+_asked = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+if _asked:  # else it is ignored, as in a script's background
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+try:
+    # Half of what a command does before its work begins is to import, and what it imports stays.
+    gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
-from .cli import main  # noqa: E402
+    from .cli import main
+finally:
+    if _asked:
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
 
 __all__ = ["main"]
 

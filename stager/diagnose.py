@@ -10,8 +10,9 @@ from bundle.launching.ranks import CAUSE
 
 from .diagnosing import accounting, ending, told
 from .diagnosing.catalogue import END
+from .diagnosing.comparison import comparable
 from .diagnosing.failure import Diagnosis, FirstFailure
-from .diagnosing.judge import Judged, absent, hang, judge
+from .diagnosing.judge import LOG_TELLS, Judged, absent, hang, judge
 from .diagnosing.proofs import proofs
 from .diagnosing.scan import Hit, Scanned, scan, sieve
 from .diagnosing.torchruns import Torchruns, torchruns
@@ -40,7 +41,7 @@ def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagno
         result: the driver's last event; None takes it from the file of events.
     """
     said = events.told(files.events) if files.job_id else events.Told()
-    result = sound(said.result if result is None else result)
+    result = told.before_the_interrupt(sound(said.result if result is None else result))
     launched = torchruns(files.logs)
     seen = launched.named(_scan(files, launched))
     nodes = _nodes_of_ranks(files, said, result) | launched.nodes(files.logs)
@@ -132,6 +133,8 @@ def _explained(
     nodes: Mapping[int, str],
 ) -> tuple[FirstFailure, Judged]:
     """The driver's verdict, with what only the logs tell: who was missing, what killed a rank."""
+    if first.exit_code == 0:  # it has left; whom the logs miss besides followed from that
+        return first, replace(judged, missing=())
     records = result.get("failures", [])
     waited = [record for record in records if told.stuck(record)]
     if waited and first.kind == "hang" and first.rank in {one["rank"] for one in waited}:
@@ -154,11 +157,12 @@ def _explained(
 
 def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
     """Of a rank that others waited for, what it said last; they are shown as proofs."""
-    if first.kind != "hang" or first.exit_code is not None:
+    if first.kind != "hang" or first.exit_code:
         return first
     said = [last_lines(log.path, _LAST) for log in files.logs if log.rank == first.rank]
     lines = tuple(line for part in said for line in part)
-    hint = first.hint if lines or first.rank is None else _SILENT
+    silent = first.hint == LOG_TELLS and first.rank is not None and not lines
+    hint = _SILENT if silent else first.hint
     return replace(first, lines=lines, hint=hint)
 
 
@@ -168,8 +172,7 @@ def _alike(first: FirstFailure, result: Mapping[str, Any]) -> tuple[int, ...]:
     own = records.get(first.rank) if first.rank is not None else None
     if own is None or not own["exception"] or told.part(own) != CAUSE:
         return ()
-    same = ("exception", "message")
-    found = (rank for rank, one in records.items() if all(one[key] == own[key] for key in same))
+    found = (rank for rank, one in records.items() if comparable(one) == comparable(own))
     return tuple(sorted(rank for rank in found if rank != first.rank))
 
 

@@ -73,9 +73,10 @@ class Outcome:
     def diagnosis(self) -> Diagnosis | None:
         """What went wrong first, and what shows it; None for a job that ended well.
 
-        To be asked for when the job has ended: it is found out once.
+        Of one that its user ended, what had gone wrong before. To be asked for when the job has
+        ended: it is found out once.
         """
-        if self.ok or self.interrupted:
+        if self.ok:
             return None
         # Needed only where something went wrong, and nobody has to wait for it before.
         from .diagnose import diagnose
@@ -87,6 +88,11 @@ class Outcome:
     def first_failure(self) -> FirstFailure | None:
         """What went wrong first."""
         return None if self.diagnosis is None else self.diagnosis.first
+
+    @property
+    def notes(self) -> list[str]:
+        """What its user should know though nothing failed."""
+        return [str(note) for note in self.result.get("notes", [])]
 
     @property
     def trained(self) -> list[dict[str, Any]]:
@@ -157,6 +163,7 @@ def run_report(outcome: Outcome) -> dict[str, Any]:
         "plan": _plan_report(outcome),
         "trained": outcome.trained,
         "logs_lost": outcome.logs_lost,
+        "notes": outcome.notes,
     }
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from bundle.problem import Problem
+from stager.diagnosing.comparison import comparable
 from stager.diagnosing.failure import FirstFailure
-from stager.diagnosing.told import LINES, first_failure
+from stager.diagnosing.told import LINES, before_the_interrupt, first_failure
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"
 CLASSES = {
@@ -268,3 +269,104 @@ def test_a_program_that_ends_itself_is_told_in_its_own_words(line: str, hint: st
 
 def test_what_slurm_says_is_not_the_programs() -> None:
     assert found(result(bare(0, "srun: error: n1: task 0: Exited"))).kind == "unknown"
+
+
+# --- what the nodes saw of the ranks' processes --------------------------------------------------
+
+
+def test_a_rank_that_nobody_told_to_end_is_no_consequence() -> None:
+    own = killed(1, -15, time=20.0, told_to_end=False)
+    followed = killed(0, -15, time=20.2, told_to_end=True)
+    assert found(result(followed, own, lost(3, time=19.9))).rank == 1
+    crashed = killed(2, -11, time=23.0, told_to_end=False)
+    assert found(result(followed, own, crashed)).rank == 1
+    assert found(result(followed, crashed)).rank == 2
+
+
+def test_of_two_at_the_same_time_the_one_that_torchrun_blames() -> None:
+    first, second = killed(0, -9, root_cause=False), killed(1, -9, root_cause=True)
+    assert found(result(first, second)).rank == 1
+
+
+LEFT = {"node": "n1", "rank": 1, "time": 10.0}
+
+
+def test_a_rank_that_left_early_is_named_before_those_that_missed_it() -> None:
+    failure = found(result(lost(2, time=9.99, ended=10.4), lost(0), left=[LEFT]))
+    assert (failure.node, failure.rank, failure.exit_code) == ("n1", 1, 0)
+    assert (failure.kind, failure.time) == ("hang", 10.0)
+    # Not where somebody failed by himself, nor where all had gone before it.
+    assert found(result(rank(2, time=30.0), left=[LEFT])).rank == 2
+    codes = {"n2": 1}
+    earlier = lost(2, time=5.0, ended=5.5)
+    assert found(result(earlier, left=[LEFT], exit_codes=codes)).rank == 2
+    assert found(result(killed(2, -15), left=[LEFT], exit_codes=codes)).rank == 2
+
+
+@pytest.mark.parametrize(
+    ("finished", "waits_for", "words"),
+    [
+        (9.0, ["thread saver"], "its process goes on: it waits for thread saver"),
+        (9.0, [], "its exit handlers do not come to an end"),
+        (None, [], "it goes on though other ranks of its node have ended"),
+    ],
+)
+def test_a_rank_that_goes_on_for_too_long(
+    finished: float | None, waits_for: list[str], words: str
+) -> None:
+    goes_on = {"node": "n2", "rank": 3, "finished": finished, "waits_for": waits_for}
+    raw = {"ok": False, "interrupted": True, "problems": {}, "failures": [], "stopped": ["n2"]}
+    failure = found({**raw, "exit_codes": {}, "lingering": [goes_on]})
+    assert (failure.node, failure.rank, failure.kind) == ("n2", 3, "hang")
+    assert words in failure.cause
+    late = problem("the ranks did not end", "other nodes had ended 60 s before", "n2")
+    assert found(result(problems={"n2": [late]}, lingering=[goes_on])).rank == 3
+    assert found(result(rank(0), lingering=[goes_on])).rank == 0
+
+
+def test_a_rank_of_which_only_the_end_is_known() -> None:
+    failure = found(result(lost(3), vanished=[LEFT], exit_codes={}))
+    assert (failure.rank, failure.exit_code, failure.kind) == (1, None, "unknown")
+
+
+def test_what_followed_from_ctrl_c_is_no_failure() -> None:
+    codes = {"n1": 143, "n2": 1}
+    told = rank(0, exception="KeyboardInterrupt", told_to_end=True)
+    raw = result(told, exit_codes=codes, stopped=["n1"], tails={"n2": ["own fault"]})
+    assert found(before_the_interrupt({**raw, "interrupted": True})).cause == "own fault"
+    everywhere = {**raw, "interrupted": True, "stopped": ["n1", "n2"]}
+    assert first_failure(before_the_interrupt(everywhere)) is None
+    assert before_the_interrupt(raw) == raw
+    ended = {**raw, "interrupted": True, "ended_by": "time-limit"}
+    assert before_the_interrupt(ended) == ended
+
+
+ROOT = "/scratch/n1/stager-1000"
+
+
+@pytest.mark.parametrize(
+    ("message", "other"),
+    [
+        (f"no x in y ({ROOT}/envs/ab/y.py)", "no x in y (/tmp/stager-1000/envs/ab/y.py)"),
+        (f"'{ROOT}/jobs/7.0.0/z' is gone", "'/scratch/n2/stager-1000/jobs/7.1.0/z' is gone"),
+        ("rank 0: no answer from 10.0.0.1:4000", "rank 12: no answer from 10.0.0.2:51000"),
+        ("bad block on n1, pid 4242", "bad block on n2, pid 7"),
+        ("no peer [fe80::1]:29500", "no peer [fe80::2]:29501"),
+        ("<Foo object at 0x7f01aa00> is no Bar", "<Foo object at 0x7f99bb00> is no Bar"),
+    ],
+)
+def test_the_same_failure_in_two_places(message: str, other: str) -> None:
+    assert comparable(rank(0, message=message)) == comparable(rank(2, message=other))
+
+
+@pytest.mark.parametrize(
+    ("message", "other"),
+    [
+        ("index 5 is out of bounds", "index 7 is out of bounds"),
+        ("no file /data/part-1.csv", "no file /data/part-2.csv"),
+        ("version 1.2.3 is too old", "version 1.2.4 is too old"),
+        ("tensor[3] has no gradient", "tensor[4] has no gradient"),
+    ],
+)
+def test_other_failures_of_one_kind(message: str, other: str) -> None:
+    assert comparable(rank(0, message=message)) != comparable(rank(2, message=other))

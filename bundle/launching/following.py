@@ -8,6 +8,7 @@ passed on in whole lines, as other things are written into the same log.
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import os
 import re
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 from .. import limits, process, signals
 from ..problem import NodeError, Problem
+from .monitor import RankMonitor
 
 OnOutput = Callable[["int | None", bytes], None]
 """Called with the rank, None for the launcher itself, and what it wrote next: whole lines, but for
@@ -53,6 +55,8 @@ class Heard:
     """Of all together, in the order in which it was read."""
     own: dict[int, collections.deque[str]] = field(default_factory=dict)
     """Of each rank."""
+    launcher: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
+    """Of the launcher, and of ranks that write where it does."""
 
 
 @dataclass(eq=False)
@@ -87,7 +91,12 @@ class _Stream:
 
 
 class Outputs:
-    """The named pipes of a node's ranks; they go when the block ends."""
+    """The named pipes of a node's ranks; they go when the block ends.
+
+    Attributes:
+        folder: where they are.
+        monitor: watches the ranks' processes.
+    """
 
     def __init__(self, folder: str, ranks: int, grace: float) -> None:
         """Make one pipe for each local rank in a new directory.
@@ -106,6 +115,7 @@ class Outputs:
         self._grace = grace
         self._streams: list[_Stream] = []
         os.mkdir(folder, 0o700)
+        self.monitor = RankMonitor(folder)
         self._pipes = []
         for local in range(ranks):
             path = os.path.join(folder, str(local))
@@ -119,6 +129,7 @@ class Outputs:
         for pipe in self._pipes:
             os.close(pipe)
         self._pipes.clear()
+        self.monitor.close()
 
     def follow(self, running: process.Process, heard: Heard, on_output: OnOutput) -> None:
         """Pass on output until the launcher has ended and what was written is read.
@@ -132,13 +143,17 @@ class Outputs:
             self._streams = [_Stream(main, None), *(_Stream(pipe, None) for pipe in self._pipes)]
             for stream in self._streams:
                 waiting.register(stream.handle, selectors.EVENT_READ, stream)
+            waiting.register(self.monitor, selectors.EVENT_READ)
             until: float | None = None
             while until is None or time.monotonic() < until:
+                self.monitor.take()
                 if until is None and running.poll() is not None:
+                    self.monitor.over(stopped=False)
                     process.stop(running, 0)
                     until = time.monotonic() + _DRAIN_SECONDS
                 ready = waiting.select(_POLL_SECONDS if until is None else 0)
-                sizes = [self._read(key.data, waiting, heard, on_output) for key, _ in ready]
+                streams = [key.data for key, _ in ready if key.data is not None]
+                sizes = [self._read(stream, waiting, heard, on_output) for stream in streams]
                 if until is not None and not any(sizes):
                     break
                 if sizes and max(sizes) < _CHUNK // 4:
@@ -219,6 +234,8 @@ def _tell(stream: _Stream, data: bytes, heard: Heard, on_output: OnOutput) -> No
     if stream.rank is not None:
         own = heard.own.setdefault(stream.rank, collections.deque(maxlen=KEPT))
         own.extend(lines)
+    else:
+        heard.launcher.extend(lines)
     on_output(stream.rank, data)
 
 
@@ -267,7 +284,9 @@ def attend(
         outputs.follow(running, heard, on_output)
         code = running.wait()
     except signals.Stopped:
-        outputs.stop(running, on_output)
+        outputs.monitor.over(stopped=True)
+        with contextlib.suppress(OSError):  # the driver has gone, too
+            outputs.stop(running, on_output)
         return signals.TOLD_TO_END, heard
     finally:
         process.stop(running, 0)

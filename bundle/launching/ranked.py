@@ -22,6 +22,7 @@ from ..unpacking import venv
 from . import ranks
 from .early import EarlyLauncher
 from .following import Outputs, attend
+from .monitor import Rank, RankMonitor
 
 _SHOWN = 30
 
@@ -61,6 +62,8 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
         def pass_on(rank: int | None, data: bytes) -> None:
             hearing.output(int(begin.variables["RANK"]) if native else rank, data)
 
+        monitor = outputs.monitor
+        monitor.on_lingering = lambda rank: hearing.emit({"event": "lingering", **_lingering(rank)})
         with contextlib.closing(outputs), _limit(request.get("limit")):
             ready = early.go(begin.argv, begin.variables, begin.cwd) if early else None
             killed_before = host.oom_kills()
@@ -71,15 +74,55 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
         failed = []
         if code and native:
             failed = [_of_native(place, group.node, begin.variables, code, list(heard.tail))]
+            failed[0]["told_to_end"] = monitor.stopped
         elif code:
             own = {rank: list(lines) for rank, lines in heard.own.items()}
             failed = ranks.failures(place.job_dir, group.node, heard.tail, ended, own)
+            known = {record["rank"]: record for record in failed}
+            silent = monitor.unreported(known)
+            failed += [ranks.unreported(rank, group.node, own) for rank in silent]
+            failed = ranks.settled(failed, monitor, list(heard.launcher))
         for record, line in ranks.out_of_memory(failed, killed_before, host.oom_kills()):
             record["lines"].append(line)
             hearing.output(record["rank"], f"{line}\n".encode())
     tail = list(heard.tail)[-_SHOWN:] if code else []
+    watched = _watched(monitor, group.node, failed, told=bool(ranks.told_by(heard.launcher)))
     sent = {"" if rank is None else str(rank): count for rank, count in hearing.sent.items()}
-    return {"exit_code": code, "failures": failed, "tail": tail, "sent": sent}
+    return {"exit_code": code, "failures": failed, "tail": tail, "sent": sent, **watched}
+
+
+def _watched(
+    monitor: RankMonitor, node: str, failed: list[dict[str, Any]], *, told: bool
+) -> dict[str, Any]:
+    """What else is known of the ranks: who ended well first, who went on, and who met nobody.
+
+    Args:
+        monitor: what is known of them.
+        node: this node.
+        failed: the records of those that failed.
+        told: whether the launcher had told some to end.
+    """
+    known = monitor.ranks.values()
+    by_rank = {record["rank"]: record for record in failed}
+    left = monitor.left(by_rank)[:1]  # who ended later tells nothing more
+    vanished = monitor.vanished(by_rank) if told else []
+    return {
+        "stopped": monitor.stopped,
+        "left": [{"node": node, "rank": rank.rank, "time": time} for time, rank in left],
+        "vanished": [{"node": node, "rank": one.rank, "time": one.ended} for one in vanished],
+        "lingering": [{"node": node, **_lingering(rank)} for rank in monitor.lingering()],
+        "joined": [rank.rank for rank in known if rank.joined],
+        "alone": [rank.rank for rank in known if rank.joined is False],
+    }
+
+
+def _lingering(rank: Rank) -> dict[str, Any]:
+    """What there is to say of a rank whose process goes on for too long."""
+    return {
+        "rank": rank.rank,
+        "finished": rank.finished,
+        "waits_for": list(rank.lingers or ()),
+    }
 
 
 def _of_native(
@@ -163,12 +206,13 @@ def _start(
 
 @contextlib.contextmanager
 def _job_dir(path: str) -> Iterator[None]:
-    """This job's private directory, with the wrapper in it; it goes when the job ends."""
+    """This job's private directory, with what each rank runs first; it goes when the job ends."""
     removal.sweep(path)  # of the same job, before it was put back in the queue
     os.makedirs(path, mode=0o700)
     try:
-        with open(os.path.join(path, "run_wrapper.py"), "wb") as handle:
-            handle.write(venv.source_of("wrapper"))
+        for name, source in (("run_wrapper.py", "wrapper"), ("_stager_watch.py", "watch")):
+            with open(os.path.join(path, name), "wb") as handle:
+                handle.write(venv.source_of(source))
         yield
     finally:
         removal.sweep(path)

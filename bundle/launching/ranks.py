@@ -9,11 +9,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .monitor import Rank, RankMonitor
+
 RECORD_KEYS = ("node", "rank", "local_rank", "exit_code", "exception", "message", "lines", "time")
 
 _RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
 _SENT = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
+_SENT_TO = re.compile(r"\bSending process (\d+) closing signal")
 _MARKED = re.compile(r"\[rank(\d+)\]:")
 _CLOSING = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
 """The line that begins torchrun's own report: its traceback and its table follow."""
@@ -72,6 +75,64 @@ def failures(
     return sorted(found.values(), key=lambda record: (weight(record), record["time"]))
 
 
+def settled(
+    records: Iterable[Mapping[str, Any]], monitor: RankMonitor, launcher: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The failures of a node with what the monitor knows of them: when, and at whose wish.
+
+    Each gets ``told_to_end``, whether its launcher or its agent had told it to by then;
+    ``root_cause``, whether torchrun calls it the first that it saw failing; and ``ended``, when
+    its process did, which after an exception takes PyTorch a while.
+
+    Args:
+        records: from :func:`failures`.
+        monitor: what is known of the ranks.
+        launcher: the last lines of the launcher.
+    """
+    listed = reported(launcher)
+    root = listed[-1][0] if listed else None  # torchrun's report closes with it
+    told = told_by(launcher)
+    found = []
+    for record in records:
+        known = monitor.ranks.get(record["rank"])
+        killed = int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM)
+        still_there = monitor.until or record["time"]
+        ended = record["time"] if known is None else known.ended or still_there
+        time = record["time"] if record["exception"] else ended
+        late = monitor.stopped and monitor.until is not None and time > monitor.until
+        first = record["rank"] == root
+        by_launcher = known.pid in told if known is not None and told else not first
+        found.append(
+            {
+                **record,
+                "time": time,
+                "ended": ended,
+                "told_to_end": late or (killed and by_launcher),
+                "root_cause": first,
+            }
+        )
+    return found
+
+
+def told_by(launcher: Iterable[str]) -> set[int]:
+    """The processes that torchrun says it has told to end."""
+    return {int(sent[1]) for line in launcher if (sent := _SENT_TO.search(line))}
+
+
+def unreported(rank: Rank, node: str, own: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+    """The record of a rank that failed before its launcher, which was ended then, could say so."""
+    return {
+        "node": node,
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "exit_code": rank.code,
+        "exception": "",
+        "message": "",
+        "lines": list(own.get(rank.rank, ()))[-_SHOWN:],
+        "time": rank.ended,
+    }
+
+
 def single(job_dir: str, rank: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any]:
     """The failure of a rank that no launcher stands between: its record, or its exit status.
 
@@ -126,8 +187,10 @@ def weight(record: Mapping[str, Any]) -> int:
 
     A rank that loses the connection to one that failed raises, too (``LOST_PEER``), often before
     anybody has noticed the first one; and torchrun ends with SIGTERM what still runs (``ENDED``).
+    A rank that a signal from elsewhere has ended failed by itself, see :func:`settled`.
     """
-    if int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM):
+    told = record.get("told_to_end")
+    if told or (told is None and int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM)):
         return ENDED
     said = f"{record['exception']}: {record['message']}"
     return LOST_PEER if record["exception"] and _LOST_PEER.search(said) else CAUSE

@@ -31,15 +31,9 @@ app = typer.Typer(
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; every way to end becomes an exit code here."""
-    for name in ("stdout", "stderr"):  # closed by whoever started this
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
-    # A batch system's SIGTERM ends a command as Ctrl-C does: ranks are ended, locks given back.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # So does a terminal that is closed; `nohup` has the command ignore it, and so it does.
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
+        _open_streams()
+        _end_as_ctrl_c_does()
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:
         code = int(exc.exit_code)
@@ -65,6 +59,20 @@ def main(argv: list[str] | None = None) -> int:
         # All is told and tidied up: another Ctrl-C must not change the exit code on the way out.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return int(code or EXIT_OK)
+
+
+def _end_as_ctrl_c_does() -> None:
+    """Let other signals end a command as Ctrl-C does: ranks are ended, locks given back."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else `nohup` has it ignored
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+def _open_streams() -> None:
+    """Stand in for the streams that whoever started this has closed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
 
 
 @app.callback(invoke_without_command=True)

@@ -115,6 +115,12 @@ class Events(Reports):
             first = next(iter(event["lines"]), "")
             self.note(f"{event['count']} lines came through srun from no agent; the first: {first}")
 
+    def _on_lingering(self, event: Mapping[str, Any]) -> None:
+        from ..diagnosing.told import goes_on
+
+        cause, hint = goes_on(event)
+        self._write(f"warning: {event['node']} rank {event['rank']}: {cause}; {hint}", "warning")
+
     def event(self, event: Mapping[str, Any]) -> None:
         """Show one event of the far side."""
         handler = getattr(self, f"_on_{str(event['event']).replace('-', '_')}", None)

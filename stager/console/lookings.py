@@ -43,7 +43,7 @@ class Lookings(Voice):
         who = failure.node or "somebody"
         who = who if failure.rank is None else f"{failure.node} rank {failure.rank}".strip()
         code = "" if failure.exit_code is None else f" (exit status {failure.exit_code})"
-        self._write(f"error: {who} failed{code}: {failure.cause[:_LONG]}", "error")
+        self._write(f"error: {who} {_did(failure)}{code}: {failure.cause[:_LONG]}", "error")
         for line in failure.lines[-_LAST_LINES:]:
             if failure.cause not in line or len(failure.lines) > 1:  # else it says nothing more
                 self._write(f"  | {_short(line)}")
@@ -63,7 +63,7 @@ class Lookings(Voice):
         who = who if first.rank is None else f"{who} rank {first.rank}"
         at = f" at {when(first.time)}" if first.time else ""
         code = "" if first.exit_code is None else f", exit status {first.exit_code}"
-        self.data(f"{name}: {who} failed first{at}{code}")
+        self.data(f"{name}: {who} {_did(first)} first{at}{code}")
         self.data(f"class:  {first.kind}")
         self.data(f"what:   {first.cause[:_LONG]}")
         if first.meaning and first.meaning != first.cause:
@@ -92,6 +92,10 @@ class Lookings(Voice):
         if found.proofs:
             proof = found.proofs[0]
             self._write(f"shown by {proof.path}:{proof.number}")
+
+
+def _did(failure: FirstFailure) -> str:
+    return "left" if failure.exit_code == 0 else "failed"
 
 
 def _short(line: str) -> str:

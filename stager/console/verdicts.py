@@ -56,7 +56,12 @@ class Console(Events, Lookings):
     def ran(self, outcome: Outcome) -> int:
         """The result of ``stager run``, and its exit code."""
         if outcome.interrupted:
-            return self._interrupted(outcome)
+            code = self._interrupted(outcome)
+            if outcome.first_failure is not None:
+                self._write("before that:")
+                self._problems(outcome)
+                self._first(outcome, outcome.first_failure)
+            return code
         self._log_loss(outcome)
         if outcome.ended_by:
             self._problems(outcome)
@@ -77,6 +82,8 @@ class Console(Events, Lookings):
         self.say(f"done: {count} {'rank' if count == 1 else 'ranks'}; {spent}", "good")
         for one in outcome.trained:
             self.say(trained.line(one["path"], one["metrics"]), "good")
+        for note in outcome.notes:
+            self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
         self._advise(outcome, list(outcome.result.get("left_out", [])))
         return EXIT_OK

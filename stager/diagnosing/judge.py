@@ -20,6 +20,11 @@ _LOST = re.compile(
     r"(?:[\w.]*\.)?(?:RuntimeError|\w*(?:Backend|Network|Store|Connection\w*|EOF)Error)\b"
 )
 _NEVER = float("inf")
+LOG_TELLS = (
+    "its log shows what it did last; look for code that only some ranks run, and for different "
+    "numbers of batches"
+)
+"""What to do about a rank that others waited for."""
 
 Found = TypeVar("Found", Hit, Exit)
 
@@ -141,8 +146,7 @@ def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> First
         exit_code=None,
         kind="hang",
         cause=f"{who} did not come to a collective that the others waited at",
-        hint="its log shows what it did last; look for code that only some ranks run, and for "
-        "different numbers of batches",
+        hint=LOG_TELLS,
         lines=(*waited.trace[-LINES:],) or (waited.text,),
         time=waited.time,
         meaning=entry.said(waited.groups)[0] if entry else "",

@@ -43,6 +43,8 @@ def _of_logs(first: FirstFailure, judged: Judged, seen: Scanned) -> list[Hit | E
     if own:
         return own[-1:]
     agree = judged.first is not None and judged.first.kind == first.kind
+    if first.exit_code is not None and judged.first is not None:
+        agree = agree and judged.first.rank in (None, first.rank)  # else another one's end
     shown = list(judged.shown) if agree or first.kind == "hang" else []
     if first.entry:
         of_entry = [
@@ -80,6 +82,10 @@ def _part(event: Mapping[str, Any], first: FirstFailure) -> str:
     """The part of an event that tells the failure, as it stands in its line; empty for none."""
     if event.get("ended_by") and first.exit_code is None and not event.get("ok"):
         return f'"ended_by": {json.dumps(event["ended_by"])}'
+    for key in ("left", "vanished", "lingering"):
+        for one in event.get(key, ()) if not first.exit_code else ():
+            if one["rank"] == first.rank:
+                return json.dumps(one)[1:-1]
     for record in event.get("failures", ()):
         if record["rank"] == first.rank and record["exit_code"] == first.exit_code:
             return f'"exit_code": {record["exit_code"]}'

@@ -16,6 +16,8 @@ from .failure import FirstFailure
 
 LINES = 20
 _TOLD_TO_END = 128 + signal.SIGTERM
+_AT_ONCE = 1.0
+"""Seconds by which a busy node may be late to tell that a rank has ended."""
 
 _NODE_SIGNS = (
     ("killed", re.compile(r"gave no answer.*: Killed$")),
@@ -44,11 +46,12 @@ def verdict(result: Mapping[str, Any], job_id: str) -> FirstFailure | None:
     """What went wrong first; what Slurm did to the job comes before what followed from it.
 
     Args:
-        result: the driver's ``result`` event; empty for a job that has none.
+        result: the driver's ``result`` event, see :func:`before_the_interrupt`; empty for a job
+            that has none.
         job_id: the allocation.
     """
     ended_by = str(result.get("ended_by") or "")
-    if result.get("ok") or (result.get("interrupted") and not ended_by):
+    if result.get("ok"):
         return None
     if ended_by:
         lost = next(iter(result.get("problems", {})), "") if ended_by == "node-failure" else ""
@@ -56,24 +59,38 @@ def verdict(result: Mapping[str, Any], job_id: str) -> FirstFailure | None:
     return first_failure(result)
 
 
+def before_the_interrupt(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result without what only followed from its user's ending the job, if that was its end."""
+    if not result.get("interrupted") or result.get("ended_by"):
+        return dict(result)
+    stopped = result.get("stopped", [])
+    failures = [one for one in result.get("failures", []) if not one.get("told_to_end")]
+    codes = result.get("exit_codes", {})
+    own = {node: code for node, code in codes.items() if node not in stopped}
+    return {**result, "failures": failures, "exit_codes": own}
+
+
 def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     """The earliest failure that is a cause and not a consequence.
 
-    A rank that failed by itself comes first; then a node that could not do its part; then a
-    launcher that failed before it had ranks. Only where there is none of these is a rank blamed
-    that lost its connection to the others, or that somebody ended.
+    A rank that failed by itself comes first; then a node that could not do its part; then a rank
+    that ended well while others went on and missed it; then a launcher that failed before it had
+    ranks. Only where there is none of these is a rank blamed that lost its connection to the
+    others, or that somebody ended; or one that goes on though its program has finished.
 
     Args:
         result: the driver's ``result`` event.
     """
-    ranked = sorted(result.get("failures", []), key=lambda one: (part(one), float(one["time"])))
+    ranked = sorted(result.get("failures", []), key=_order)
     if ranked and part(ranked[0]) == CAUSE:
         return _of_rank(_speaker(ranked))
     listed = result.get("problems", {}).items()
     said = [(node, Problem.from_json(raw)) for node, problems in listed for raw in problems]
     for node, problem in sorted(said, key=lambda one: _TAKEN_ALONG.search(one[1].why) is not None):
         own = (record for record in ranked if record["node"] == node)
-        return _of_node(node, problem, next(own, None))
+        return _of_node(node, problem, next(own, None), _lingering(result, node))
+    if (gone := _vanished(result) or _first_to_leave(result, ranked)) is not None:
+        return gone
     codes = {node: int(code) for node, code in result.get("exit_codes", {}).items() if code}
     with_ranks = {record["node"] for record in ranked}
     silent = {node: code for node, code in codes.items() if node not in with_ranks}
@@ -81,7 +98,90 @@ def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     for node in sorted(silent, key=lambda node: silent[node] == _TOLD_TO_END):
         if silent[node] != _TOLD_TO_END or not ranked:
             return _of_launcher(node, silent[node], result.get("tails", {}).get(node, []))
-    return _of_rank(ranked[0]) if ranked else None
+    return _of_rank(ranked[0]) if ranked else _lingering(result)
+
+
+def _order(record: Mapping[str, Any]) -> tuple[int, float, bool]:
+    """A cause first, then by time; of two at the same time, the one that torchrun blames."""
+    return part(record), float(record["time"]), not record.get("root_cause")
+
+
+def _vanished(result: Mapping[str, Any]) -> FirstFailure | None:
+    """The rank that made its launcher end the others, with a status that nobody saw."""
+    gone = min(result.get("vanished", []), key=lambda one: float(one["time"]), default=None)
+    if gone is None:
+        return None
+    return FirstFailure(
+        node=str(gone["node"]),
+        rank=int(gone["rank"]),
+        exit_code=None,
+        kind="unknown",
+        cause="its process ended, and its launcher began to end the others because of it",
+        hint="its log holds all it wrote; its exit status is told when all of them have ended",
+        lines=(),
+        time=float(gone["time"]),
+    )
+
+
+def _first_to_leave(
+    result: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]
+) -> FirstFailure | None:
+    """The rank that ended with status 0 before others failed for want of it; None for none."""
+    # Their processes' ends count: an exception is often noted before the kernel tells of the end
+    # that it follows from.
+    missed = [float(one.get("ended") or one["time"]) for one in ranked if part(one) == LOST_PEER]
+    gone = min(result.get("left", []), key=lambda one: float(one["time"]), default=None)
+    if not missed or gone is None or float(gone["time"]) > min(missed) + _AT_ONCE:
+        return None
+    return FirstFailure(
+        node=str(gone["node"]),
+        rank=int(gone["rank"]),
+        exit_code=0,
+        kind="hang",
+        cause="it ended, with exit status 0, while other ranks went on and waited for it",
+        hint="see why it ended before the others: sys.exit or os._exit on one rank only, fewer "
+        "batches than the others have, or a loop that it leaves earlier",
+        lines=(),
+        time=float(gone["time"]),
+    )
+
+
+def _lingering(result: Mapping[str, Any], node: str = "") -> FirstFailure | None:
+    """The rank, of that node if one is given, whose process goes on for too long; None for none."""
+    found = [one for one in result.get("lingering", []) if node in ("", one["node"])]
+    # What says that it has finished tells more than what only goes on after others have ended.
+    found.sort(key=lambda one: (one["finished"] is None, one["finished"] or 0.0, one["rank"]))
+    return _of_lingering(found[0]) if found else None
+
+
+def _of_lingering(event: Mapping[str, Any]) -> FirstFailure:
+    cause, hint = goes_on(event)
+    return FirstFailure(
+        node=str(event["node"]),
+        rank=int(event["rank"]),
+        exit_code=None,
+        kind="hang",
+        cause=cause,
+        hint=hint,
+        lines=(),
+        time=event["finished"],
+    )
+
+
+def goes_on(event: Mapping[str, Any]) -> tuple[str, str]:
+    """What there is to say of a rank whose process goes on for too long, and what to do."""
+    if event["finished"] is None:
+        cause = "it goes on though other ranks of its node have ended"
+        return cause, "see what only this rank does at the end, and whom it waits for there"
+    names = ", ".join(event["waits_for"])
+    cause = "its program has ended, but its process goes on: "
+    if not names:
+        return f"{cause}its exit handlers do not come to an end", (
+            "see what is registered with atexit, and what open libraries do as they are closed"
+        )
+    return f"{cause}it waits for {names}", (
+        "end such threads and processes before the program ends, or make them daemons"
+    )
 
 
 def _speaker(ranked: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -190,6 +290,7 @@ def of_code(code: int) -> tuple[str, str, str]:
     except ValueError:
         name = f"signal {number}"
     hints = {
+        "SIGTERM": "not its launcher: see whether the program signals itself, or who else sent it",
         "SIGKILL": "usually the machine ran out of memory: use a smaller batch or fewer ranks",
         "SIGBUS": "usually /dev/shm is full, or a file was cut off: look at the room there",
         "SIGABRT": "a library gave up: the last lines of its log say why",
@@ -220,15 +321,22 @@ def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
     )
 
 
-def _of_node(node: str, problem: Problem, record: Mapping[str, Any] | None = None) -> FirstFailure:
+def _of_node(
+    node: str,
+    problem: Problem,
+    record: Mapping[str, Any] | None = None,
+    lingering: FirstFailure | None = None,
+) -> FirstFailure:
     """The node could not do its part; where ranks had been started, with the one it was."""
     why = f"{problem.what}: {problem.why}" if problem.why else problem.what
-    kinds = (kind for kind, pattern in _NODE_SIGNS if pattern.search(why))
+    kinds = [kind for kind, pattern in _NODE_SIGNS if pattern.search(why)]
+    if lingering is not None and record is None and kinds[:1] == ["hang"]:
+        return lingering
     return FirstFailure(
         node=node,
         rank=None if record is None else int(record["rank"]),
         exit_code=None if record is None else int(record["exit_code"]),
-        kind=next(kinds, "environment"),
+        kind=next(iter(kinds), "environment"),
         cause=f"{problem.where}: {why}" if problem.where else why,
         hint=problem.fix,
         lines=() if record is None else tuple(str(line) for line in record["lines"][-LINES:]),

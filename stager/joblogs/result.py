@@ -27,6 +27,11 @@ def sound(raw: Mapping[str, Any]) -> dict[str, Any]:
         for node, listed in values.table(raw, "problems").items()
         if isinstance(listed, list)
     }
+    for key in ("left", "vanished", "lingering"):
+        ranks = [_rank(one) for one in values.listing(raw, key)]
+        timed = key != "lingering"
+        found[key] = [one for one in ranks if one and not (timed and one["time"] is None)]
+    found["stopped"] = list(values.texts(raw, "stopped"))
     codes, tails = values.table(raw, "exit_codes"), values.table(raw, "tails")
     known = ((node, values.whole(codes, node)) for node in codes)
     found["exit_codes"] = {node: code for node, code in known if code is not None}
@@ -44,7 +49,13 @@ def _record(raw: object) -> dict[str, Any] | None:
     time = values.number(raw, "time")
     if rank is None or code is None or time is None or rank < 0:
         return None
+    more: dict[str, Any] = {
+        key: bool(raw[key]) for key in ("told_to_end", "root_cause") if key in raw
+    }
+    if (ended := values.number(raw, "ended")) is not None:
+        more["ended"] = ended
     return {
+        **more,
         "node": values.text(raw, "node"),
         "rank": rank,
         "local_rank": values.whole(raw, "local_rank") or 0,
@@ -53,6 +64,22 @@ def _record(raw: object) -> dict[str, Any] | None:
         "message": values.text(raw, "message"),
         "lines": list(values.texts(raw, "lines")),
         "time": time,
+    }
+
+
+def _rank(raw: object) -> dict[str, Any] | None:
+    """A rank that had ended well, or went on for too long."""
+    if not isinstance(raw, dict):
+        return None
+    rank = values.whole(raw, "rank")
+    if rank is None or rank < 0:
+        return None
+    return {
+        "node": values.text(raw, "node"),
+        "rank": rank,
+        "time": values.number(raw, "time"),
+        "finished": values.number(raw, "finished"),
+        "waits_for": list(values.texts(raw, "waits_for")),
     }
 
 

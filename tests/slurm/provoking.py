@@ -42,6 +42,8 @@ elif what == "raise":
 elif what == "kill":
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
+elif what == "term":  # by itself; nobody else wants it
+    os.kill(os.getpid(), signal.SIGTERM)
 elif what == "hang":
     threading.Thread(target=time.sleep, args=(600,)).start()
 elif what == "atexit":

@@ -1,0 +1,45 @@
+"""Ctrl-C before the program has begun: while Python starts, and while it imports."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import stager
+
+STAGER = str(Path(sys.executable).with_name("stager"))
+OURS = f'File "{Path(stager.__file__).parent}/'
+"""How a frame of ours shows in a traceback."""
+
+
+def interrupted(seconds: float) -> tuple[int, str]:
+    """The exit code of a command, and what it said, that gets SIGINT so long after its start."""
+    # Before Python has a handler, and where it would not be there at all, the signal's default
+    # counts: a test that is started in the background would hand on that it is ignored.
+    running = subprocess.Popen(
+        [STAGER, "run", "--help"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        restore_signals=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
+    time.sleep(seconds)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    return running.returncode, said
+
+
+def test_no_traceback_of_ours_whenever_it_comes() -> None:
+    """What Python itself says while it starts nobody can help: no line of ours has run by then."""
+    begun = time.monotonic()
+    subprocess.run([STAGER, "run", "--help"], capture_output=True, check=True)
+    whole = time.monotonic() - begun
+    for count in range(30):
+        code, said = interrupted(whole * count / 30)
+        assert OURS not in said, said
+        if "Traceback" not in said:
+            assert code in (0, 130, -signal.SIGINT), (code, said)
