@@ -139,7 +139,7 @@ class RankMonitor:
 
         Where their launcher had told others to end, it was no good one.
         """
-        until = self.until - _SOON if self.stopped and self.until is not None else 0.0
+        until = self.until if self.stopped and self.until is not None else 0.0
         return [
             one
             for one in self.ranks.values()
