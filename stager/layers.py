@@ -205,7 +205,7 @@ def _build_all(
 def _setting_up() -> Iterator[None]:
     """Surround the start of a process, and with the first one that of the server.
 
-    Ctrl-C, SIGTERM and SIGHUP wait until the process is known, to be ended like the others. They are
+    Ctrl-C and its like wait until the process is known, to be ended like the others. They are
     blocked in the children for good, by inheritance, as a handler would not be: a terminal sends
     Ctrl-C to all of the group, and each would die with a traceback of its own.
 
