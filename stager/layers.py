@@ -19,7 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from bundle.manifest import Digest, Layer
-from bundle.unpacking.layer import HEAD_PREFIX, LayerError, excess, head_summary, origin_of
+from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary, origin_of
+from bundle.unpacking.limits import excess
 
 from .deletion import remove
 from .errors import StagerError, WheelError
