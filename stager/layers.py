@@ -20,7 +20,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from bundle.manifest import Digest, Layer
-from bundle.unpacking.layer import HEAD_PREFIX, LayerError, excess, head_summary, origin_of
+from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary, origin_of
+from bundle.unpacking.limits import excess
 
 from .deletion import remove
 from .errors import StagerError, WheelError
@@ -218,9 +219,9 @@ def _build_all(
 def _setting_up() -> Iterator[None]:
     """Surround the start of a process, and with the first one that of the server.
 
-    Ctrl-C, SIGTERM and SIGHUP wait until the process is known, to be ended like the others. They
-    are blocked in the children for good, by inheritance, as a handler would not be: a terminal
-    sends Ctrl-C to all of the group, and each would die with a traceback of its own.
+    Ctrl-C and its like wait until the process is known, to be ended like the others. They are
+    blocked in the children for good, by inheritance, as a handler would not be: a terminal sends
+    Ctrl-C to all of the group, and each would die with a traceback of its own.
 
     The main module is a blank one, because multiprocessing runs it again in every child: that is
     the command line here, as much work as a small layer, and elsewhere it is somebody's script.

@@ -101,8 +101,9 @@ class Store:
         if keep_out_of_projects(self.root):
             self.open_up(self.root / ".gitignore")
         with self._flock(".lock", fcntl.LOCK_EX, waiting):
-            for path in self.root.iterdir():  # of a store that was shared after it was made
-                self.open_up(path)
+            with contextlib.suppress(OSError):
+                for path in self.root.iterdir():  # of a store that was shared after it was made
+                    self.open_up(path)
             # Whoever publishes without this lock has its file in tmp/ for a moment: the next sweep
             # will do then.
             with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:

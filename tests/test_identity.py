@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,24 @@ def test_a_layer_under_anothers_id_is_made_again(tmp_path: Path) -> None:
         made = make_layers([new], store=store, target=HOST, jobs=1)
     assert made.built == 1
     assert digests(store.layers) == right
+
+
+def test_clean_takes_layers_that_no_build_would_use(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    wheel = make_wheel(tmp_path / "wheels", "alpha")
+    source = source_of(wheel)
+    with store.lock():
+        make_layers([source], store=store, target=HOST, jobs=1)
+    good = store.layer(layer_id(source, HOST))
+    lock = tmp_path / "project" / "pylock.toml"
+    lock.parent.mkdir()
+    lock.write_text(f'sha256 = "{source.digest}"')
+    older, renamed = (store.layer(Digest.of(name)) for name in (b"older", b"renamed"))
+    older.write_bytes(b"\x50*M\x18" + bytes(1000))
+    shutil.copyfile(good, renamed)
+    found = plan(store, Rules(projects=(lock.parent,)), time.time() + 3 * 86400)
+    assert {item.path for item in found} == {older, renamed}
+    assert {item.why for item in found} == {"this version of stager cannot use it"}
 
 
 def test_a_bundle_with_a_layer_under_anothers_id_is_refused_by_the_far_side(

@@ -10,9 +10,6 @@ from nesting import Nested
 from wheelhouse import make_wheel
 
 from bundle.unpacking.layer import (
-    DEPTH_LIMIT,
-    NAME_LIMIT,
-    PATH_LIMIT,
     Entry,
     Frame,
     Index,
@@ -23,6 +20,7 @@ from bundle.unpacking.layer import (
     decode_head,
     encode_head,
 )
+from bundle.unpacking.limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
 from stager.errors import StagerError, WheelError
 from stager.layers import make_layers
 from stager.shipping.project import asset_files, project_files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -318,7 +319,11 @@ def test_a_script_that_was_cut_short(tmp_path: Path, tmp: Path) -> None:
 
 def test_the_program_out_of_the_bundle(tmp_path: Path, tmp: Path) -> None:
     bundle = tmp_path / "the bundle.tar"
-    path = script(tmp_path, embed=False, job=replace(JOB, bundle=str(bundle)))
+    manifest = tmp_path / "manifest.json"
+    bundle_id = hashlib.sha256(b'{"format":3,"name":"demo"}').hexdigest()
+    manifest.write_text(f'{{"format":3,"id":"{bundle_id}","name":"demo"}}')
+    job = replace(JOB, bundle=str(bundle), bundle_id=bundle_id)
+    path = script(tmp_path, embed=False, job=job)
     done = run(["bash", str(path)], tmp)
     assert done.returncode == 3
     assert f"{bundle} cannot be read from this node" in done.stderr
@@ -327,6 +332,7 @@ def test_the_program_out_of_the_bundle(tmp_path: Path, tmp: Path) -> None:
     program = tmp_path / "node.pyz"
     program.write_bytes(driver())
     with tarfile.open(bundle, "w") as archive:
+        archive.add(manifest, "manifest.json")
         archive.add(program, "node.pyz")
     done = run(["bash", str(path)], tmp)
     assert (done.returncode, done.stderr) == (0, "")

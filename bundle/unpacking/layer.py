@@ -21,18 +21,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..manifest import BLOCK, Digest, canonical_json
+from .limits import PATH_LIMIT, abridged, any_excess, excess
 from .origin import ORIGIN_LIMIT, Origin, parse
 
 INDEX_FORMAT = 2
 FRAME_LIMIT = 64 << 20
 """The most a frame may hold, packed or not: bounds the memory a hostile bundle can claim."""
-PATH_LIMIT = 3584
-"""Bytes of a path in an environment. Linux takes 4,095 in all (path_resolution(7)); the rest is for
-the node root."""
-NAME_LIMIT = 255
-"""Bytes of one name, on every file system that nodes have."""
-DEPTH_LIMIT = 256
-"""Names in a path; tools that walk trees by recursion end a few hundred further down."""
 LINK_LIMIT = 40
 """Links in a row that Linux follows before it reports a loop (path_resolution(7))."""
 
@@ -42,8 +36,6 @@ _HEAD = struct.Struct("<IIQQQI")
 HEAD_PREFIX = _HEAD.size
 """Bytes that :func:`head_summary` needs."""
 _MODES = (0o644, 0o755)
-_SHOWN = 300
-"""Characters of a path that a message shows."""
 _UNSAFE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
 """A part of a path that is empty, ``.`` or ``..``."""
 
@@ -238,25 +230,6 @@ def check_path(path: object) -> str:
     return path
 
 
-def excess(path: str) -> str:
-    """Return in what a path exceeds what every node can hold; empty where it does not."""
-    data = path.encode("utf-8", "replace")
-    name = max(map(len, data.split(b"/")))
-    depth = data.count(b"/") + 1
-    if name > NAME_LIMIT:
-        return f"a name of {name} bytes, more than {NAME_LIMIT}"
-    if depth > DEPTH_LIMIT:
-        return f"a path of {depth} levels, more than {DEPTH_LIMIT}"
-    if len(data) > PATH_LIMIT:
-        return f"a path of {len(data)} bytes, more than {PATH_LIMIT}"
-    return ""
-
-
-def abridged(path: str) -> str:
-    """Return a path as a message shows it: without the middle where it is too long for that."""
-    return path if len(path) <= _SHOWN else f"{path[:60]}...{path[-60:]}"
-
-
 def check_link(link: Link) -> None:
     """Refuse a symbolic link that is absolute or climbs out of the environment.
 
@@ -322,21 +295,10 @@ def parents(paths: Iterable[str]) -> set[str]:
 def _check_paths(paths: Sequence[str]) -> None:
     """What :func:`check_path` does for each, twenty times as quick where all are safe."""
     joined = "/" + "/\n/".join(paths) + "/"
-    unsafe = "//" in joined or "/./" in joined or "/../" in joined or _excessive(joined)
+    unsafe = "//" in joined or "/./" in joined or "/../" in joined or any_excess(joined)
     if unsafe or not "".join(paths).isprintable():
         for path in paths:
             check_path(path)
-
-
-def _excessive(joined: str) -> bool:
-    """Tell whether a name or a path may be too long, or a path too deep, for a node."""
-    lines = joined.encode("utf-8", "replace").split(b"\n")
-    longest = max(map(len, lines))
-    if longest > PATH_LIMIT or max(line.count(b"/") for line in lines) > DEPTH_LIMIT:
-        return True
-    return longest > NAME_LIMIT and any(
-        len(name) > NAME_LIMIT for line in lines for name in line.split(b"/")
-    )
 
 
 def _check_frames(index: Index) -> None:

@@ -27,7 +27,7 @@ from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_recor
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
-from bundle.unpacking.layer import excess
+from bundle.unpacking.limits import excess
 from bundle.unpacking.merge import HOOK
 
 from ..errors import WheelError

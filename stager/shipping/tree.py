@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundle.manifest import canonical_json
-from bundle.unpacking.layer import abridged, excess
+from bundle.unpacking.limits import abridged, excess
 
 from ..errors import StagerError
 from ..model import Digest
