@@ -175,7 +175,7 @@ def _publish(staging: str, final: str) -> None:
     if not os.path.lexists(final):
         os.rename(staging, final)
         return
-    kept = damage.strays(final) if damage.is_directory(final) else []
+    kept = damage.strays(final, staging) if damage.is_directory(final) else []
     _exchange(staging, final)
     for path in kept:
         with contextlib.suppress(OSError):  # its directory was not published, or has gone

@@ -152,18 +152,18 @@ def own_fault(env_dir: str) -> Fault | None:
     return None
 
 
-def strays(env_dir: str) -> list[str]:
-    """What programs have left in an environment beside what was published, and may keep."""
-    try:
-        listing = read(env_dir)
-    except ListingError:
-        return []
-    found = []
-    for line in listing.folders:
-        folder, content = Folder.parse(line)
-        path = os.path.join(env_dir, folder)
-        if folder.split("/")[0] in _UNGUARDED and is_directory(path):
-            found += [f"{folder}/{name}" for name in os.listdir(path) if name not in content.names]
+def strays(env_dir: str, other: str) -> list[str]:
+    """What programs have left in an environment, and may keep, that is not in another one of it."""
+    found, waiting = [], list(_UNGUARDED)
+    while waiting:
+        folder = waiting.pop()
+        here = os.path.join(env_dir, folder)
+        for name in os.listdir(here) if is_directory(here) else ():
+            path = f"{folder}/{name}"
+            if not os.path.lexists(os.path.join(other, path)):
+                found.append(path)
+            elif is_directory(os.path.join(other, path)):
+                waiting.append(path)
     return found
 
 

@@ -124,13 +124,14 @@ def test_what_is_as_it_was_is_not_made_again(single: Packed, env: Path) -> None:
     assert {path: path.lstat() for path in env.rglob("*")} == before
 
 
-def test_bytecode_and_the_users_own_files_may_stay(single: Packed, env: Path) -> None:
+@pytest.mark.parametrize("lost", [MODULE, ".stager/listing", ".stager/manifest.json"])
+def test_bytecode_and_the_users_own_files_may_stay(single: Packed, env: Path, lost: str) -> None:
     """Python writes the one where it can; a program may leave the other beside itself."""
     (env / SITE / "single" / "__pycache__" / "other.cpython-39.pyc").touch()
     (env / "project" / "out").mkdir()
     (env / "project" / "out" / "model.pt").write_text("weights")
     assert stage(single, str(env.parents[1])).reused
-    (env / MODULE).unlink()
+    (env / lost).unlink()
     assert stage(single, str(env.parents[1])).mended is not None
     assert (env / "project" / "out" / "model.pt").read_text() == "weights"
 

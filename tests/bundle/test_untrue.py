@@ -20,7 +20,8 @@ from wheelhouse import make_wheel
 from bundle.manifest import Digest, room_for
 from bundle.node import removal
 from bundle.unpacking.decompressor import load_decompressor
-from bundle.unpacking.layer import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT, LayerError, check_path
+from bundle.unpacking.layer import LayerError, check_path
+from bundle.unpacking.limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store
