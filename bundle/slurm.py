@@ -53,6 +53,19 @@ _OWN_OPTIONS = re.compile(
 _TASK = re.compile(r"srun: error: (\S+?): tasks? ([\d,-]+): (.+)")
 _LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?): (.+)")
 _LOST = re.compile(r"Node failure on (\S+)")
+_CONTROLLER = re.compile(
+    r"(?:Unable to (?:confirm allocation for|create step for) job \S+|Job step creation failed"
+    r"|Slurm job (?:ID )?\S+ lookup error|Unable to allocate resources): "
+    r"(?P<fault>Unable to contact slurm controller.*|Socket timed out on send/recv.*"
+    r"|Zero Bytes were transmitted or received|Message (?:receive|send) failure"
+    r"|Communication (?:connection|shutdown) failure|.*(?:standby mode|temporarily disabled).*)"
+)
+"""How a command says that it could not even ask; nothing of what it was to begin has begun."""
+_NETWORK = re.compile(
+    r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)|unreachable"
+    r"|No route|(?:receive|send) failure|Zero Bytes|Can't find an address|not responding"
+)
+_NO_START = "Slurm can start nothing there"
 _TAKEN_ALONG = re.compile(r"tasks? [\d,-]+: (Killed|Terminated)$")
 _EXITED = re.compile(r"Exited with exit code (\d+)$")
 _BROADCAST = re.compile(r"sbcast: error: REQUEST_FILE_BCAST\((\S+?)\): (.+)")
@@ -212,7 +225,7 @@ def step_faults(stderr: str) -> dict[str, str]:
             continue
         launch = _LAUNCH.search(line)
         if launch:
-            found.setdefault(launch[1], f"Slurm can start nothing there ({launch[2].strip()})")
+            found.setdefault(launch[1], f"{_NO_START} ({launch[2].strip()})")
             continue
         task = _TASK.match(line)
         if task:
@@ -225,6 +238,27 @@ def step_faults(stderr: str) -> dict[str, str]:
         else text
         for node, text in found.items()
     }
+
+
+def controller_fault(stderr: str) -> str:
+    """Why a command got no word from Slurm's controller; empty where it had one, or began."""
+    found = _CONTROLLER.search(stderr)
+    return found["fault"].strip() if found else ""
+
+
+def not_created(stderr: str) -> bool:
+    """Whether the controller refused a step: nothing of it has begun."""
+    return "Unable to create step for job" in stderr
+
+
+def network_fault(fault: str) -> bool:
+    """Whether what a command of Slurm's says of a node is about the way there, not about its disk."""
+    return bool(_NETWORK.search(fault))
+
+
+def unreachable(fault: str) -> bool:
+    """Whether a fault of :func:`step_faults` says that the node itself cannot be used."""
+    return fault.startswith((_NO_START, "Slurm lost the node"))
 
 
 def fault_code(fault: str, otherwise: int) -> int:

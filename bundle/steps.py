@@ -37,7 +37,20 @@ SECONDS = {
 }
 """How long a phase may take; nodes that have not answered by then are named."""
 FAILURE_GRACE = 10.0
-"""Seconds that the other nodes get to end by themselves after one has failed."""
+"""Seconds that tasks which ``srun`` has told to end get, after one has failed."""
+_ELASTIC_GRACE = 2.0
+"""Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
+
+Short: what ranks need to save what they have, they get once they are told to end.
+"""
+CONTROLLER_SECONDS = 180.0
+"""How long Slurm's controller may be away before a step is given up that nothing has begun of.
+
+A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
+"""
+_SETTLING_SECONDS = 30.0
+"""How long it may refuse a step once it is back."""
+_RETRY_SECONDS = 3.0
 _ASK_SECONDS = 30.0
 _TICK_SECONDS = 0.02
 """How often a running broadcast is looked after."""
@@ -80,28 +93,48 @@ class SlurmTransport:
         joins = phase != "launch" or self._joins
         if not joins:
             self.close()
+        waiting = _Waiting(on_event)
         try:
-            step, tasks = self._begin(phase, requests, joins=joins)
-            answers = Answers(requests, tasks, on_event, phase)
-            try:
-                self._listen(step, answers, on_event)
-            except signals.Stopped:  # what the ranks say last belongs into their logs
-                if phase == "launch":
-                    on_event(saving_note(self._job))
-                step.finish(answers.take, self._grace)
-                raise
+            while True:
+                step, tasks = self._begin(phase, requests, joins=joins)
+                answers = Answers(requests, tasks, on_event, phase)
+                try:
+                    self._listen(step, answers, on_event)
+                except signals.Stopped:  # what the ranks say last belongs into their logs
+                    if phase == "launch":
+                        on_event(saving_note(self._job))
+                    step.finish(answers.take, self._grace)
+                    raise
+                if not waiting.again(step.errors if step.ended else ""):
+                    break
+                self.close()
             ended = _endings(requests, step)
         except BaseException:
             self.close()
             raise
         if not joins or step.ended:
             self.close()
-        if phase == "preflight" and not answers.answered:
+        rest = self._rest(requests, answers, ended) if phase != "launch" else {}
+        if not rest:
+            return ended
+        self.close()  # srun may not have ended yet, but has told all tasks to
+        return {**ended, **self.run(phase, rest, on_event)}
+
+    def _rest(
+        self, requests: Requests, answers: Answers, ended: dict[str, Ended]
+    ) -> dict[str, Mapping[str, Any]]:
+        """The nodes to ask again, as others had kept the step from beginning on any of them.
+
+        Slurm starts a step on all of its nodes or on none. Who is to blame is noted in ``ended``:
+        ``srun`` names the nodes that it cannot reach, and ``sinfo`` has those that Slurm gave up.
+        """
+        silent = [node for node in requests if node not in answers.answered]
+        dead = {node for node in silent if slurm.unreachable(ended[node].why)}
+        if not dead and not answers.answered:
             down = self._down(requests)
-            rest = {node: request for node, request in requests.items() if node not in down}
-            if down and rest:  # Slurm starts a step on all of its nodes or on none
-                return {**self.run(phase, rest, on_event), **down}
-        return ended
+            ended.update(down)
+            dead = set(down)
+        return {node: requests[node] for node in silent if node not in dead} if dead else {}
 
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[Conversation, int]:
         """Ask the agents that are there, or start some in a new step; with the tasks of a node."""
@@ -132,7 +165,8 @@ class SlurmTransport:
             gone = answers.bad | faults
             if deadline is None and phase == "launch" and len(gone) > spare:
                 # A step of the ranks' own has been told to end by then.
-                deadline = time.monotonic() + (FAILURE_GRACE if elastic or not joins else 0)
+                grace = 0.0 if joins else _ELASTIC_GRACE if elastic else FAILURE_GRACE
+                deadline = time.monotonic() + grace
             late = answers.late(self._patience) if phase == "launch" else []
             if late:
                 on_event({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
@@ -158,13 +192,17 @@ class SlurmTransport:
         a step of their own.
         """
         joins = requests.keys() == self._nodes
-        answers = Answers(requests, 1, on_event, "unpack")
+        waiting = _Waiting(on_event)
         with contextlib.ExitStack() as running:
-            if joins:
-                step, _ = self._begin("unpack", requests, joins=True)
-            else:
-                step = running.enter_context(self._talk("unpack", requests, 1))
-            failed, seconds = self._send(parcel, step, answers)
+            while True:
+                answers = Answers(requests, 1, on_event, "unpack")
+                if joins:
+                    step, _ = self._begin("unpack", requests, joins=True)
+                else:
+                    step = running.enter_context(self._talk("unpack", requests, 1))
+                failed, seconds = self._send(parcel, step, answers, waiting)
+                if not waiting.again(step.errors if step.ended else ""):
+                    break
             deadline = time.monotonic() + SECONDS["unpack"]
             while not step.ended and not (joins and answers.complete(step.faults)):
                 step.pump(answers.take)
@@ -173,7 +211,7 @@ class SlurmTransport:
             return Delivery(failed, _endings(requests, step), seconds)
 
     def _send(
-        self, parcel: Parcel, step: Conversation, answers: Answers
+        self, parcel: Parcel, step: Conversation, answers: Answers, waiting: _Waiting
     ) -> tuple[dict[str, str], float]:
         """Send as soon as all agents are ready, and tell them when all has come, or none will.
 
@@ -191,12 +229,15 @@ class SlurmTransport:
         started = time.monotonic()
         width = slurm.fanout(len(answers.nodes), self._fanout_version)
         argv = slurm.broadcast_argv(parcel.source, parcel.target, answers.step_id, width)
-        with Sending(argv, self._plain) as sending:
-            while not (step.ended or sending.ended or time.monotonic() > deadline):
-                step.pump(answers.take, _TICK_SECONDS)
-            late = not (sending.ended or step.ended)
-            failed = {"": "it was not done in time"} if late else sending.failed
-            step.tell(hearing.STOP if failed else hearing.GO)
+        while True:
+            with Sending(argv, self._plain) as sending:
+                while not (step.ended or sending.ended or time.monotonic() > deadline):
+                    step.pump(answers.take, _TICK_SECONDS)
+                late = not (sending.ended or step.ended)
+                failed = {"": "it was not done in time"} if late else sending.failed
+            if late or step.ended or not waiting.again(failed.get("", "")):
+                break
+        step.tell(hearing.STOP if failed else hearing.GO)
         return failed, time.monotonic() - started
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
@@ -275,6 +316,35 @@ class SlurmTransport:
             why = "; ".join([exc.reason, *exc.tail[-1:]])
             fix = "run it where Slurm's commands are on PATH and the controller answers"
             raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
+
+
+class _Waiting:
+    """Waits for a controller that does not answer: for a while, and only saying so once."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._until = 0.0
+        self._settled = 0.0
+
+    def again(self, said: str) -> bool:
+        """Whether to try again, after a pause, what ended with these lines on standard error."""
+        now = time.monotonic()
+        fault = slurm.controller_fault(said)
+        if fault and not self._until:
+            self._until = now + CONTROLLER_SECONDS
+            text = (
+                f"Slurm's controller does not answer ({fault}); trying again for up to "
+                f"{CONTROLLER_SECONDS:.0f} s"
+            )
+            self._on_event({"v": 1, "event": "note", "text": text})
+        if not fault and self._until and slurm.not_created(said):
+            # It is back, but knows little of the nodes until they have registered with it.
+            self._settled = self._settled or now + _SETTLING_SECONDS
+            fault = said if now < self._settled else ""
+        if not fault or now > self._until:
+            return False
+        time.sleep(_RETRY_SECONDS)
+        return True
 
 
 def _endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
