@@ -26,7 +26,7 @@ from .node.root import secure_root
 from .problem import NodeError, Problem
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
 
-FAILURE_GRACE = 1.0
+FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
 
 Short: what ranks need to save what they have, they get once they are told to end.

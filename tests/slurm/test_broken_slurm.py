@@ -128,3 +128,14 @@ def test_a_copy_that_is_damaged_on_its_way(bench: Bench, times: int) -> None:
         assert "look at the network to node02" in said.problems("node02")
         assert "stager build" not in said.talk
     bench.assert_clean()
+
+
+@pytest.mark.parametrize("batch", [(), ("--batch",)])
+def test_nodes_that_there_never_will_be(bench: Bench, batch: tuple[str, ...]) -> None:
+    """Slurm would let the job wait for ever."""
+    said = bench.stager("run", *batch, "--nproc-per-node", "8", *ALL, "all=none", seconds=30)
+    assert said.code == 1, said.talk
+    assert "8 CPUs a node are asked for (8 ranks of 1 CPU)" in said.error["message"]
+    assert "the largest node of partition torch has 4" in said.error["message"]
+    assert "--nproc-per-node" in said.error["hint"]
+    assert bench.queued() == ""
