@@ -277,6 +277,14 @@ def advice(node: str, fault: str) -> str:
     return f"see whether it is up (sinfo -N -n {node}), or leave it out with --exclude={node}"
 
 
+def lost_advice(node: str) -> str:
+    """What to do about a node that cannot be reached any more."""
+    return (
+        f"see whether it is up and its network works (sinfo -N -n {node}, ping {node}), or leave "
+        f"it out with --exclude={node}"
+    )
+
+
 def down_nodes(listed: str) -> dict[str, str]:
     """The nodes on which nothing can be started, and their states.
 

@@ -23,6 +23,7 @@ from .delivering.sending import Sending
 from .job import Job
 from .launching import following
 from .problem import NodeError, Problem
+from .silence import Watch
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
@@ -97,9 +98,11 @@ class SlurmTransport:
         try:
             while True:
                 step, tasks = self._begin(phase, requests, joins=joins)
-                answers = Answers(requests, tasks, on_event, phase)
+                watch = Watch(phase, requests, on_event, self._plain)
+                answers = Answers(requests, tasks, watch.take, phase)
                 try:
-                    self._listen(step, answers, on_event)
+                    with contextlib.closing(watch):
+                        self._listen(step, answers, watch)
                 except signals.Stopped:  # what the ranks say last belongs into their logs
                     if phase == "launch":
                         on_event(saving_note(self._job))
@@ -108,7 +111,7 @@ class SlurmTransport:
                 if not waiting.again(step.errors if step.ended else ""):
                     break
                 self.close()
-            ended = _endings(requests, step)
+            ended = {**_endings(requests, step), **watch.lost}
         except BaseException:
             self.close()
             raise
@@ -152,7 +155,7 @@ class SlurmTransport:
         self._step, self._nodes = step, frozenset(requests)
         return step, 1
 
-    def _listen(self, step: Conversation, answers: Answers, on_event: OnEvent) -> None:
+    def _listen(self, step: Conversation, answers: Answers, watch: Watch) -> None:
         """Pass on what the agents say until all have answered, or the step has ended."""
         phase, joins = answers.phase, step is self._step
         limit = SECONDS.get(phase)
@@ -162,6 +165,8 @@ class SlurmTransport:
         while not step.ended:
             step.pump(answers.take)
             faults = step.faults.keys() & answers.nodes
+            watch.look(faults)
+            faults |= watch.lost.keys()
             gone = answers.bad | faults
             if deadline is None and phase == "launch" and len(gone) > spare:
                 # A step of the ranks' own has been told to end by then.
@@ -169,10 +174,12 @@ class SlurmTransport:
                 deadline = time.monotonic() + grace
             late = answers.late(self._patience) if phase == "launch" else []
             if late:
-                on_event({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
-            if late or (deadline is not None and time.monotonic() > deadline):
+                watch.take({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
+            whole = answers.complete(faults)
+            over = phase == "launch" and not whole and watch.over(faults)
+            if over or late or (deadline is not None and time.monotonic() > deadline):
                 step.finish(answers.take, self._grace)
-            elif joins and answers.complete(faults):
+            elif joins and whole:
                 return
 
     def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
@@ -195,7 +202,8 @@ class SlurmTransport:
         waiting = _Waiting(on_event)
         with contextlib.ExitStack() as running:
             while True:
-                answers = Answers(requests, 1, on_event, "unpack")
+                watch = Watch("unpack", requests, on_event, self._plain)
+                answers = Answers(requests, 1, watch.take, "unpack")
                 if joins:
                     step, _ = self._begin("unpack", requests, joins=True)
                 else:
@@ -204,11 +212,16 @@ class SlurmTransport:
                 if not waiting.again(step.errors if step.ended else ""):
                     break
             deadline = time.monotonic() + SECONDS["unpack"]
-            while not step.ended and not (joins and answers.complete(step.faults)):
+            running.enter_context(contextlib.closing(watch))
+            while not step.ended:
+                faults = {**step.faults, **watch.lost}
+                if answers.complete(faults) and (joins or watch.lost):
+                    break
                 step.pump(answers.take)
+                watch.look(faults)
                 if time.monotonic() > deadline:
                     step.finish(answers.take, self._grace)
-            return Delivery(failed, _endings(requests, step), seconds)
+            return Delivery(failed, {**_endings(requests, step), **watch.lost}, seconds)
 
     def _send(
         self, parcel: Parcel, step: Conversation, answers: Answers, waiting: _Waiting
@@ -354,7 +367,8 @@ def _endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
     endings = {}
     for node in requests:
         fault = faults.get(node, general)
-        code = slurm.fault_code(fault, step.code)
+        otherwise = step.code or int(slurm.unreachable(fault))  # srun itself may have ended well
+        code = slurm.fault_code(fault, otherwise)
         endings[node] = Ended(code, fault, slurm.advice(node, fault))
     return endings
 

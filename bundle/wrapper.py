@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     if not args:
         _complain("usage: run_wrapper.py [-m MODULE | SCRIPT] ARGS...")
         return USAGE
-    take_own_pipe()
+    pipe = take_own_pipe()
     forget_record()
     write_whole_lines()
     if kind == "script":
@@ -66,11 +66,14 @@ def main(argv: list[str]) -> int:
     activate_patches()
     sys.argv = args
     rank_pid = os.getpid()
+    status = 0
     try:
         keep_main(run((kind, args[0])))
     except BaseException as error:  # every way to end: the record and the status depend on it
-        return _ended_by(error, (kind, args[0]), is_rank=os.getpid() == rank_pid)
-    return 0
+        status = _ended_by(error, (kind, args[0]), is_rank=os.getpid() == rank_pid)
+    if status == 0 and os.getpid() == rank_pid:
+        say_that_it_ended(pipe)
+    return status
 
 
 def script_places(name: str) -> list[Path]:
@@ -121,23 +124,33 @@ def _distinct(entries: Iterable[Optional[str]]) -> list[str]:
     return list(kept.values())
 
 
-def take_own_pipe() -> None:
+def take_own_pipe() -> Optional[int]:
     """Send what this rank and its children write into its own pipe, so that its log is its own.
 
-    The first line there says which rank it is; after a restart it may be another one.
+    The first line there says which rank it is; after a restart it may be another one. Returns the
+    pipe, for :func:`say_that_it_ended`; None where there is none.
     """
     folder = os.environ.get("STAGER_OUTPUT")
     if not folder:
-        return
+        return None
     try:
         pipe = os.open(Path(folder, str(_number("LOCAL_RANK"))), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:  # nobody reads it: what is inherited is as good
-        return
+        return None
     os.set_blocking(pipe, True)
     os.write(pipe, f"\x1erank {_number('RANK')}\n".encode())
     for stream in (1, 2):
         os.dup2(pipe, stream)
-    os.close(pipe)
+    return pipe  # closed where another program is started, as all that Python opens
+
+
+def say_that_it_ended(pipe: Optional[int]) -> None:
+    """Let the agent know that the program has ended well, whatever the launcher still waits for."""
+    if pipe is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the program may have closed it
+            os.write(pipe, f"\x1eend {_number('RANK')}\n".encode())
 
 
 def write_whole_lines() -> None:

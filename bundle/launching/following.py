@@ -22,6 +22,8 @@ from ..problem import NodeError, Problem
 OnLines = Callable[["int | None", "list[str]"], None]
 """Called with the rank, None for the launcher itself, and some of its lines."""
 
+RANKS_ENDED = "ranks-ended"
+"""An agent's event: its ranks have ended well, and their launcher still waits for other nodes."""
 AGENT_SECONDS = 5.0
 """How much longer than its ranks an agent may take to end: it waits for them, and tidies up."""
 KEPT = 200
@@ -38,7 +40,10 @@ _PAUSE_SECONDS = 0.02
 _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 2.0
 """How long, after the launcher's end, what it had written is still read."""
-_NAME = re.compile(r"\x1erank (\d+)$")
+_NAME = re.compile(r"\x1e(rank|end) (\d+)$")
+"""How a rank says who it is, and that its program has ended well."""
+_OVER_SECONDS = 3.0
+"""How long all ranks have ended well when that is told: as a rule their launcher ends by then."""
 
 
 @dataclass
@@ -59,6 +64,8 @@ class _Stream:
     rank: int | None
     """None for the launcher, and until a rank has said its name."""
     rest: bytes = b""
+    over: bool = False
+    """Whether its rank's program has ended well."""
 
 
 class Outputs:
@@ -77,6 +84,7 @@ class Outputs:
         """
         self.folder = folder
         self._grace = grace
+        self.on_over: Callable[[], None] | None = None
         self._streams: list[_Stream] = []
         os.mkdir(folder, 0o700)
         self._pipes = []
@@ -92,6 +100,12 @@ class Outputs:
             os.close(pipe)
         self._pipes.clear()
 
+    @property
+    def over(self) -> bool:
+        """Whether the programs of all ranks have ended well; a launcher may still wait."""
+        own = self._streams[1:]
+        return bool(own) and all(stream.over for stream in own)
+
     def follow(self, running: process.Process, heard: Heard, on_lines: OnLines) -> None:
         """Pass on lines until the launcher has ended and what was written is read.
 
@@ -105,10 +119,12 @@ class Outputs:
             for stream in self._streams:
                 waiting.register(stream.handle, selectors.EVENT_READ, stream)
             until: float | None = None
+            told = 0.0
             while until is None or time.monotonic() < until:
                 if until is None and running.poll() is not None:
                     process.stop(running, 0)
                     until = time.monotonic() + _DRAIN_SECONDS
+                told = self._tell_over(told)
                 ready = waiting.select(_POLL_SECONDS if until is None else 0)
                 sizes = [self._read(key.data, waiting, heard, on_lines) for key, _ in ready]
                 if until is not None and not any(sizes):
@@ -116,6 +132,16 @@ class Outputs:
                 if sizes and max(sizes) < _CHUNK // 4:
                     time.sleep(_PAUSE_SECONDS)
         self._end_lines(heard, on_lines)
+
+    def _tell_over(self, since: float) -> float:
+        """Say once that all ranks have ended well, a while after they have; returns since when."""
+        if not self.over:
+            return 0.0
+        since = since or time.monotonic()
+        if self.on_over is not None and time.monotonic() > since + _OVER_SECONDS:
+            self.on_over()
+            self.on_over = None
+        return since
 
     def stop(self, running: process.Process, on_lines: OnLines) -> None:
         """End the launcher with its ranks, reading on; pass on the last that the ranks write.
@@ -187,7 +213,7 @@ def _pass_on(stream: _Stream, found: Sequence[bytes], heard: Heard, on_lines: On
         if line[: name.start()]:  # the last line of the one before had no end
             lines.append(line[: name.start()])
         _tell(stream, lines, heard, on_lines)
-        lines, stream.rank = [], int(name[1])
+        lines, stream.rank, stream.over = [], int(name[2]), name[1] == "end"
     _tell(stream, lines, heard, on_lines)
 
 
@@ -247,7 +273,7 @@ def attend(
     except signals.Stopped:
         with contextlib.suppress(OSError):  # the driver has gone, too
             outputs.stop(running, on_lines)
-        return signals.TOLD_TO_END, heard
+        return 0 if outputs.over else signals.TOLD_TO_END, heard
     finally:
         process.stop(running, 0)
     return code if code >= 0 else 128 - code, heard

@@ -20,7 +20,7 @@ from ..talking.hearing import Hearing
 from ..unpacking import venv
 from . import ranks
 from .early import EarlyLauncher
-from .following import Outputs, attend
+from .following import RANKS_ENDED, Outputs, attend
 
 _SHOWN = 30
 
@@ -61,6 +61,7 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
             rank = int(begin.variables["RANK"]) if native else rank
             hearing.emit({"event": "output", "rank": rank, "lines": lines})
 
+        outputs.on_over = lambda: hearing.emit({"event": RANKS_ENDED})
         with contextlib.closing(outputs), _limit(request.get("limit")):
             ready = early.go(begin.argv, begin.variables, begin.cwd) if early else None
             killed_before = host.oom_kills()
