@@ -52,6 +52,8 @@ A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout
 _SETTLING_SECONDS = 30.0
 """How long it may refuse a step once it is back."""
 _RETRY_SECONDS = 3.0
+_LOST_SECONDS = 1.0
+"""What ``srun`` gets to end by itself when all nodes but those that are lost have answered."""
 _ASK_SECONDS = 30.0
 _TICK_SECONDS = 0.02
 """How often a running broadcast is looked after."""
@@ -181,6 +183,8 @@ class SlurmTransport:
                 step.finish(answers.take, self._grace)
             elif joins and whole:
                 return
+            elif whole and watch.lost:  # srun itself would wait for the node that is lost
+                step.finish(answers.take, _LOST_SECONDS)
 
     def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
         """Those of an allocation's nodes that Slurm has lost before anything ran on them."""

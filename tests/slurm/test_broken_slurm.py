@@ -52,6 +52,36 @@ def dead_slurmd(cluster: Cluster, node: str) -> Iterator[None]:
         cluster.start_slurmd(node)
 
 
+@contextmanager
+def cut_off(cluster: Cluster, node: str) -> Iterator[None]:
+    """A node whose network is gone, which Slurm does not notice while the block runs."""
+    conf = cluster.state_dir / "slurm.conf"
+    before = conf.read_text()
+    conf.write_text(before.replace("SlurmdTimeout=10", "SlurmdTimeout=300"))
+    cluster.run(["scontrol", "reconfigure"])
+    cluster.on(node, ["ip", "link", "set", "eth0", "down"])
+    try:
+        yield
+    finally:
+        cluster.on(node, ["ip", "link", "set", "eth0", "up"])
+        conf.write_text(before)
+        cluster.run(["scontrol", "reconfigure"])
+
+
+def test_a_node_that_is_cut_off_while_the_others_are_done(bench: Bench) -> None:
+    """It ends no connection: without a look at it, srun would wait for it for minutes."""
+    started = bench.start("run", *ALL, "1=sleep", "all=linger")
+    bench.at_work(started, 3)
+    with cut_off(bench.cluster, "node02"):
+        said = bench.finish(started, 100)
+    assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
+    assert "node02 is lost: others are done, and it cannot be reached any more" in said.talk
+    assert "ping node02" in said.talk
+    codes = said.report["task_codes"]
+    assert (codes["0"], codes["1"] != 0, codes["2"]) == (0, True, 0)
+    bench.assert_clean(60, killed=True)
+
+
 def test_a_slurmd_that_has_died_unnoticed(bench: Bench) -> None:
     """The node's name is in what srun says; the others do without it."""
     with dead_slurmd(bench.cluster, "node02"):
