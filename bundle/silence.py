@@ -1,4 +1,4 @@
-"""Nodes that say nothing any more while others are done: whether they can still be reached.
+"""Those who say nothing: Slurm's controller, for a while, and nodes, when others are done.
 
 A node whose network is gone ends no connection: ``srun`` waits for its tasks, and Slurm notices
 only after ``SlurmdTimeout``, five minutes as a rule. So once other nodes are done, and nothing has
@@ -10,18 +10,55 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from . import process, slurm
 from .launching.following import RANKS_ENDED
-from .transport import Ended
+from .transport import Ended, OnEvent
 
+CONTROLLER_SECONDS = 180.0
+"""How long Slurm's controller may be away before a step is given up that nothing has begun of.
+
+A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
+"""
+_SETTLING_SECONDS = 30.0
+"""How long it may refuse a step once it is back."""
+_RETRY_SECONDS = 3.0
 QUIET_SECONDS = 10.0
 """How long nothing has come when silent nodes are looked for; each further look waits longer."""
 _LONGEST_SECONDS = 300.0
 _LOOK_SECONDS = 60.0
 """How long a look may take: to a node that does not answer, Slurm needs ten and more."""
+
+
+class Waiting:
+    """Waits for a controller that does not answer: for a while, and only saying so once."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._until = 0.0
+        self._settled = 0.0
+
+    def again(self, said: str) -> bool:
+        """Whether to try again, after a pause, what ended with these lines on standard error."""
+        now = time.monotonic()
+        fault = slurm.controller_fault(said)
+        if fault and not self._until:
+            self._until = now + CONTROLLER_SECONDS
+            text = (
+                f"Slurm's controller does not answer ({fault}); trying again for up to "
+                f"{CONTROLLER_SECONDS:.0f} s"
+            )
+            self._on_event({"v": 1, "event": "note", "text": text})
+        if not fault and self._until and slurm.not_created(said):
+            # It is back, but knows little of the nodes until they have registered with it.
+            self._settled = self._settled or now + _SETTLING_SECONDS
+            fault = said if now < self._settled else ""
+        if not fault or now > self._until:
+            return False
+        time.sleep(_RETRY_SECONDS)
+        return True
 
 
 class Watch:
@@ -31,7 +68,7 @@ class Watch:
         self,
         phase: str,
         nodes: Collection[str],
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: OnEvent,
         env: Mapping[str, str],
     ) -> None:
         """Begin.
@@ -86,9 +123,9 @@ class Watch:
             self._look = None
 
     def _note(self, found: Mapping[str, str]) -> None:
-        for node, why in found.items():
+        for node, fault in found.items():
             if node in self._nodes and node not in self._done:
-                why = f"others are done, and it cannot be reached any more: {why}"
+                why = f"others are done, and it cannot be reached any more: {fault}"
                 self.lost[node] = Ended(1, why, slurm.lost_advice(node))
                 text = f"{node} is lost: {why}"
                 self._on_event({"v": 1, "event": "note", "text": text})
@@ -104,7 +141,10 @@ class _Look:
         step = slurm.Step(phase="look", nodes=tuple(nodes), cpus=1)
         try:
             self._process = process.start(
-                slurm.step_argv(step, ["true"]), env=env, stdout=process.DEVNULL, stderr=self._errors
+                slurm.step_argv(step, ["true"]),
+                env=env,
+                stdout=process.DEVNULL,
+                stderr=self._errors,
             )
         except process.ProcessError:
             return  # nothing is found out

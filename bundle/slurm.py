@@ -62,8 +62,8 @@ _CONTROLLER = re.compile(
 )
 """How a command says that it could not even ask; nothing of what it was to begin has begun."""
 _NETWORK = re.compile(
-    r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)|unreachable"
-    r"|No route|(?:receive|send) failure|Zero Bytes|Can't find an address|not responding"
+    r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
+    r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
 )
 _NO_START = "Slurm can start nothing there"
 _TAKEN_ALONG = re.compile(r"tasks? [\d,-]+: (Killed|Terminated)$")
@@ -252,7 +252,7 @@ def not_created(stderr: str) -> bool:
 
 
 def network_fault(fault: str) -> bool:
-    """Whether what a command of Slurm's says of a node is about the way there, not about its disk."""
+    """Whether what a command of Slurm's says of a node is about the way there, not its disk."""
     return bool(_NETWORK.search(fault))
 
 

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import IO, Any, cast
 
 from . import agent, fs, launch, process, signals, slurm
@@ -23,7 +23,7 @@ from .delivering.sending import Sending
 from .job import Job
 from .launching import following
 from .problem import NodeError, Problem
-from .silence import Watch
+from .silence import Waiting, Watch
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
@@ -44,14 +44,6 @@ _ELASTIC_GRACE = 2.0
 
 Short: what ranks need to save what they have, they get once they are told to end.
 """
-CONTROLLER_SECONDS = 180.0
-"""How long Slurm's controller may be away before a step is given up that nothing has begun of.
-
-A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
-"""
-_SETTLING_SECONDS = 30.0
-"""How long it may refuse a step once it is back."""
-_RETRY_SECONDS = 3.0
 _LOST_SECONDS = 1.0
 """What ``srun`` gets to end by itself when all nodes but those that are lost have answered."""
 _ASK_SECONDS = 30.0
@@ -96,7 +88,7 @@ class SlurmTransport:
         joins = phase != "launch" or self._joins
         if not joins:
             self.close()
-        waiting = _Waiting(on_event)
+        waiting = Waiting(on_event)
         try:
             while True:
                 step, tasks = self._begin(phase, requests, joins=joins)
@@ -203,7 +195,7 @@ class SlurmTransport:
         a step of their own.
         """
         joins = requests.keys() == self._nodes
-        waiting = _Waiting(on_event)
+        waiting = Waiting(on_event)
         with contextlib.ExitStack() as running:
             while True:
                 watch = Watch("unpack", requests, on_event, self._plain)
@@ -228,7 +220,7 @@ class SlurmTransport:
             return Delivery(failed, {**_endings(requests, step), **watch.lost}, seconds)
 
     def _send(
-        self, parcel: Parcel, step: Conversation, answers: Answers, waiting: _Waiting
+        self, parcel: Parcel, step: Conversation, answers: Answers, waiting: Waiting
     ) -> tuple[dict[str, str], float]:
         """Send as soon as all agents are ready, and tell them when all has come, or none will.
 
@@ -333,35 +325,6 @@ class SlurmTransport:
             why = "; ".join([exc.reason, *exc.tail[-1:]])
             fix = "run it where Slurm's commands are on PATH and the controller answers"
             raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
-
-
-class _Waiting:
-    """Waits for a controller that does not answer: for a while, and only saying so once."""
-
-    def __init__(self, on_event: OnEvent) -> None:
-        self._on_event = on_event
-        self._until = 0.0
-        self._settled = 0.0
-
-    def again(self, said: str) -> bool:
-        """Whether to try again, after a pause, what ended with these lines on standard error."""
-        now = time.monotonic()
-        fault = slurm.controller_fault(said)
-        if fault and not self._until:
-            self._until = now + CONTROLLER_SECONDS
-            text = (
-                f"Slurm's controller does not answer ({fault}); trying again for up to "
-                f"{CONTROLLER_SECONDS:.0f} s"
-            )
-            self._on_event({"v": 1, "event": "note", "text": text})
-        if not fault and self._until and slurm.not_created(said):
-            # It is back, but knows little of the nodes until they have registered with it.
-            self._settled = self._settled or now + _SETTLING_SECONDS
-            fault = said if now < self._settled else ""
-        if not fault or now > self._until:
-            return False
-        time.sleep(_RETRY_SECONDS)
-        return True
 
 
 def _endings(requests: Requests, step: Conversation) -> dict[str, Ended]:

@@ -17,8 +17,10 @@ from .run import CommandError, feed, run
 _SECONDS = 60
 """How long Slurm may take to answer; where it does not, nothing is refused here."""
 _REFUSED = re.compile(r"not available|[Nn]ode count specification|More processors requested")
-_OTHERWISE = ("-p", "--part", "-M", "--clu", "-c", "--cpu", "-N", "--nodes", "-n", "--ntask", "-O")
-_OTHERWISE += ("--over", "--res", "--tasks")
+_OTHERWISE = (
+    *("-p", "--part", "-M", "--clu", "-c", "--cpu", "-N", "--nodes", "-n", "--ntask", "-O"),
+    *("--over", "--res", "--tasks"),
+)
 """Beginnings of options after which the request is not what the settings say."""
 _ELSEWHERE = re.compile(r"(SALLOC|SBATCH|SLURM)_(PARTITION|CLUSTERS|RESERVATION|OVERCOMMIT)$")
 
@@ -75,7 +77,8 @@ def shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) 
     largest = max(node.cpus for node in there.values())
     source = f"{ranks} ranks of 1 CPU" if ranks else "cluster.cpus-per-task"
     if cpus > largest:
-        return f"{cpus} CPUs a node are asked for ({source}), the largest node of {where} has {largest}"
+        each = f"{cpus} CPUs a node are asked for ({source})"
+        return f"{each}, the largest node of {where} has {largest}"
     fitting = sum(node.cpus >= cpus for node in there.values())
     if fitting >= least:
         return ""
@@ -113,7 +116,7 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
     if why and _slurm_refuses(asked, environment):
         raise StagerError(
             f"Slurm can never give these nodes: {why}",
-            hint="ask for less: --nodes, --nproc-per-node, cluster.cpus-per-task (which may be less "
+            hint="ask for less: --nodes, --nproc-per-node, cluster.cpus-per-task (it may be less "
             "than the ranks of a node); or name another --partition; `sinfo -N -l` shows what "
             "there is",
         )

@@ -26,9 +26,9 @@ def stage(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Make sure that the environment is there.
 
     With ``incoming`` in the request, a file is sent: the agent says ``ready``, and unpacks what
-    comes until it hears that all has come. Whatever happens then, the file does not stay. Of one that
-    is damaged the answer has the digest of what arrived, as ``arrived``: by that the driver knows
-    whether it was damaged on its way.
+    comes until it hears that all has come. Whatever happens then, the file does not stay. Of one
+    that is damaged the answer has the digest of what arrived, as ``arrived``: by that the driver
+    knows whether it was damaged on its way.
     """
     request = hearing.request
     incoming = request.get("incoming")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from processes import living
 
+from bundle import signals
 from bundle.launching import following
 from bundle.launching.following import Heard, Outputs
 from bundle.problem import NodeError
@@ -221,6 +222,7 @@ TOLD = f"""
 import contextlib, os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from bundle import signals
+from bundle import signals
 from bundle.launching import following
 signals.end_on_signals()
 say = lambda rank, lines: print(*lines, flush=True)
@@ -265,3 +267,41 @@ def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> N
     assert told_to_end(program, grace, tmp_path) == "status 143 1\n"
     assert done.exists() == saved
     assert living("sleep(603)") == []
+
+
+RANKS_THEN_WAITS = """
+import os, sys, time
+for local in range(2):
+    with open(f"{sys.argv[1]}/{local}", "w") as pipe:
+        pipe.write(f"\\x1erank {local}\\nat work\\n")
+        pipe.write(f"\\x1eend {local}\\n" if str(local) in sys.argv[2:] else "")
+time.sleep(600)
+"""
+"""A launcher that waits for other nodes after the ranks that it is told have ended."""
+
+
+@pytest.mark.parametrize(("ended", "status"), [(("0", "1"), 0), (("0",), 143)])
+def test_ranks_that_have_ended_while_their_launcher_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: tuple[str, ...], status: int
+) -> None:
+    """That is told; and an end from outside is then no failure of theirs."""
+    monkeypatch.setattr(following, "_OVER_SECONDS", 0.2)
+    told: list[str] = []
+    argv = [sys.executable, "-c", RANKS_THEN_WAITS, str(tmp_path / "output"), *ended]
+
+    def stop(*_: object) -> None:
+        raise signals.Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(2)
+    try:
+        with contextlib.closing(Outputs(str(tmp_path / "output"), 2, 1)) as outputs:
+            outputs.on_over = lambda: told.append("over")
+            code, heard = following.attend(
+                argv, os.environ, str(tmp_path), outputs, lambda rank, lines: None
+            )
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert code == status
+    assert told == ["over"] * (len(ended) == 2)
+    assert "\x1e" not in "".join(heard.tail)

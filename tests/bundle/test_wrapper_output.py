@@ -100,10 +100,18 @@ def test_a_script_that_is_not_there_is_told_in_the_ranks_own_log(
 
 
 def test_each_start_says_its_rank(tmp_path: Path, folder: tuple[Path, int]) -> None:
-    """After a restart in an elastic group it may be another one."""
-    for rank in ("5", "2"):
-        ranked("print('hello')", tmp_path, folder[0], RANK=rank)
-    assert os.read(folder[1], 65536) == b"\x1erank 5\nhello\n\x1erank 2\nhello\n"
+    """After a restart in an elastic group it may be another one; and that it has ended well."""
+    for rank, how in (("5", ""), ("2", "raise SystemExit(0)"), ("3", "raise SystemExit(4)")):
+        ranked(f"print('hello')\n{how}", tmp_path, folder[0], RANK=rank)
+    said = os.read(folder[1], 65536).decode().split("\x1e")
+    assert said == [
+        "",
+        "rank 5\nhello\n",
+        "end 5\n",
+        "rank 2\nhello\n",
+        "end 2\n",
+        "rank 3\nhello\n",
+    ]
 
 
 @pytest.mark.parametrize("local", ["0", "7"])
@@ -143,4 +151,4 @@ def test_more_than_a_pipe_holds_waits_for_the_reader(
         over.set()
         thread.join()
     assert (done.returncode, done.stderr) == (0, "")
-    assert b"".join(read) == b"\x1erank 5\n" + b"x" * 1_000_000 + b"\n"
+    assert b"".join(read) == b"\x1erank 5\n" + b"x" * 1_000_000 + b"\n\x1eend 5\n"

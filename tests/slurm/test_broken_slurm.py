@@ -108,7 +108,7 @@ def test_a_controller_that_is_restarted(bench: Bench) -> None:
     said = bench.finish(started, 90)
     assert said.code == 0, said.talk
     assert said.talk.count(waits) == 1
-    assert sorted(line.split()[1] for line in bench.lines() if "[RANK" in line) == ["0]", "1]", "2]"]
+    assert sum("[RANK" in line for line in bench.lines()) == 3
     bench.assert_clean()
 
 
