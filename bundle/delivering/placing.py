@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 from .. import slurm
@@ -158,6 +159,12 @@ def _try(
 ) -> dict[str, str]:
     for node in nodes:
         state.answers.pop(node, None)
+    before = state.sendings.count(parcel.target)
+    state.sendings.append(parcel.target)
+    if before:
+        # Blocks of a sending that failed may still come to its own place, and spoil what is there.
+        target = f"{os.path.dirname(parcel.target)}.{before}/bundle.tar"
+        parcel, incoming = replace(parcel, target=target), {**incoming, "target": target}
     extra = {"incoming": incoming}
     delivery = state.deliver(parcel, nodes, lambda node: {**state.found(node), **extra})
     if not delivery.failed:
