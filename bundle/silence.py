@@ -15,7 +15,8 @@ from typing import Any
 
 from . import process, slurm
 from .launching.following import RANKS_ENDED
-from .transport import Ended, OnEvent
+from .talking.conversation import Conversation
+from .transport import Ended, OnEvent, Requests
 
 CONTROLLER_SECONDS = 180.0
 """How long Slurm's controller may be away before a step is given up that nothing has begun of.
@@ -166,3 +167,17 @@ class _Look:
         if self._process is not None:
             process.stop(self._process, 1.0)
         self._errors.close()
+
+
+def endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
+    """How each node's part of a step has ended, for the case that it gave no answer."""
+    faults = step.faults
+    said = [line for line in step.errors.splitlines() if line.strip()][-3:]
+    general = "; ".join([process.describe_exit(step.code), *said])
+    endings = {}
+    for node in requests:
+        fault = faults.get(node, general)
+        otherwise = step.code or int(slurm.unreachable(fault))  # srun itself may have ended well
+        code = slurm.fault_code(fault, otherwise)
+        endings[node] = Ended(code, fault, slurm.advice(node, fault))
+    return endings

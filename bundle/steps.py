@@ -17,17 +17,17 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import IO, Any, cast
 
-from . import agent, fs, launch, process, signals, slurm
+from . import agent, launch, process, signals, slurm
 from .agent import SESSION
 from .delivering.sending import Sending
 from .job import Job
 from .launching import following
 from .problem import NodeError, Problem
-from .silence import Waiting, Watch
+from .silence import Waiting, Watch, endings
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
-from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
+from .transport import Delivery, Ended, OnEvent, Parcel, Requests, mounts, saving_note
 from .unpacking import venv
 
 SECONDS = {
@@ -105,7 +105,7 @@ class SlurmTransport:
                 if not waiting.again(step.errors if step.ended else ""):
                     break
                 self.close()
-            ended = {**_endings(requests, step), **watch.lost}
+            ended = {**endings(requests, step), **watch.lost}
         except BaseException:
             self.close()
             raise
@@ -217,7 +217,7 @@ class SlurmTransport:
                 watch.look(faults)
                 if time.monotonic() > deadline:
                     step.finish(answers.take, self._grace)
-            return Delivery(failed, {**_endings(requests, step), **watch.lost}, seconds)
+            return Delivery(failed, {**endings(requests, step), **watch.lost}, seconds)
 
     def _send(
         self, parcel: Parcel, step: Conversation, answers: Answers, waiting: Waiting
@@ -310,7 +310,7 @@ class SlurmTransport:
             together=phase == "launch" and settings.elastic is None,
             patience=self._patience if phase == "launch" else 0,
             image=settings.container_image,
-            mounts=_mounts(self._job),
+            mounts=mounts(self._job),
         )
         boot = venv.source_of("talking.bootstrap").decode()
         program = slurm.starter(boot, word or phase, self._job.python_hints)
@@ -325,19 +325,6 @@ class SlurmTransport:
             why = "; ".join([exc.reason, *exc.tail[-1:]])
             fix = "run it where Slurm's commands are on PATH and the controller answers"
             raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
-
-
-def _endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
-    faults = step.faults
-    said = [line for line in step.errors.splitlines() if line.strip()][-3:]
-    general = "; ".join([process.describe_exit(step.code), *said])
-    endings = {}
-    for node in requests:
-        fault = faults.get(node, general)
-        otherwise = step.code or int(slurm.unreachable(fault))  # srun itself may have ended well
-        code = slurm.fault_code(fault, otherwise)
-        endings[node] = Ended(code, fault, slurm.advice(node, fault))
-    return endings
 
 
 def _shortened(requests: Requests) -> dict[str, Any]:
@@ -358,12 +345,3 @@ def _shortened(requests: Requests) -> dict[str, Any]:
         for node, request in requests.items()
     }
     return {"common": common, "own": {node: extra for node, extra in own.items() if extra}}
-
-
-def _mounts(job: Job) -> tuple[str, ...]:
-    """What a container sees: the place of the node root, and what the user named."""
-    base = os.environ.get(fs.ROOT_VARIABLE) or job.node_root
-    if base == "auto":
-        base = "/tmp"  # noqa: S108 - its usual place
-    own = [] if "$" in base else [f"{base}:{base}"]  # else it is another one on each node
-    return (*own, *job.launch.container_mounts)
