@@ -28,6 +28,8 @@ from .problem import NodeError, Problem
 from .unpacking.decompressor import Decompress
 from .unpacking.layer import Index, LayerError, decode_head, origin_of
 
+DAMAGED = "the bundle is damaged or not a bundle"
+"""What is wrong with a file that is not what was built."""
 END = bytes(2 * BLOCK)
 """How every tar ends, and so a bundle."""
 
@@ -302,12 +304,29 @@ class BundleFile:
     def _damaged(self, why: str) -> NodeError:
         return NodeError(
             Problem(
-                what="the bundle is damaged or not a bundle",
+                what=DAMAGED,
                 where=self.path,
                 why=why,
                 fix="copy it again, or make it anew with `stager build`",
             )
         )
+
+
+def digest_of(path: str) -> str:
+    """The SHA-256 of a whole file, as hexadecimal digits.
+
+    Raises:
+        NodeError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as handle:
+            while block := handle.read(1 << 20):
+                digest.update(block)
+    except OSError as exc:
+        why, fix = str(exc.strerror or exc), "see whether the disk there is sound"
+        raise NodeError(Problem("the bundle cannot be read", path, why, fix)) from exc
+    return digest.hexdigest()
 
 
 def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:

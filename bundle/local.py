@@ -29,8 +29,11 @@ from .talking import output
 from .talking.lines import Lines
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
 
-FAILURE_GRACE = 5.0
-"""Seconds that the other nodes get to end by themselves after one has failed."""
+FAILURE_GRACE = 3.0
+"""Seconds that the other nodes get to end by themselves after one has failed.
+
+Short: what ranks need to save what they have, they get once they are told to end.
+"""
 _FAILED = 3
 """What an agent ends with that did not do its part."""
 _POLL_SECONDS = 0.2

@@ -57,6 +57,19 @@ _OWN_OPTIONS = re.compile(
 _TASK = re.compile(r"srun: error: (\S+?): tasks? ([\d,-]+): (.+)")
 _LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?): (.+)")
 _LOST = re.compile(r"Node failure on (\S+)")
+_CONTROLLER = re.compile(
+    r"(?:Unable to (?:confirm allocation for|create step for) job \S+|Job step creation failed"
+    r"|Slurm job (?:ID )?\S+ lookup error|Unable to allocate resources): "
+    r"(?P<fault>Unable to contact slurm controller.*|Socket timed out on send/recv.*"
+    r"|Zero Bytes were transmitted or received|Message (?:receive|send) failure"
+    r"|Communication (?:connection|shutdown) failure|.*(?:standby mode|temporarily disabled).*)"
+)
+"""How a command says that it could not even ask; nothing of what it was to begin has begun."""
+_NETWORK = re.compile(
+    r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
+    r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
+)
+_NO_START = "Slurm can start nothing there"
 _TAKEN_ALONG = re.compile(r"tasks? [\d,-]+: (Killed|Terminated)$")
 _EXITED = re.compile(r"Exited with exit code (\d+)$")
 _BROADCAST = re.compile(r"sbcast: error: REQUEST_FILE_BCAST\((\S+?)\): (.+)")
@@ -216,7 +229,7 @@ def step_faults(stderr: str) -> dict[str, str]:
             continue
         launch = _LAUNCH.search(line)
         if launch:
-            found.setdefault(launch[1], f"Slurm can start nothing there ({launch[2].strip()})")
+            found.setdefault(launch[1], f"{_NO_START} ({launch[2].strip()})")
             continue
         task = _TASK.match(line)
         if task:
@@ -241,6 +254,27 @@ def ended_tasks(stderr: str) -> dict[str, int]:
     return found
 
 
+def controller_fault(stderr: str) -> str:
+    """Why a command got no word from Slurm's controller; empty where it had one, or began."""
+    found = _CONTROLLER.search(stderr)
+    return found["fault"].strip() if found else ""
+
+
+def not_created(stderr: str) -> bool:
+    """Whether the controller refused a step: nothing of it has begun."""
+    return "Unable to create step for job" in stderr
+
+
+def network_fault(fault: str) -> bool:
+    """Whether what a command of Slurm's says of a node is about the way there, not its disk."""
+    return bool(_NETWORK.search(fault))
+
+
+def unreachable(fault: str) -> bool:
+    """Whether a fault of :func:`step_faults` says that the node itself cannot be used."""
+    return fault.startswith((_NO_START, "Slurm lost the node"))
+
+
 def fault_code(fault: str, otherwise: int) -> int:
     """The exit status that a fault speaks of, negative for a signal; else the step's own."""
     exited = _EXITED.search(fault)
@@ -255,6 +289,14 @@ def advice(node: str, fault: str) -> str:
     if not fault.startswith("Slurm ") and "create step" not in fault:
         return ""
     return f"see whether it is up (sinfo -N -n {node}), or leave it out with --exclude={node}"
+
+
+def lost_advice(node: str) -> str:
+    """What to do about a node that cannot be reached any more."""
+    return (
+        f"see whether it is up and its network works (sinfo -N -n {node}, ping {node}), or leave "
+        f"it out with --exclude={node}"
+    )
 
 
 def down_nodes(listed: str) -> dict[str, str]:

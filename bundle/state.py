@@ -69,6 +69,8 @@ class State:
     """Exit status of each task of the launch, by its number."""
     bytes_sent: int = 0
     """How much was broadcast."""
+    sendings: list[str] = field(default_factory=list)
+    """Where files were sent to, well or not."""
     nproc: int = 1
     """Ranks on each node."""
     apart: bool = False

@@ -14,21 +14,22 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import IO, Any, cast
 
-from . import agent, fs, process, signals, slurm
+from . import agent, process, signals, slurm
 from .agent import SESSION
 from .delivering.sending import Sending
 from .job import Job
 from .launching import following
 from .masking import without_secrets
 from .problem import NodeError, Problem
+from .silence import Waiting, Watch, endings
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
 from .talking.opening import packed
-from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
+from .transport import Delivery, Ended, OnEvent, Parcel, Requests, mounts, saving_note
 from .unpacking import venv
 
 SECONDS = {
@@ -38,8 +39,13 @@ SECONDS = {
     "deep": 3600.0,
 }
 """How long a phase may take; nodes that have not answered by then are named."""
-FAILURE_GRACE = 10.0
-"""Seconds that the other nodes get to end by themselves after one has failed."""
+_ELASTIC_GRACE = 2.0
+"""Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
+
+Short: what ranks need to save what they have, they get once they are told to end.
+"""
+_LOST_SECONDS = 1.0
+"""What ``srun`` gets to end by itself when all nodes but those that are lost have answered."""
 _ASK_SECONDS = 30.0
 _ODD_LINES, _ODD_CHARACTERS = 5, 200
 """How much is shown of what came through ``srun`` from nobody."""
@@ -85,30 +91,52 @@ class SlurmTransport:
         joins = phase != "launch" or self._joins
         if not joins:
             self.close()
+        waiting = Waiting(on_event)
         try:
-            step, tasks = self._begin(phase, requests, joins=joins)
-            answers = Answers(requests, tasks, on_event, phase)
-            try:
-                self._listen(step, answers, on_event)
-            except signals.Stopped:  # what the ranks say last belongs into their logs
-                if phase == "launch":
-                    on_event(saving_note(self._job))
-                self._finish(step, answers)
-                raise
-            finally:
-                _account(step, answers, on_event)
-            ended = _endings(requests, step)
+            while True:
+                step, tasks = self._begin(phase, requests, joins=joins)
+                watch = Watch(phase, requests, on_event, self._plain)
+                answers = Answers(requests, tasks, watch.take, phase)
+                try:
+                    with contextlib.closing(watch):
+                        self._listen(step, answers, watch)
+                except signals.Stopped:  # what the ranks say last belongs into their logs
+                    if phase == "launch":
+                        on_event(saving_note(self._job))
+                    self._finish(step, answers, watch)
+                    raise
+                finally:
+                    _account(step, answers, on_event)
+                if not waiting.again(step.errors if step.ended else ""):
+                    break
+                self.close()
+            ended = {**endings(requests, step), **watch.lost}
         except BaseException:
             self.close()
             raise
         if not joins or step.ended:
             self.close()
-        if phase == "preflight" and not answers.answered:
+        rest = self._rest(requests, answers, ended) if phase != "launch" else {}
+        if not rest:
+            return ended
+        self.close()  # srun may not have ended yet, but has told all tasks to
+        return {**ended, **self.run(phase, rest, on_event)}
+
+    def _rest(
+        self, requests: Requests, answers: Answers, ended: dict[str, Ended]
+    ) -> dict[str, Mapping[str, Any]]:
+        """The nodes to ask again, as others had kept the step from beginning on any of them.
+
+        Slurm starts a step on all of its nodes or on none. Who is to blame is noted in ``ended``:
+        ``srun`` names the nodes that it cannot reach, and ``sinfo`` has those that Slurm gave up.
+        """
+        silent = [node for node in requests if node not in answers.answered]
+        dead = {node for node in silent if slurm.unreachable(ended[node].why)}
+        if not dead and not answers.answered:
             down = self._down(requests)
-            rest = {node: request for node, request in requests.items() if node not in down}
-            if down and rest:  # Slurm starts a step on all of its nodes or on none
-                return {**self.run(phase, rest, on_event), **down}
-        return ended
+            ended.update(down)
+            dead = set(down)
+        return {node: requests[node] for node in silent if node not in dead} if dead else {}
 
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[Conversation, int]:
         """Ask the agents that are there, or start some in a new step; with the tasks of a node."""
@@ -126,7 +154,7 @@ class SlurmTransport:
         self._step, self._nodes = step, frozenset(requests)
         return step, 1
 
-    def _listen(self, step: Conversation, answers: Answers, on_event: OnEvent) -> None:
+    def _listen(self, step: Conversation, answers: Answers, watch: Watch) -> None:
         """Pass on what the agents say until all have answered, or the step has ended."""
         phase, joins = answers.phase, step is self._step
         limit = SECONDS.get(phase)
@@ -136,23 +164,29 @@ class SlurmTransport:
         while not step.ended:
             step.pump(answers.take)
             faults = step.faults.keys() & answers.nodes
+            watch.look(faults)
+            faults |= watch.lost.keys()
             gone = answers.bad | faults
             if deadline is None and phase == "launch" and len(gone) > spare:
-                deadline = time.monotonic() + (FAILURE_GRACE if elastic else 0)
+                deadline = time.monotonic() + (_ELASTIC_GRACE if elastic else 0.0)
             late = answers.late(self._patience) if phase == "launch" else []
             if late:
-                on_event({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
-            if late or (deadline is not None and time.monotonic() > deadline):
-                self._finish(step, answers)
-            elif joins and answers.complete(faults):
+                watch.take({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
+            whole = answers.complete(faults)
+            over = phase == "launch" and not whole and watch.over(faults)
+            if over or late or (deadline is not None and time.monotonic() > deadline):
+                self._finish(step, answers, watch)
+            elif joins and whole:
                 return
-            elif _settled(step, answers):  # agents of a step of its own stay until then
-                self._finish(step, answers)
+            elif whole and watch.lost:  # srun itself would wait for the node that is lost
+                step.finish(answers.take, _LOST_SECONDS)
+            elif _settled(step, answers, watch):  # agents of a step of its own stay until then
+                self._finish(step, answers, watch)
 
-    def _finish(self, step: Conversation, answers: Answers) -> None:
+    def _finish(self, step: Conversation, answers: Answers, watch: Watch) -> None:
         """End a step; where ranks run, not before all that they wrote has come."""
         waits = answers.phase == "launch"
-        complete = (lambda: _settled(step, answers)) if waits else None
+        complete = (lambda: _settled(step, answers, watch)) if waits else None
         step.finish(answers.take, self._grace, complete)
 
     def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
@@ -172,25 +206,35 @@ class SlurmTransport:
         a step of their own.
         """
         joins = requests.keys() == self._nodes
-        answers = Answers(requests, 1, on_event, "unpack")
+        waiting = Waiting(on_event)
         with contextlib.ExitStack() as running:
-            if joins:
-                step, _ = self._begin("unpack", requests, joins=True)
-            else:
-                step = running.enter_context(self._talk("unpack", requests, 1))
-            failed, seconds = self._send(parcel, step, answers)
+            while True:
+                watch = Watch("unpack", requests, on_event, self._plain)
+                answers = Answers(requests, 1, watch.take, "unpack")
+                if joins:
+                    step, _ = self._begin("unpack", requests, joins=True)
+                else:
+                    step = running.enter_context(self._talk("unpack", requests, 1))
+                failed, seconds = self._send(parcel, step, answers, waiting)
+                if not waiting.again(step.errors if step.ended else ""):
+                    break
             deadline = time.monotonic() + SECONDS["unpack"]
-            while not step.ended and not answers.complete(step.faults):
+            running.enter_context(contextlib.closing(watch))
+            while not step.ended:
+                faults = {**step.faults, **watch.lost}
+                if answers.complete(faults):
+                    break
                 step.pump(answers.take)
+                watch.look(faults)
                 if time.monotonic() > deadline:
                     step.finish(answers.take, self._grace)
             _account(step, answers, on_event)
             if not joins:
-                step.finish(answers.take, self._grace)
-            return Delivery(failed, _endings(requests, step), seconds)
+                step.finish(answers.take, _LOST_SECONDS if watch.lost else self._grace)
+            return Delivery(failed, {**endings(requests, step), **watch.lost}, seconds)
 
     def _send(
-        self, parcel: Parcel, step: Conversation, answers: Answers
+        self, parcel: Parcel, step: Conversation, answers: Answers, waiting: Waiting
     ) -> tuple[dict[str, str], float]:
         """Send as soon as all agents are ready, and tell them when all has come, or none will.
 
@@ -208,12 +252,15 @@ class SlurmTransport:
         started = time.monotonic()
         width = slurm.fanout(len(answers.nodes), self._fanout_version)
         argv = slurm.broadcast_argv(parcel.source, parcel.target, answers.step_id, width)
-        with Sending(argv, self._plain) as sending:
-            while not (step.ended or sending.ended or time.monotonic() > deadline):
-                step.pump(answers.take, _TICK_SECONDS)
-            late = not (sending.ended or step.ended)
-            failed = {"": "it was not done in time"} if late else sending.failed
-            step.tell(hearing.STOP if failed else hearing.GO)
+        while True:
+            with Sending(argv, self._plain) as sending:
+                while not (step.ended or sending.ended or time.monotonic() > deadline):
+                    step.pump(answers.take, _TICK_SECONDS)
+                late = not (sending.ended or step.ended)
+                failed = {"": "it was not done in time"} if late else sending.failed
+            if late or step.ended or not waiting.again(failed.get("", "")):
+                break
+        step.tell(hearing.STOP if failed else hearing.GO)
         return failed, time.monotonic() - started
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
@@ -277,7 +324,7 @@ class SlurmTransport:
             together=phase == "launch" and settings.elastic is None,
             patience=self._patience if phase == "launch" else 0,
             image=settings.container_image,
-            mounts=_mounts(self._job),
+            mounts=mounts(self._job),
         )
         boot = venv.source_of("talking.bootstrap").decode()
         program = slurm.starter(boot, word or phase, self._job.python_hints)
@@ -294,10 +341,11 @@ class SlurmTransport:
             raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
 
 
-def _settled(step: Conversation, answers: Answers) -> bool:
+def _settled(step: Conversation, answers: Answers, watch: Watch) -> bool:
     """Return whether every task has answered, or is known to have ended without."""
     gone = step.gone
-    return answers.complete(step.faults.keys() - gone.keys(), gone)
+    lost = {*watch.lost, *(step.faults.keys() - gone.keys())}
+    return answers.complete(lost, gone)
 
 
 def _account(step: Conversation, answers: Answers, on_event: OnEvent) -> None:
@@ -306,18 +354,6 @@ def _account(step: Conversation, answers: Answers, on_event: OnEvent) -> None:
     if lines := step.oddities():
         shown = [line[:_ODD_CHARACTERS] for line in lines[:_ODD_LINES]]
         on_event({"v": 1, "event": "stray", "count": len(lines), "lines": shown})
-
-
-def _endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
-    faults = step.faults
-    said = [line for line in step.errors.splitlines() if line.strip()][-3:]
-    general = "; ".join([process.describe_exit(step.code), *said])
-    endings = {}
-    for node in requests:
-        fault = faults.get(node, general)
-        code = slurm.fault_code(fault, step.code)
-        endings[node] = Ended(code, fault, slurm.advice(node, fault))
-    return endings
 
 
 def _shortened(requests: Requests) -> dict[str, Any]:
@@ -338,12 +374,3 @@ def _shortened(requests: Requests) -> dict[str, Any]:
         for node, request in requests.items()
     }
     return {"common": common, "own": {node: extra for node, extra in own.items() if extra}}
-
-
-def _mounts(job: Job) -> tuple[str, ...]:
-    """What a container sees: the place of the node root, and what the user named."""
-    base = os.environ.get(fs.ROOT_VARIABLE) or job.node_root
-    if base == "auto":
-        base = "/tmp"  # noqa: S108 - its usual place
-    own = [] if "$" in base else [f"{base}:{base}"]  # else it is another one on each node
-    return (*own, *job.launch.container_mounts)

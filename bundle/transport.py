@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from . import fs
 from .job import Job
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -18,6 +20,15 @@ def saving_note(job: Job) -> dict[str, Any]:
     seconds = job.launch.grace_seconds
     text = f"told to end: the ranks have {seconds} s to save what they have"
     return {"v": 1, "event": "note", "text": text}
+
+
+def mounts(job: Job) -> tuple[str, ...]:
+    """What a container sees: the place of the node root, and what the user named."""
+    base = os.environ.get(fs.ROOT_VARIABLE) or job.node_root
+    if base == "auto":
+        base = "/tmp"  # noqa: S108 - its usual place
+    own = [] if "$" in base else [f"{base}:{base}"]  # else it is another one on each node
+    return (*own, *job.launch.container_mounts)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from typing import Any
 
+from .. import slurm
+from ..archive import digest_of
 from ..node.preflight import BROADCAST as NAME
 from ..problem import Problem
 from ..state import State
@@ -87,6 +90,7 @@ def _send(state: State, group: Group, number: int) -> None:
             "size": parcel.size,
         }
         _deliver(state, parcel, nodes, incoming)
+        _mend(state, parcel, nodes, incoming)
     lacking = tuple(node for node in nodes if state.answers.get(node, {}).get("lacking"))
     if lacking:  # an older environment has gone meanwhile: these get all of it
         for node in lacking:
@@ -94,6 +98,7 @@ def _send(state: State, group: Group, number: int) -> None:
         whole = Parcel(state.bundle.path, target, os.path.getsize(state.bundle.path))
         incoming = {"target": target, "manifest": None, "members": [], "size": whole.size}
         _deliver(state, whole, lacking, incoming)
+        _mend(state, whole, lacking, incoming)
 
 
 def _deliver(
@@ -122,11 +127,48 @@ def _deliver(
         _blame(state, parcel, (node,), _try(state, parcel, (node,), incoming))
 
 
+def _mend(state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]) -> None:
+    """Send once more to the nodes whose copy was damaged on its way.
+
+    One that has arrived as it was sent, and is damaged all the same, would only be so again.
+    """
+    damaged = _damaged_on_its_way(state, parcel, nodes)
+    if not damaged:
+        return
+    text = f"the copy was damaged on its way to {', '.join(damaged)}; sending it again"
+    state.emit({"event": "note", "text": text})
+    _deliver(state, parcel, damaged, incoming)
+    for node in _damaged_on_its_way(state, parcel, damaged):
+        problem = Problem(
+            what="the copy of the bundle was damaged on its way, twice",
+            where=node,
+            why=str(state.answers[node]["problems"][0]["why"]),
+            fix=f"the bundle itself is sound: look at the network to {node} and at its memory and "
+            f"disk, or leave the node out with --exclude={node}",
+        )
+        state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
+
+
+def _damaged_on_its_way(state: State, parcel: Parcel, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """The nodes on which something else has arrived than was sent."""
+    arrived = {node: state.answers.get(node, {}).get("arrived") for node in nodes}
+    if not any(arrived.values()):
+        return ()
+    sent = digest_of(parcel.source)
+    return tuple(node for node, digest in arrived.items() if digest and digest != sent)
+
+
 def _try(
     state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]
 ) -> dict[str, str]:
     for node in nodes:
         state.answers.pop(node, None)
+    before = state.sendings.count(parcel.target)
+    state.sendings.append(parcel.target)
+    if before:
+        # Blocks of a sending that failed may still come to its own place, and spoil what is there.
+        target = f"{os.path.dirname(parcel.target)}.{before}/bundle.tar"
+        parcel, incoming = replace(parcel, target=target), {**incoming, "target": target}
     extra = {"incoming": incoming}
     delivery = state.deliver(parcel, nodes, lambda node: {**state.found(node), **extra})
     if not delivery.failed:
@@ -145,10 +187,17 @@ def _blame(state: State, parcel: Parcel, nodes: tuple[str, ...], failed: dict[st
             what="the bundle could not be sent to the node",
             where=node,
             why="; ".join(filter(None, [f"sbcast says: {why}", arrived])),
-            fix=f"see the space and the permissions in {_incoming(parcel)} there, or "
-            f"leave the node out with --exclude={node}",
+            fix=_what_to_do(node, why, parcel),
         )
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
+
+
+def _what_to_do(node: str, why: str, parcel: Parcel) -> str:
+    if slurm.network_fault(why):
+        look = f"look at the network to {node}: `sinfo -N -n {node}`, `ping {node}`"
+    else:
+        look = f"see the space and the permissions in {_incoming(parcel)} there"
+    return f"{look}; or leave the node out with --exclude={node}"
 
 
 def _incoming(parcel: Parcel) -> str:

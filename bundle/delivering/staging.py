@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .. import probe, unpack
+from .. import archive, probe, unpack
 from ..archive import Excerpt
 from ..job import Job
 from ..node import locks, removal
@@ -25,7 +25,9 @@ def stage(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Make sure that the environment is there.
 
     With ``incoming`` in the request, a file is sent: the agent says ``ready``, and unpacks what
-    comes until it hears that all has come. Whatever happens then, the file does not stay.
+    comes until it hears that all has come. Whatever happens then, the file does not stay. Of one
+    that is damaged the answer has the digest of what arrived, as ``arrived``: by that the driver
+    knows whether it was damaged on its way.
     """
     request = hearing.request
     incoming = request.get("incoming")
@@ -64,6 +66,8 @@ def _receive(job: Job, hearing: Hearing, path: str) -> dict[str, Any]:
             listening.join()
             if arrival.failed:
                 raise NodeError(_not_sent(path, int(incoming["size"]))) from exc
+            if exc.problem.what == archive.DAMAGED:
+                return {"problems": [exc.problem.to_json()], "arrived": archive.digest_of(path)}
             raise
         listening.join()
         return answer

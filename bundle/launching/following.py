@@ -26,6 +26,8 @@ OnOutput = Callable[["int | None", bytes], None]
 """Called with the rank, None for the launcher itself, and what it wrote next: whole lines, but for
 one that is very long, and the last."""
 
+RANKS_ENDED = "ranks-ended"
+"""An agent's event: its ranks have ended well, and their launcher still waits for other nodes."""
 AGENT_SECONDS = 5.0
 """How much longer than its ranks an agent may take to end: it waits for them, and tidies up."""
 KEPT = 200
@@ -45,6 +47,8 @@ _DRAIN_SECONDS = 2.0
 _NAME = re.compile(rb"\x1erank (\d+)\n")
 _RESERVE = 32
 """Files that an agent opens besides the pipes, and its launcher as it starts."""
+_FINISHED_SECONDS = 3.0
+"""How long all programs have finished when that is told: as a rule their launcher ends by then."""
 
 
 @dataclass
@@ -113,6 +117,8 @@ class Outputs:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self.folder = folder
         self._grace = grace
+        self.on_finished: Callable[[], None] | None = None
+        self._ranks = ranks
         self._streams: list[_Stream] = []
         os.mkdir(folder, 0o700)
         self.monitor = RankMonitor(folder)
@@ -131,6 +137,11 @@ class Outputs:
         self._pipes.clear()
         self.monitor.close()
 
+    @property
+    def all_finished(self) -> bool:
+        """Whether the programs of all ranks have ended well; a launcher may still wait."""
+        return bool(self._ranks) and self.monitor.finished_well() >= self._ranks
+
     def follow(self, running: process.Process, heard: Heard, on_output: OnOutput) -> None:
         """Pass on output until the launcher has ended and what was written is read.
 
@@ -145,12 +156,14 @@ class Outputs:
                 waiting.register(stream.handle, selectors.EVENT_READ, stream)
             waiting.register(self.monitor, selectors.EVENT_READ)
             until: float | None = None
+            told = 0.0
             while until is None or time.monotonic() < until:
                 self.monitor.take()
                 if until is None and running.poll() is not None:
                     self.monitor.over(stopped=False)
                     process.stop(running, 0)
                     until = time.monotonic() + _DRAIN_SECONDS
+                told = self._tell_finished(told)
                 ready = waiting.select(_POLL_SECONDS if until is None else 0)
                 streams = [key.data for key, _ in ready if key.data is not None]
                 sizes = [self._read(stream, waiting, heard, on_output) for stream in streams]
@@ -160,6 +173,16 @@ class Outputs:
                     time.sleep(_PAUSE_SECONDS)
         for stream in self._streams:
             _tell(stream, stream.last(), heard, on_output)
+
+    def _tell_finished(self, since: float) -> float:
+        """Say once that all ranks have finished, a while after they have; return since when."""
+        if not self.all_finished:
+            return 0.0
+        since = since or time.monotonic()
+        if self.on_finished is not None and time.monotonic() > since + _FINISHED_SECONDS:
+            self.on_finished()
+            self.on_finished = None
+        return since
 
     def stop(self, running: process.Process, on_output: OnOutput) -> None:
         """End the launcher with its ranks, reading on; pass on what the ranks still write.
@@ -287,7 +310,7 @@ def attend(
         outputs.monitor.over(stopped=True)
         with contextlib.suppress(OSError):  # the driver has gone, too
             outputs.stop(running, on_output)
-        return signals.TOLD_TO_END, heard
+        return 0 if outputs.all_finished else signals.TOLD_TO_END, heard
     finally:
         process.stop(running, 0)
     return code if code >= 0 else 128 - code, heard

@@ -107,6 +107,10 @@ class RankMonitor:
             self.take()
             self.until, self.stopped = time.time(), stopped
 
+    def finished_well(self) -> int:
+        """Count the ranks whose programs have come to a good end."""
+        return sum(one.finished is not None and one.status == 0 for one in self.ranks.values())
+
     def left(self, failed: Mapping[int, object]) -> list[tuple[float, Rank]]:
         """Return the ranks that had come to a good end by then, and when; the earliest first.
 

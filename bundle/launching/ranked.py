@@ -21,7 +21,7 @@ from ..talking.hearing import Hearing
 from ..unpacking import venv
 from . import ranks
 from .early import EarlyLauncher
-from .following import Outputs, attend
+from .following import RANKS_ENDED, Outputs, attend
 from .monitor import Rank, RankMonitor
 
 _SHOWN = 30
@@ -64,6 +64,7 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
 
         monitor = outputs.monitor
         monitor.on_lingering = lambda rank: hearing.emit({"event": "lingering", **_lingering(rank)})
+        outputs.on_finished = lambda: hearing.emit({"event": RANKS_ENDED})
         with contextlib.closing(outputs), _limit(request.get("limit")):
             ready = early.go(begin.argv, begin.variables, begin.cwd) if early else None
             killed_before = host.oom_kills()

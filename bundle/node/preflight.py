@@ -39,7 +39,8 @@ def base_by_need(job: Job, request: Mapping[str, Any]) -> str:
     if "room" not in request or os.path.isdir(env_of(job, own)):
         return base_for(job, os.environ)
     # A file that is sent lies there while it is unpacked.
-    sent = 0 if _reading_rate(job) is not None else int(request["size"])
+    reads = job.stage == "never" or (job.stage == "auto" and _reading_rate(job) is not None)
+    sent = 0 if reads else int(request["size"])
     older = delta.older_layers(os.path.join(own, "envs"), request["heads"])
     lacking = [room for head, room in zip(request["heads"], request["room"]) if head not in older]
     own_room = request.get("own_room", (0, 0))

@@ -12,7 +12,7 @@ import zlib
 DRIVERS = frozenset(
     f"bundle/{name}"
     for name in (
-        *("drive", "state", "logs", "local", "steps", "slurm", "transport"),
+        *("drive", "state", "logs", "local", "steps", "slurm", "transport", "silence"),
         *("checking/findings", "checking/survey", "talking/answers", "talking/conversation"),
         *("delivering/excerpt", "delivering/forecast", "delivering/placing", "delivering/plan"),
         *("delivering/sending", "returning/homecoming", "returning/landing", "returning/results"),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..manifest import BLOCK, Digest, canonical_json
-from .limits import PATH_LIMIT, abridged, any_excess, excess
+from .limits import abridged, any_excess, excess
 from .origin import ORIGIN_LIMIT, Origin, parse
 
 INDEX_FORMAT = 2

@@ -145,6 +145,8 @@ def _carry_out(
         how = way(prepared, os.environ)
         if flags.dry_run and how.asks_slurm:
             _planned(console, prepared, how.argv)
+        if how.asks_slurm:
+            _refuse_impossible(prepared)
         carry_out(outcome, prepared.config, how, listen, console.talk)
     return outcome
 
@@ -162,6 +164,16 @@ def _planned(console: Console, prepared: Prepared, argv: tuple[str, ...]) -> Non
     raise typer.Exit
 
 
+def _refuse_impossible(prepared: Prepared) -> None:
+    """End the command where Slurm would let the job wait for nodes that there are none of."""
+    from ..allocation import request
+    from ..capacity import refuse_impossible
+    from ..script import submit_environment
+
+    asked = request(prepared.config, os.environ)
+    refuse_impossible(prepared.config, asked, submit_environment(os.environ))
+
+
 def _submit(
     console: Console, prepared: Prepared, outcome: Outcome, flags: BatchFlags, listen: OnEvent
 ) -> None:
@@ -171,6 +183,7 @@ def _submit(
     submission = script_of(prepared, os.environ)
     if flags.dry_run:
         _planned(console, prepared, submission.argv)
+    _refuse_impossible(prepared)
     submitted = submit(submission)
     report = submitted.to_json(prepared.job)
     console.submitted(report)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from processes import living
 
+from bundle import signals
 from bundle.launching import following
 from bundle.launching.following import Heard, Outputs
 from bundle.problem import NodeError
@@ -226,6 +227,7 @@ TOLD = f"""
 import contextlib, os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from bundle import signals
+from bundle import signals
 from bundle.launching import following
 signals.end_on_signals()
 say = lambda rank, data: print(data.decode(), end="", flush=True)
@@ -270,3 +272,44 @@ def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> N
     assert told_to_end(program, grace, tmp_path) == "status 143 1\n"
     assert done.exists() == saved
     assert living("sleep(603)") == []
+
+
+RANKS_THEN_WAITS = """
+import json, os, sys, time
+folder, *finished = sys.argv[1:]
+with open(f"{folder}/ranks", "w") as pipe:
+    for rank in range(2):
+        told = {"event": "started", "rank": rank, "local_rank": rank, "pid": os.getpid() + rank}
+        print(json.dumps(told), file=pipe)
+        if str(rank) in finished:
+            told.update(event="finished", time=time.time(), status=0)
+            print(json.dumps(told), file=pipe)
+time.sleep(600)
+"""
+"""A launcher that waits for other nodes after the ranks that it is told have ended."""
+
+
+@pytest.mark.parametrize(("ended", "status"), [(("0", "1"), 0), (("0",), 143)])
+def test_ranks_that_have_ended_while_their_launcher_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: tuple[str, ...], status: int
+) -> None:
+    """That is told; and an end from outside is then no failure of theirs."""
+    monkeypatch.setattr(following, "_FINISHED_SECONDS", 0.2)
+    told: list[str] = []
+    argv = [sys.executable, "-c", RANKS_THEN_WAITS, str(tmp_path / "output"), *ended]
+
+    def stop(*_: object) -> None:
+        raise signals.Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(2)
+    try:
+        with contextlib.closing(Outputs(str(tmp_path / "output"), 2, 1)) as outputs:
+            outputs.on_finished = lambda: told.append("over")
+            code, _ = following.attend(
+                argv, os.environ, str(tmp_path), outputs, lambda rank, data: None
+            )
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert code == status
+    assert told == ["over"] * (len(ended) == 2)

@@ -177,7 +177,7 @@ def test_the_others_may_end_by_themselves_first(monkeypatch: pytest.MonkeyPatch)
     """A rank that lost its peers has something to say, too."""
     running = {
         "a": agent("raise SystemExit(3)"),
-        "b": agent("import time; time.sleep(1); raise SystemExit(4)"),
+        "b": agent("import time; time.sleep(0.5); raise SystemExit(4)"),
     }
     assert local._attend(running, lambda event: None) == {"a": 3, "b": 4}
 

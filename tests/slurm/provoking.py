@@ -36,6 +36,8 @@ print(f"[RANK {rank}] {where}", flush=True)
 what = asked.get(str(rank), asked.get("all", ""))
 if what == "sleep":
     time.sleep(600)
+elif what == "linger":
+    time.sleep(3)
 elif what == "raise":
     time.sleep(0.5)
     raise ValueError("this rank is unhappy")

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 from building import Project
 from cluster import Cluster
+from failing import remounted
 from processes import until
+
+from bundle.archive import BundleFile
+from bundle.manifest import room_for
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +79,23 @@ def test_a_full_node(cluster: Cluster, fresh: Project, full: str, stage: str) ->
     assert report["bytes_broadcast"] == 0  # it was known before anything was sent
     assert f"--exclude={full}" in said
     assert incoming(cluster) == ""
+
+
+def test_no_room_for_what_is_sent_besides(cluster: Cluster, fresh: Project) -> None:
+    """The file that is sent lies beside the environment until that is made from it."""
+    bundle = max((fresh.store.root / "bundles").iterdir(), key=lambda path: path.stat().st_mtime)
+    with BundleFile(str(bundle)) as opened:
+        needed = room_for(opened.manifest.layers)[0]
+    node = "node02"
+    size, used = cluster.on(node, ["df", "-B1", "--output=size,used", "/tmp"]).stdout.split()[-2:]
+    limit = int(used) + needed + SIZE // 2
+    with remounted(cluster, node, f"size={limit}", f"size={size}"):
+        code, report, said = verify(fresh, "--stage", "always", env=THERE)
+        assert code == 3, said
+        assert list(bad(report)) == [node]
+        assert "free" in bad(report)[node]
+        assert "sbcast" not in said
+        assert report["bytes_broadcast"] == 0  # it was known before anything was sent
 
 
 def test_a_full_node_has_another_place(cluster: Cluster, fresh: Project, full: str) -> None:

@@ -1,0 +1,183 @@
+"""Those who say nothing: Slurm's controller, for a while, and nodes, when others are done.
+
+A node whose network is gone ends no connection: ``srun`` waits for its tasks, and Slurm notices
+only after ``SlurmdTimeout``, five minutes as a rule. So once other nodes are done, and nothing has
+come for a while, an empty step is started on those that are not: ``srun`` then names the ones on
+which it can start nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from . import process, slurm
+from .launching.following import RANKS_ENDED
+from .talking.conversation import Conversation
+from .transport import Ended, OnEvent, Requests
+
+CONTROLLER_SECONDS = 180.0
+"""How long Slurm's controller may be away before a step is given up that nothing has begun of.
+
+A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
+"""
+_SETTLING_SECONDS = 30.0
+"""How long it may refuse a step once it is back."""
+_RETRY_SECONDS = 3.0
+QUIET_SECONDS = 10.0
+"""How long nothing has come when silent nodes are looked for; each further look waits longer."""
+_LONGEST_SECONDS = 300.0
+_LOOK_SECONDS = 60.0
+"""How long a look may take: to a node that does not answer, Slurm needs ten and more."""
+
+
+class Waiting:
+    """Waits for a controller that does not answer: for a while, and only saying so once."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._until = 0.0
+        self._settled = 0.0
+
+    def again(self, said: str) -> bool:
+        """Whether to try again, after a pause, what ended with these lines on standard error."""
+        now = time.monotonic()
+        fault = slurm.controller_fault(said)
+        if fault and not self._until:
+            self._until = now + CONTROLLER_SECONDS
+            text = (
+                f"Slurm's controller does not answer ({fault}); trying again for up to "
+                f"{CONTROLLER_SECONDS:.0f} s"
+            )
+            self._on_event({"v": 1, "event": "note", "text": text})
+        if not fault and self._until and slurm.not_created(said):
+            # It is back, but knows little of the nodes until they have registered with it.
+            self._settled = self._settled or now + _SETTLING_SECONDS
+            fault = said if now < self._settled else ""
+        if not fault or now > self._until:
+            return False
+        time.sleep(_RETRY_SECONDS)
+        return True
+
+
+class Watch:
+    """What is known of the nodes of one phase: who is done, and who cannot be reached any more."""
+
+    def __init__(
+        self,
+        phase: str,
+        nodes: Collection[str],
+        on_event: OnEvent,
+        env: Mapping[str, str],
+    ) -> None:
+        """Begin.
+
+        Args:
+            phase: its name, and that of the event by which a node is done.
+            nodes: the nodes that do it.
+            on_event: called with each event of theirs, and with what is found out.
+            env: all variables for ``srun``.
+        """
+        self.lost: dict[str, Ended] = {}
+        self._phase, self._nodes, self._on_event, self._env = phase, tuple(nodes), on_event, env
+        self._done: set[str] = set()
+        self._pause = QUIET_SECONDS
+        self._next = 0.0
+        self._look: _Look | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Learn from an event of a node, and pass it on."""
+        if event["event"] == RANKS_ENDED or (event["event"] == self._phase and "ok" in event):
+            self._done.add(str(event["node"]))
+        self._next = time.monotonic() + self._pause
+        self._on_event(event)
+
+    def over(self, gone: Collection[str]) -> bool:
+        """Whether some nodes are gone and all others are done: there is nothing to wait for."""
+        gone = {*gone, *self.lost}
+        return bool(gone) and bool(self._done) and {*self._done, *gone} >= {*self._nodes}
+
+    def look(self, gone: Collection[str]) -> None:
+        """Look for nodes that cannot be reached, if it is time to; never waits for anything.
+
+        Args:
+            gone: nodes of which Slurm itself says that they are.
+        """
+        if self._look is not None:
+            if self._look.ended:
+                self._note(self._look.unreachable())
+                self.close()
+            return
+        silent = [n for n in self._nodes if n not in self._done and n not in {*gone, *self.lost}]
+        if not self._done or not silent or time.monotonic() < self._next:
+            return
+        self._pause = min(2 * self._pause, _LONGEST_SECONDS)
+        self._next = time.monotonic() + self._pause
+        self._look = _Look(silent, self._env)
+
+    def close(self) -> None:
+        """End a look that is still going on."""
+        if self._look is not None:
+            self._look.close()
+            self._look = None
+
+    def _note(self, found: Mapping[str, str]) -> None:
+        for node, fault in found.items():
+            if node in self._nodes and node not in self._done:
+                why = f"others are done, and it cannot be reached any more: {fault}"
+                self.lost[node] = Ended(1, why, slurm.lost_advice(node))
+                text = f"{node} is lost: {why}"
+                self._on_event({"v": 1, "event": "note", "text": text})
+
+
+class _Look:
+    """An empty step on some nodes."""
+
+    def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
+        self._until = time.monotonic() + _LOOK_SECONDS
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close
+        self._process: process.Process | None = None
+        step = slurm.Step(phase="look", nodes=tuple(nodes), cpus=1)
+        try:
+            self._process = process.start(
+                slurm.step_argv(step, ["true"]),
+                env=env,
+                stdout=process.DEVNULL,
+                stderr=self._errors,
+            )
+        except process.ProcessError:
+            return  # nothing is found out
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, or has taken too long."""
+        running = self._process is not None and self._process.poll() is None
+        return not running or time.monotonic() > self._until
+
+    def unreachable(self) -> dict[str, str]:
+        """The nodes on which nothing could be started, and what Slurm says of each."""
+        self._errors.seek(0)
+        faults = slurm.step_faults(self._errors.read().decode(errors="replace"))
+        return {node: text for node, text in faults.items() if slurm.unreachable(text)}
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None:
+            process.stop(self._process, 1.0)
+        self._errors.close()
+
+
+def endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
+    """How each node's part of a step has ended, for the case that it gave no answer."""
+    faults = step.faults
+    said = [line for line in step.errors.splitlines() if line.strip()][-3:]
+    general = "; ".join([process.describe_exit(step.code), *said])
+    endings = {}
+    for node in requests:
+        fault = faults.get(node, general)
+        otherwise = step.code or int(slurm.unreachable(fault))  # srun itself may have ended well
+        code = slurm.fault_code(fault, otherwise)
+        endings[node] = Ended(code, fault, slurm.advice(node, fault))
+    return endings

@@ -1,0 +1,49 @@
+"""Requests that could never be satisfied, by what Slurm lists of its nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stager.allocation import Request
+from stager.capacity import read_nodes, shortage
+
+LISTED = """\
+torch* n1 4
+torch* n2 4
+torch* n3 16
+big n3 16
+big n4 64
+odd n5 4+
+"""
+
+
+def asked(**changed: Any) -> Request:
+    fields: dict[str, Any] = dict.fromkeys(
+        ("partition", "account", "time", "exclude", "cpus_per_task", "gpus_per_node")
+    )
+    return Request(**{"name": "demo", "nodes": (1, 1), "args": (), **fields, **changed})
+
+
+@pytest.mark.parametrize(
+    ("request_", "ranks", "why"),
+    [
+        (asked(nodes=(3, 3)), None, ""),
+        (asked(nodes=(2, 5)), None, ""),
+        (asked(nodes=(2, 2), cpus_per_task=64, partition="big,torch"), 64,
+         "2 nodes with 64 CPUs each are asked for (64 ranks of 1 CPU), partition big, torch has 1 "
+         "of that size"),
+        (asked(cpus_per_task=16), 16, ""),
+        (asked(cpus_per_task=16, exclude="n[2-3]"), 16,
+         "16 CPUs a node are asked for (16 ranks of 1 CPU), the largest node of partition torch "
+         "has 4"),
+        (asked(cpus_per_task=17), None,
+         "17 CPUs a node are asked for (cluster.cpus-per-task), the largest node of partition "
+         "torch has 16"),
+        (asked(nodes=(4, 4)), None, "4 nodes are asked for, partition torch has 3"),
+        (asked(cpus_per_task=99, partition="cloud"), 99, ""),
+    ],
+)  # fmt: skip
+def test_what_there_is_not(request_: Request, ranks: int | None, why: str) -> None:
+    assert shortage(request_, read_nodes(LISTED), ranks) == why
