@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
         if played.outcome == BROKEN:
             _show(played, seed)
         elif options.verbose:
-            print(f"{played.task.area} {played.task.number}: {played.outcome}: "
-                  f"{'; '.join(played.steps)}", file=sys.stderr, flush=True)  # fmt: skip
+            said = f"{played.outcome} in {played.seconds:.2f} s: {'; '.join(played.steps)}"
+            print(f"{played.task.area} {played.task.number}: {said}", file=sys.stderr, flush=True)
 
     play(chosen, options, seed, on_played)
     seconds = time.monotonic() - started

@@ -14,6 +14,8 @@ Play = Callable[[Round], str]
 MODULES = (
     "wheels",
     "bundles",
+    "lies",
+    "roots",
 )
 """The files in ``areas/``, in the order of the table; each is one area of that name."""
 
