@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from .rounds import REFUSED, Round, require
 REPO = Path(__file__).resolve().parents[2]
 STAGER = [sys.executable, "-m", "stager"]
 _SECONDS = 50.0
+Limits = Sequence[tuple[int, int]]
 _TRACE = "Traceback (most recent call last)"
 
 
@@ -83,6 +85,8 @@ def stager(
     env: Mapping[str, str] | None = None,
     seconds: float = _SECONDS,
     process: bool = False,
+    folder: str = "project",
+    limits: Limits = (),
 ) -> Done:
     """Run ``stager`` to its end, in the round's project.
 
@@ -93,15 +97,19 @@ def stager(
         seconds: after which it is a broken promise.
         process: start a Python for it, where the start matters; else a fork of this process calls
             the program's own entry point, which is the same and many times as quick.
+        folder: where it is run, in the round's folder.
+        limits: resources and how much of them it may use.
     """
     out = _fresh(round_.folder / "said", "stager")
     if process:
         return finish(start(round_, argv, out=out, env=env), argv, out, seconds)
-    for name in ("tmp", "home", "project"):
+    for name in ("tmp", "home", folder):
         (round_.folder / name).mkdir(exist_ok=True)
     child = os.fork()
     if child == 0:
-        _become(argv, round_.project, environment(round_, env), out)
+        for which, most in limits:
+            resource.setrlimit(which, (most, most))
+        _become(argv, round_.folder / folder, environment(round_, env), out)
     return finish(_Forked(child), argv, out, seconds)
 
 

@@ -16,6 +16,8 @@ MODULES = (
     "bundles",
     "lies",
     "roots",
+    "store",
+    "environments",
 )
 """The files in ``areas/``, in the order of the table; each is one area of that name."""
 

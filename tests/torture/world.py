@@ -37,6 +37,8 @@ PROGRAM = "import alpha, beta, gamma; print(alpha.VERSION, beta.VERSION, gamma.t
 """What a sound environment is asked to run."""
 ANSWER = "1.0 1.1 4950\n"
 """What it then says."""
+OTHER_ANSWER = "1.1 1.0 4950\n"
+"""What the environment of the second project says."""
 
 
 @dataclass
@@ -87,21 +89,21 @@ class World:
         total = "def total():\n    import importlib\n    return sum("
         total += "importlib.import_module(f'gamma.part{n}').VALUE for n in range(100))\n"
         data = {"gamma/data.bin": chance.randbytes(200_000), "gamma/empty.txt": ""}
-        make_wheel(self.wheels, "alpha", requires=["beta>=1.1"])
-        make_wheel(self.wheels, "alpha", "1.1", requires=["beta>=1.1"])
+        make_wheel(self.wheels, "alpha", requires=["beta"])
+        make_wheel(self.wheels, "alpha", "1.1", requires=["beta"])
         for version in ("1.0", "1.1"):
             make_wheel(self.wheels, "beta", version)
         make_wheel(self.wheels, "gamma", files={"gamma/__init__.py": total, **modules, **data})
         make_wheel(self.wheels, "delta", files={"delta.py": "X = 1\n", "delta_data": b"d" * 5000})
 
-    def make_project(self, folder: Path) -> None:
+    def make_project(self, folder: Path, alpha: str = "1.0", beta: str = "1.1") -> None:
         """Write a project that needs these wheels."""
         folder.mkdir(parents=True)
         (folder / "train.py").write_text(_TRAIN)
         (folder / "notes").mkdir()
         (folder / "notes" / "read me.txt").write_text("of the project\n")
         (folder / "stager.toml").write_text(
-            '[environment]\nrequirements = ["alpha==1.0", "beta==1.1", "gamma"]\n\n'
+            f'[environment]\nrequirements = ["alpha=={alpha}", "beta=={beta}", "gamma"]\n\n'
             '[project]\ncommand = ["train.py"]\n\n[cluster]\nnodes = 1\n'
         )
 
@@ -114,9 +116,11 @@ class World:
         self.round_folder.mkdir(parents=True)
         first = Round(area="prepare", seed=0, number=0, world=self, folder=self.round_folder)
         self.make_project(first.project)
+        self.make_project(first.folder / "project2", alpha="1.1", beta="1.0")
         for name in ("home", "nodes", "tmp"):
             (first.folder / name).mkdir()
         shutil.copy2(self.decompressor, Store(first.offline).wheels)
+        succeeded(stager(first, "build", "--no-prove", folder="project2"))
         succeeded(stager(first, "build"))
         succeeded(stager(first, "exec", "--", "python", "-c", PROGRAM))
         succeeded(stager(first, "verify", "--allocation", "local"))
