@@ -62,15 +62,20 @@ def environment(round_: Round, more: Mapping[str, str] | None = None) -> dict[st
 
 
 def start(
-    round_: Round, argv: Sequence[str], *, out: Path, env: Mapping[str, str] | None = None
+    round_: Round,
+    argv: Sequence[str],
+    *,
+    out: Path,
+    env: Mapping[str, str] | None = None,
+    folder: str = "project",
 ) -> subprocess.Popen[bytes]:
     """Start ``stager`` in a session of its own; what it says goes to two files beside ``out``."""
-    for name in ("tmp", "home", "project"):
+    for name in ("tmp", "home", folder):
         (round_.folder / name).mkdir(exist_ok=True)
     with out.with_suffix(".out").open("wb") as stdout, out.with_suffix(".err").open("wb") as stderr:
         return subprocess.Popen(
             [*STAGER, *argv],
-            cwd=round_.project,
+            cwd=round_.folder / folder,
             env=environment(round_, env),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -102,7 +107,7 @@ def stager(
     """
     out = _fresh(round_.folder / "said", "stager")
     if process:
-        return finish(start(round_, argv, out=out, env=env), argv, out, seconds)
+        return finish(start(round_, argv, out=out, env=env, folder=folder), argv, out, seconds)
     for name in ("tmp", "home", folder):
         (round_.folder / name).mkdir(exist_ok=True)
     child = os.fork()

@@ -18,6 +18,9 @@ MODULES = (
     "roots",
     "store",
     "environments",
+    "kills",
+    "limits",
+    "concurrent",
 )
 """The files in ``areas/``, in the order of the table; each is one area of that name."""
 

@@ -14,6 +14,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 import traceback
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +50,10 @@ class World:
     """The worker's own directory."""
     decompressor: Path
     """The zstandard wheel that bundles carry."""
+    runs: bool = False
+    """Whether ranks can be started here without PyTorch."""
+    unit: float = 0.3
+    """Seconds that the shortest command takes here, about."""
     zstandard: Wheel | None = None
     """The same as a build knows it."""
     small: Packed | None = None
@@ -124,6 +129,10 @@ class World:
         succeeded(stager(first, "build"))
         succeeded(stager(first, "exec", "--", "python", "-c", PROGRAM))
         succeeded(stager(first, "verify", "--allocation", "local"))
+        self.runs = stager(first, "run", "--allocation", "local").code == 0
+        started = time.monotonic()
+        succeeded(stager(first, "inspect", process=True))
+        self.unit = time.monotonic() - started
         shutil.rmtree(first.folder / "said")
         shutil.copytree(first.folder, self.template, symlinks=True)
         shutil.rmtree(first.folder)

@@ -21,7 +21,7 @@ _FIRST: tuple[tuple[str, ...], ...] = (
     ("inspect", "--files"),
     ("clean", "--store-only"),
     ("clean", "--all", "--store-only"),
-    ("script", "--", "train.py"),
+    ("script", "--launcher", "srun", "--", "train.py"),
     ("lock",),
 )
 
