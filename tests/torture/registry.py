@@ -21,6 +21,9 @@ MODULES = (
     "kills",
     "limits",
     "concurrent",
+    "settings",
+    "logs",
+    "jobs",
 )
 """The files in ``areas/``, in the order of the table; each is one area of that name."""
 

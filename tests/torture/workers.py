@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import selectors
 import signal
 import socket
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import stager
+
 from . import isolation
 from .registry import Area
-from .rounds import BROKEN, NotHere, Round
+from .rounds import NotHere, Round
 from .world import World, prepared
 
 
@@ -135,6 +137,7 @@ class _Worker:
         if self._own:
             isolation.mount_tmpfs(place, "mode=0755")
         os.environ["TMPDIR"] = str(place)
+        _import_all()
         if apart:
             self._world = World(place=place, decompressor=decompressor)
         else:
@@ -159,6 +162,13 @@ class _Worker:
             finally:
                 isolation.remove(folder)
         return {"task": [name, number], **told}
+
+
+def _import_all() -> None:
+    """Import the product once, not in each of its commands' forks."""
+    for module in pkgutil.walk_packages(stager.__path__, "stager."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 
 
 def _absent(why: str) -> dict[str, object]:
