@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from . import kinds
 from .delivering.rates import Rates, rates_from
 from .manifest import Digest, Requires
 from .problem import NodeError, Problem
@@ -140,6 +141,8 @@ def parse(raw: Mapping[str, Any]) -> Job:
             if table[key] is not None:
                 table[key] = tuple(table[key])
         job = Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
+        for value in (job, job.launch, job.requires):
+            kinds.check(value)
         _check(job)
         return job
     except (KeyError, TypeError, ValueError) as exc:
