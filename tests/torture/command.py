@@ -82,7 +82,8 @@ def play(
     """Play rounds of some areas, in two processes; those that share something, in one, after."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     decompressor = fetch_zstandard(_CACHE)
-    place = Path(tempfile.mkdtemp(prefix="stager-torture-"))
+    # Not below /tmp: the nodes of a cluster on this machine have one of their own.
+    place = Path(tempfile.mkdtemp(prefix="stager-torture-", dir="/var/tmp"))
     named = {area.name: area for area in chosen}
     try:
         for apart in (False, True):

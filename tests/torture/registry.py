@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .rounds import Round
+from .world import World
 
 Play = Callable[[Round], str]
 """Plays one round; returns an outcome, or raises ``Broken``."""
@@ -24,6 +25,7 @@ MODULES = (
     "settings",
     "logs",
     "jobs",
+    "slurm",
 )
 """The files in ``areas/``, in the order of the table; each is one area of that name."""
 
@@ -48,6 +50,10 @@ class Area:
     """Whether only root can play it."""
     apart: bool = False
     """Whether its rounds share what is started once, and so are played by one process, alone."""
+    begin: Callable[[World], None] | None = None
+    """Starts what its rounds share."""
+    end: Callable[[World], None] | None = None
+    """Removes it again."""
 
 
 def areas(names: tuple[str, ...] = ()) -> list[Area]:

@@ -19,7 +19,7 @@ import stager
 from . import isolation
 from .registry import Area
 from .rounds import NotHere, Round
-from .world import World, prepared
+from .world import prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,10 @@ class Workers:
                     other.close()
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this, by its end
                 place = self._place / f"worker{len(self._processes)}{'-apart' if apart else ''}"
-                _serve(_Worker(place, self._decompressor, self._seed, self._chosen, apart), there)
+                _serve(
+                    lambda: _Worker(place, self._decompressor, self._seed, self._chosen, apart),
+                    there,
+                )
             there.close()
             self._processes[number] = here
 
@@ -131,17 +134,16 @@ class _Worker:
         self, place: Path, decompressor: Path, seed: int, chosen: Mapping[str, Area], apart: bool
     ) -> None:
         self._seed, self._chosen = seed, chosen
-        isolation.adopt_orphans()
+        self._begun: set[str] = set()
+        if not apart:  # what rounds share goes on after each of them
+            isolation.adopt_orphans()
         self._own = not apart and isolation.own_mounts()
         place.mkdir()
         if self._own:
             isolation.mount_tmpfs(place, "mode=0755")
         os.environ["TMPDIR"] = str(place)
         _import_all()
-        if apart:
-            self._world = World(place=place, decompressor=decompressor)
-        else:
-            self._world = prepared(place, decompressor)
+        self._world = prepared(place, decompressor)
 
     def play(self, name: str, number: int) -> dict[str, object]:
         area = self._chosen[name]
@@ -154,14 +156,26 @@ class _Worker:
                 area=name, seed=self._seed, number=number, world=self._world, folder=folder
             )
             try:
-                told = isolation.play(
-                    area.play, round_, seconds=area.seconds, own=self._own
-                )
+                self._begin(area)
+                told = isolation.play(area.play, round_, seconds=area.seconds, own=self._own)
             except NotHere as exc:
                 told = _absent(str(exc))
             finally:
                 isolation.remove(folder)
         return {"task": [name, number], **told}
+
+
+    def _begin(self, area: Area) -> None:
+        if area.begin is not None and area.name not in self._begun:
+            self._begun.add(area.name)  # before it is done: what there is of it is removed
+            area.begin(self._world)
+
+    def close(self) -> None:
+        """Remove what rounds have shared."""
+        for name in self._begun:
+            end = self._chosen[name].end
+            if end is not None:
+                end(self._world)
 
 
 def _import_all() -> None:
@@ -178,10 +192,11 @@ def _absent(why: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _serve(worker_: _Worker | None, connection: socket.socket) -> None:
-    """Play what is asked for until the connection ends."""
-    assert worker_ is not None
+def _serve(make: Callable[[], _Worker], connection: socket.socket) -> None:
+    """Play what is asked for until the connection ends; this process ends with it."""
+    worker_: _Worker | None = None
     try:
+        worker_ = make()
         with connection.makefile("rw") as talk:
             talk.write("null\n")
             talk.flush()
@@ -193,4 +208,8 @@ def _serve(worker_: _Worker | None, connection: socket.socket) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(0)
+        try:
+            if worker_ is not None:
+                worker_.close()
+        finally:
+            os._exit(0)

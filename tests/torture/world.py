@@ -50,6 +50,8 @@ class World:
     """The worker's own directory."""
     decompressor: Path
     """The zstandard wheel that bundles carry."""
+    owner: int = field(default_factory=os.getpid)
+    """The process whose world it is."""
     runs: bool = False
     """Whether ranks can be started here without PyTorch."""
     unit: float = 0.3
@@ -133,7 +135,8 @@ class World:
         started = time.monotonic()
         succeeded(stager(first, "inspect", process=True))
         self.unit = time.monotonic() - started
-        shutil.rmtree(first.folder / "said")
+        for name in ("said", "tmp"):
+            shutil.rmtree(first.folder / name, ignore_errors=True)
         shutil.copytree(first.folder, self.template, symlinks=True)
         shutil.rmtree(first.folder)
 
