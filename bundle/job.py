@@ -141,8 +141,8 @@ def parse(raw: Mapping[str, Any]) -> Job:
             if table[key] is not None:
                 table[key] = tuple(table[key])
         job = Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
-        for value in (job, job.launch, job.requires):
-            kinds.check(value)
+        for whole in (job, job.launch, job.requires):
+            kinds.check(whole)
         _check(job)
         return job
     except (KeyError, TypeError, ValueError) as exc:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from .registry import MODULES, Area, areas
 from .rounds import BROKEN, OUTCOMES, repeat
-from .world import fetch_zstandard
 from .workers import Played, Task, Workers
+from .world import fetch_zstandard
 
 WORKERS = 2
 _CACHE = Path(sys.prefix, ".cache", "torture")
@@ -76,9 +76,7 @@ def main(argv: Sequence[str]) -> int:
     return int(any(tally.broken for tally in tallies.values()))
 
 
-def play(
-    chosen: Sequence[Area], options: argparse.Namespace, seed: int, on_played: object
-) -> None:
+def play(chosen: Sequence[Area], options: argparse.Namespace, seed: int, on_played: object) -> None:
     """Play rounds of some areas, in two processes; those that share something, in one, after."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     decompressor = fetch_zstandard(_CACHE)
@@ -135,10 +133,14 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--seconds", type=float, help="go on for so long")
     how.add_argument("--count", type=int, help="so many rounds an area; default: its own number")
     how.add_argument("--round", type=int, help="play this round alone")
-    how.add_argument("--sample", action="store_true", help="the few rounds that the test suite plays")
+    how.add_argument(
+        "--sample", action="store_true", help="the few rounds that the test suite plays"
+    )
     parser.add_argument("--seed", type=int, help="default: a random one, which is printed")
     parser.add_argument("--all", action="store_true", help="with the areas that need a cluster")
-    parser.add_argument("--workers", type=int, default=WORKERS, help="processes; default: %(default)s")
+    parser.add_argument(
+        "--workers", type=int, default=WORKERS, help="processes; default: %(default)s"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("-v", "--verbose", action="store_true", help="say how each round ended")
     return parser

@@ -14,9 +14,7 @@ EXAMPLES = 20
 """Faults in a round."""
 
 
-def examples(
-    round_: Round, strategy: SearchStrategy[Any], attempt: Callable[[Any], str]
-) -> None:
+def examples(round_: Round, strategy: SearchStrategy[Any], attempt: Callable[[Any], str]) -> None:
     """Call ``attempt`` with values of a strategy, and count what comes of each.
 
     Raises:

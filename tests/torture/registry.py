@@ -63,7 +63,5 @@ def areas(names: tuple[str, ...] = ()) -> list[Area]:
         KeyError: there is no area of that name.
     """
     package = __name__.rpartition(".")[0]
-    found = {
-        name: importlib.import_module(f"{package}.areas.{name}").AREA for name in MODULES
-    }
+    found = {name: importlib.import_module(f"{package}.areas.{name}").AREA for name in MODULES}
     return [found[name] for name in names or MODULES]

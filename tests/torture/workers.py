@@ -12,6 +12,7 @@ import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import stager
@@ -81,7 +82,7 @@ class Workers:
             os.waitpid(number, 0)
 
     def start(self, count: int, *, apart: bool = False) -> None:
-        """Start some; with ``apart`` in this machine's own mounts, as what is started once needs."""
+        """Start some; with ``apart`` in the machine's own mounts, as what is started once needs."""
         for _ in range(count):
             here, there = socket.socketpair()
             number = os.fork()
@@ -90,10 +91,8 @@ class Workers:
                     other.close()
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this, by its end
                 place = self._place / f"worker{len(self._processes)}{'-apart' if apart else ''}"
-                _serve(
-                    lambda: _Worker(place, self._decompressor, self._seed, self._chosen, apart),
-                    there,
-                )
+                make = partial(_Worker, place, self._decompressor, self._seed, self._chosen, apart)
+                _serve(make, there)
             there.close()
             self._processes[number] = here
 
@@ -144,6 +143,7 @@ class _Worker:
         os.environ["TMPDIR"] = str(place)
         _import_all()
         self._world = prepared(place, decompressor)
+        self._world.owner = os.getpid()
 
     def play(self, name: str, number: int) -> dict[str, object]:
         area = self._chosen[name]
@@ -163,7 +163,6 @@ class _Worker:
             finally:
                 isolation.remove(folder)
         return {"task": [name, number], **told}
-
 
     def _begin(self, area: Area) -> None:
         if area.begin is not None and area.name not in self._begun:

@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from bundles import BASE_PYTHON, fetch_decompressor, make_bundle
+from wheelhouse import make_wheel
+
 from bundle.manifest import Digest
 from bundle.node.root import secure_root
 from bundle.unpack import unpack
-from bundles import BASE_PYTHON, fetch_decompressor, make_bundle
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store
-from wheelhouse import make_wheel
 
 _TRAIN = """\
 import os, sys

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from bundles import BASE_PYTHON
+
 from bundle.archive import BundleFile
 from bundle.manifest import BLOCK, padding
 from bundle.node.root import secure_root
 from bundle.problem import NodeError
 from bundle.unpack import unpack
-from bundles import BASE_PYTHON
 from stager.pack import Packed
 
 from ..product import refused, sound, stager
@@ -207,5 +208,5 @@ AREA = Area(
     "an unchanged one gives the same bytes",
     play=play,
     rounds=1000,
-    sample=60,
+    sample=50,
 )

@@ -13,7 +13,14 @@ from ..world import ANSWER, OTHER_ANSWER, PROGRAM
 _EXEC = ("exec", "--", "python", "-c", PROGRAM)
 _BUILD = ("build", "--no-prove")
 _VERIFY = ("verify", "--allocation", "local")
-_READING = (_EXEC, _VERIFY, ("inspect",), ("script", "--launcher", "srun", "--", "train.py"), _BUILD, ("build",))
+_READING = (
+    _EXEC,
+    _VERIFY,
+    ("inspect",),
+    ("script", "--launcher", "srun", "--", "train.py"),
+    _BUILD,
+    ("build",),
+)
 _CLEANING = (("clean", "--store-only"), ("clean", "--allocation", "local"))
 
 
@@ -30,7 +37,8 @@ def play(round_: Round) -> str:
         if rng.random() < 0.4:
             argvs.append(rng.choice(_CLEANING))
     folders = [rng.choice(("project", "project", "project2")) for _ in argvs]
-    round_.did("; ".join(f"{folder}: {argv[0]}" for argv, folder in zip(argvs, folders)))
+    pairs = list(zip(argvs, folders, strict=True))
+    round_.did("; ".join(f"{folder}: {argv[0]}" for argv, folder in pairs))
     running = []
     (round_.folder / "said").mkdir()
     for number, (argv, folder) in enumerate(zip(argvs, folders, strict=True)):
@@ -67,6 +75,6 @@ AREA = Area(
     promise="commands at the same time on one store and one node each do what they do alone",
     play=play,
     rounds=120,
-    sample=5,
+    sample=3,
     seconds=150,
 )

@@ -11,8 +11,10 @@ from ..registry import Area
 from ..rounds import HEALED, REFUSED, Round, require
 from ..world import ANSWER, PROGRAM, tree_of
 
-_UNSEEN = ("changed", "changed, its time put back", "rewritten")
-"""What keeps the size: every byte must be read to see it, which ``verify --deep`` does."""
+_UNSEEN = ("changed, its time put back",)
+"""What keeps size and time: every byte must be read to see it, which ``verify --deep`` does."""
+_KEEPING = (*_UNSEEN, "changed", "rewritten")
+"""What makes no difference to an empty file."""
 _ADDED = {
     "sitecustomize.py": "raise SystemExit('added')\n",
     "alpha.py": "VERSION = 'added'\n",
@@ -74,7 +76,7 @@ def _alter(env: Path, round_: Round, *, deep: bool) -> tuple[str, bool]:
     path = rng.choice(sorted(rng.choice(groups)))
     kinds = [kind for kind in sorted(DAMAGES) if deep or kind not in _UNSEEN]
     if path.stat().st_size == 0:
-        kinds = [kind for kind in kinds if kind not in ("emptied", "cut", *_UNSEEN)]
+        kinds = [kind for kind in kinds if kind not in ("emptied", "cut", *_KEEPING)]
     kind = rng.choice(kinds)
     DAMAGES[kind](path, rng)
     return f"{path.relative_to(env)} {kind}", path.name in ("pyvenv.cfg",)
@@ -98,5 +100,5 @@ AREA = Area(
     "and whole again",
     play=play,
     rounds=300,
-    sample=12,
+    sample=10,
 )

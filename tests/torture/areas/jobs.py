@@ -20,7 +20,8 @@ from ..rounds import REFUSED, SAME, Broken, Round, require
 
 _ODD = st.sampled_from(
     [None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, 1.5, -0.5, 1e308, "", "x", "..", "\0", "\n",
-     "9" * 5000, "1." * 3000, "\x1b[2J", "\ud800", "n" * 5000, [], [[]], [None], ["x"], {}, {"a": 1}, [1] * 50]
+     "9" * 5000, "1." * 3000, "\x1b[2J", "\ud800", "n" * 5000, [], [[]], [None], ["x"], {},
+     {"a": 1}, [1] * 50]
 )  # fmt: skip
 _CHANGE = st.tuples(
     st.lists(st.integers(0, 30), min_size=1, max_size=4),
@@ -84,8 +85,8 @@ def _parsed(read: Any, expected: tuple[type[Exception], ...], value: object) -> 
 
 def _one(round_: Round, job: dict[str, Any]) -> object:
     rng = round_.rng
-    odd: tuple[Any, ...] = (None, True, -1, 0, 2**63, 1.5, "", "x", "\0", "9" * 5000, [], [None], {},
-                            "\x1b[2J", [1] * 50, {"a": 1})  # fmt: skip
+    odd: tuple[Any, ...] = (None, True, -1, 0, 2**63, 1.5, "", "x", "\0", "9" * 5000, [], [None],
+                            {}, "\x1b[2J", [1] * 50, {"a": 1})  # fmt: skip
     paths = [path for path in _paths(job) if path[0] not in _HARMLESS]
     path = rng.choice(paths)
     value = json.loads(json.dumps(job))
@@ -137,7 +138,8 @@ def _program(round_: Round, *argv: str, given: str) -> str:
         input=given, capture_output=True, text=True, check=False, timeout=45,
         env=environment(round_), cwd=_place(round_),
     )  # fmt: skip
-    said = f"node.pyz {' '.join(argv)}\nexit {done.returncode}\n{done.stdout[-2500:]}{done.stderr[-2500:]}"
+    said = f"node.pyz {' '.join(argv)}\nexit {done.returncode}\n"
+    said += done.stdout[-2500:] + done.stderr[-2500:]
     require("Traceback" not in done.stderr + done.stdout, "no traceback", said)
     require(done.returncode in (0, 1, 2, 3), "the exit code is 0, 1, 2 or 3", said)
     if done.returncode:

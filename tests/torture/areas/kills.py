@@ -143,14 +143,12 @@ def _settled(round_: Round, command: Command) -> None:
     checks.runs_right(round_) if command.argv[0] != "build" or command.cold else None
 
 
-
-
 AREA = Area(
     name="kills",
     promise="whatever moment a command is killed at, its children end, the store and the node hold "
     "nothing half-written, and the same command succeeds afterwards",
     play=play,
     rounds=350,
-    sample=14,
+    sample=10,
     seconds=120,
 )

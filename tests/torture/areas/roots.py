@@ -300,6 +300,6 @@ AREA = Area(
     "healed or passed over, and nothing is read or written through it",
     play=play,
     rounds=400,
-    sample=20,
+    sample=14,
     root=True,
 )

@@ -35,13 +35,12 @@ _KEYS = {
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 _WORDS = st.sampled_from(
     ["", ".", "..", "/", "~", "~nobody", "a\0b", "3.11", "3.9", "3.99", "3", "auto", "never", "cpu",
-     "torchrun", "srun", "gloo", "nccl", "1:2", "2:1", "00:30:00", "-1", "9" * 5000, "\u202e", "\x1b[2J",
-     "manylinux_2_28_x86_64", "nosuch_1_2", "../..", "n" * 5000, "*.pt", "[", "!", "a\nb", "requirements.in",
-     "pyproject.toml", "notes", "train.py", "-r x", "--index-url x", "1e3", "\ufeff"]
+     "torchrun", "srun", "gloo", "nccl", "1:2", "2:1", "00:30:00", "-1", "9" * 5000, "\u202e",
+     "\x1b[2J", "manylinux_2_28_x86_64", "nosuch_1_2", "../..", "n" * 5000, "*.pt", "[", "!",
+     "a\nb", "requirements.in", "pyproject.toml", "notes", "train.py", "-r x", "--index-url x",
+     "1e3", "\ufeff"]
 )  # fmt: skip
-_SCALARS = st.one_of(
-    _WORDS, _TEXT, st.integers(-(2**63), 2**63 - 1), st.booleans(), st.floats()
-)
+_SCALARS = st.one_of(_WORDS, _TEXT, st.integers(-(2**63), 2**63 - 1), st.booleans(), st.floats())
 _VALUES = st.recursive(
     _SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_WORDS | _TEXT, inner, max_size=3),
@@ -62,8 +61,9 @@ _SETTINGS = st.dictionaries(
 _NAMES = st.sampled_from(["alpha", "beta", "Ga.m_MA", "a" * 300, "-a", "a-", "\u00e4", "", "torch"])
 _SPECS = st.sampled_from(
     ["", "==1.0", ">=1,<2", "~=1", "==1.*", "===x", "==", "=>1", "@ file:///x.whl",
-     "@ https://u:p@h/x.whl", "@ http://[::1", "@", "[extra]", "[", "[a,b]==1", "; python_version<'3'",
-     "; extra == 'x'", "; nosuch == 1", ";", "; (((", "==1!2.0+x", "== 1.0 # remark", "\\", "==" + "1." * 500]
+     "@ https://u:p@h/x.whl", "@ http://[::1", "@", "[extra]", "[", "[a,b]==1",
+     "; python_version<'3'", "; extra == 'x'", "; nosuch == 1", ";", "; (((", "==1!2.0+x",
+     "== 1.0 # remark", "\\", "==" + "1." * 500]
 )  # fmt: skip
 _LINES = st.one_of(
     st.builds(lambda name, spec: f"{name} {spec}", _NAMES, _SPECS),
@@ -118,9 +118,7 @@ def _understood(folder: Path) -> str:
 
 
 def _settings(folder: Path, value: dict[str, Any]) -> str:
-    text = "".join(
-        f"{_key(section)} = {_toml(content)}\n" for section, content in value.items()
-    )
+    text = "".join(f"{_key(section)} = {_toml(content)}\n" for section, content in value.items())
     (folder / "stager.toml").write_text(text, encoding="utf-8")
     return _understood(folder)
 

@@ -11,6 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from _pytest import outcomes
+from cluster import STATES, Cluster, make_cluster, remove_cluster
+from processes import living, until
+
 from .. import product
 from ..product import Done, finish, said, sound, start
 from ..registry import Area
@@ -29,27 +33,20 @@ def begin(world: World) -> None:
     Raises:
         NotHere: there is no Slurm here, or no right to make a cluster.
     """
-    import _pytest.outcomes
-    from cluster import make_cluster
-
     try:
         make_cluster(_name(world), "--nodes", str(_NODES))
-    except (_pytest.outcomes.Skipped, _pytest.outcomes.Failed) as exc:
+    except (outcomes.Skipped, outcomes.Failed) as exc:
         raise NotHere(str(exc.msg)) from exc
 
 
 def end(world: World) -> None:
     """Remove it, or what there is of it."""
-    from cluster import STATES, remove_cluster
-
     if (STATES / _name(world)).exists():
         remove_cluster(_name(world))
 
 
 def play(round_: Round) -> str:
     """Start a job, hurt the cluster while it runs, and look at what is said and left."""
-    from cluster import STATES, Cluster
-
     name = _name(round_.world)
     nodes = tuple((STATES / name / "nodes").read_text().split())
     cluster = Cluster(name=name, nodes=nodes, shared=Path("/var/tmp") / f"stager-{name}")
@@ -91,8 +88,8 @@ def _name(world: World) -> str:
 
 
 def _sleep(seconds: float, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and process.poll() is None:
+    end_ = time.monotonic() + seconds
+    while time.monotonic() < end_ and process.poll() is None:
         time.sleep(0.02)
 
 
@@ -109,12 +106,25 @@ def _told(done: Done) -> None:
         require(len(done.err.strip()) > 20, "it says what happened", done)
 
 
-def _nothing_left(round_: Round, cluster: object) -> None:
-    """Hold that no allocation and no process of the job is left, anywhere."""
-    from processes import living, until
+class _Queue:
+    """The cluster's jobs."""
 
-    queue = lambda: cluster.run(["squeue", "--noheader"]).stdout.strip()  # type: ignore[attr-defined] # noqa: E731
-    require(until(lambda: not queue(), 60), "no allocation is left", queue())
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def listing(self) -> str:
+        """Return a line for each."""
+        return self._cluster.run(["squeue", "--noheader"]).stdout.strip()
+
+    def is_empty(self) -> bool:
+        """Return whether there are none."""
+        return not self.listing()
+
+
+def _nothing_left(round_: Round, cluster: Cluster) -> None:
+    """Hold that no allocation and no process of the job is left, anywhere."""
+    queue = _Queue(cluster)
+    require(until(queue.is_empty, 60), "no allocation is left", queue.listing())
     place = str(round_.folder)
     require(until(lambda: not living(place), 30), "no process is left", living(place))
     half = [path for path in round_.logs.rglob("*") if path.name.endswith((".partial", ".tmp"))]

@@ -12,18 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from bundles import BASE_PYTHON, HERE, make_bundle, wheel
+from wheelhouse import EPOCH, Member, Parts, parts
+
 from bundle.node.root import secure_root
 from bundle.problem import NodeError
 from bundle.unpack import unpack
-from bundles import BASE_PYTHON, HERE, make_bundle, wheel
 from stager.errors import StagerError
 from stager.layering.layerfile import LayerWriter
 from stager.layering.layersource import Source, layer_id
 from stager.layering.unwheel import add_wheel
 from stager.store import Store
-from wheelhouse import EPOCH, Member, Parts, parts
 
-from ..product import stager, sound
+from ..product import sound, stager
 from ..registry import Area
 from ..rounds import REFUSED, SAME, Round, require
 
@@ -200,9 +201,7 @@ def _escape(draft: Draft) -> None:
 
 
 def _special(draft: Draft) -> None:
-    kind = draft.rng.choice(
-        (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
-    )
+    kind = draft.rng.choice((stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK))
     target = draft.rng.choice((b"/etc/passwd", b"../../..", b"part.py", b""))
     draft.add(f"bad/{_TOKEN}", target, attributes=kind | 0o777)
     draft.must_refuse = True
@@ -548,5 +547,5 @@ AREA = Area(
     "is written outside its place, and nothing of it runs during a build",
     play=play,
     rounds=1200,
-    sample=60,
+    sample=50,
 )
