@@ -107,6 +107,9 @@ def _child(attempt: Callable[[Round], str], round_: Round, out: int, *, own: boo
     code = 1
     try:
         os.setsid()
+        # The workers ignore Ctrl-C, and so may who started them; a command must not inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)

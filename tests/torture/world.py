@@ -205,6 +205,7 @@ def tree_of(folder: Path) -> dict[str, str]:
             else:
                 value = f"special {stat.S_IFMT(mode):o}"
             found[os.path.relpath(path, folder)] = value
+    found.pop(".stager/listing", None)  # which holds times
     return found
 
 

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 import zstandard
-from bundles import BASE_PYTHON, forged_head
+from bundles import _HEAD, BASE_PYTHON, forged_head
 
 from bundle.archive import BundleFile
 from bundle.manifest import Digest, canonical_json, member_header, padding
@@ -31,7 +31,6 @@ from ..rounds import REFUSED, SAME, Round, require
 
 _MEMORY = 4 << 30
 """Bytes of address space in which a hostile bundle must be refused."""
-_HEAD = 32
 _COMMANDS = 30
 """Of so many rounds one goes through the command line."""
 Raw = dict[str, Any]
@@ -48,6 +47,8 @@ class Lie:
     node: bytes
     decompressor: bytes | None
     frames: list[bytes]
+    origin: tuple[bytes, ...] = ()
+    """What stands before the index in the layer's head, if anything does."""
     late: Callable[[Raw], None] = lambda raw: None
     """Changes the manifest when all the rest of it is true."""
     must_refuse: bool = True
@@ -61,7 +62,7 @@ class Lie:
         for frame, piece in zip(frames, self.frames, strict=False):
             frame[0], frame[2] = len(piece), Digest.of(piece)
         raw = {**self.index, "frames": frames}
-        head = forged_head(raw, sum(map(len, self.frames)))
+        head = forged_head(raw, sum(map(len, self.frames)), *self.origin)
         body = b"".join(self.frames)
         sizes = [item[1] for item in raw["files"] if isinstance(item, list) and len(item) > 1]
         self.layer |= {
@@ -186,7 +187,8 @@ def _taken_apart(path: Path, rng: Random) -> Lie:
         whole = opened.manifest
         (layer,) = whole.layers
         head = opened.head(layer)
-        index = json.loads(zstandard.ZstdDecompressor().decompress(head[_HEAD:]))
+        packed = head.index(zstandard.FRAME_HEADER)
+        index = json.loads(zstandard.ZstdDecompressor().decompress(head[packed:]))
         start = opened.frames_start(layer)
         frames = []
         for size, _, _ in index["frames"]:
@@ -202,6 +204,7 @@ def _taken_apart(path: Path, rng: Random) -> Lie:
             node=opened.part(whole.node),
             decompressor=opened.part(whole.decompressor) if whole.decompressor else None,
             frames=frames,
+            origin=(head[_HEAD.size : packed],) if packed > _HEAD.size else (),
         )
 
 

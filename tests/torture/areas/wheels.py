@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import stat
 import struct
 import subprocess
@@ -9,8 +10,10 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 from bundles import BASE_PYTHON, HERE, make_bundle, wheel
 from wheelhouse import EPOCH, Member, Parts, parts
@@ -19,9 +22,8 @@ from bundle.node.root import secure_root
 from bundle.problem import NodeError
 from bundle.unpack import unpack
 from stager.errors import StagerError
-from stager.layering.layerfile import LayerWriter
-from stager.layering.layersource import Source, layer_id
-from stager.layering.unwheel import add_wheel
+from stager.layering.layersource import Source
+from stager.layers import make_layers
 from stager.store import Store
 
 from ..product import sound, stager
@@ -97,18 +99,27 @@ def _by_call(round_: Round, draft: Draft, path: Path) -> str:
     store.wheels.joinpath(path.name).write_bytes(path.read_bytes())
     path = store.wheels / path.name
     source = Source.of_wheel(wheel(path))
-    layer = store.layer(layer_id(source, HERE))
+    # A fork of this process instead of one of a server's: as fresh, and many times as quick.
+    forking = patch.object(
+        multiprocessing, "get_context", partial(_fork, multiprocessing.get_context)
+    )
     try:
-        with LayerWriter(round_.folder) as writer, store.publishing(layer) as partial:
-            add_wheel(writer, path, HERE)
-            writer.write(partial)
+        with store.lock(), forking:
+            make_layers([source], store=store, target=HERE, jobs=1)
     except StagerError as exc:
-        require(bool(exc.message), "the message says what is wrong")
-        require(not layer.exists(), "nothing is left behind")
+        require(
+            bool(exc.message and exc.hint), "the message says what is wrong and what to do", exc
+        )
+        left = [*store.layers.iterdir(), *(store.root / "tmp").glob("*")]
+        require(not left, "nothing is left behind", left)
         _nothing_outside(round_, None)
         return REFUSED
     require(not draft.must_refuse, "a wheel like that is refused")
     return _unpacked(round_, store, path)
+
+
+def _fork(get_context: Callable[[str], object], kind: str) -> object:
+    return get_context("fork")
 
 
 def _unpacked(round_: Round, store: Store, path: Path) -> str:
