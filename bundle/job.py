@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from . import private
+from . import kinds, private
 from .delivering.rates import Rates, rates_from
 from .manifest import Digest, Requires
 from .masking import masked
@@ -148,6 +148,8 @@ def parse(raw: Mapping[str, Any]) -> Job:
             if table[key] is not None:
                 table[key] = tuple(table[key])
         job = Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
+        for whole in (job, job.launch, job.requires):
+            kinds.check(whole)
         _check(job)
         return job
     except (KeyError, TypeError, ValueError) as exc:

@@ -151,3 +151,29 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(NodeError, match=os.path.basename(path)):
             load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("launch", "grace_seconds"), "\0"),
+        (("launch", "omp_num_threads"), "2"),
+        (("launch", "nproc_per_node"), True),
+        (("launch", "interface"), {"node01": None}),
+        (("launch", "command"), [None]),
+        (("requires", "python"), None),
+        (("run_dir",), []),
+        (("node_root",), "a\0b"),
+        (("attempt",), 10**30),
+        (("room",), [1.5, 2]),
+        (("room",), [1, 2, 3]),
+        (("deep",), 1),
+        (("python_hints",), [["x"]]),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name(path: tuple[str, ...], value: Any) -> None:
+    changed = at = raw()
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    assert path[-1] in refused(changed)

@@ -1,0 +1,125 @@
+"""A sample of the torture suite: some rounds of each area, and the suite's own promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torture import isolation
+from torture.registry import MODULES, areas
+from torture.rounds import BROKEN, SAME, Broken, Round
+from torture.world import World
+
+REPO = Path(__file__).resolve().parents[1]
+SEED = os.environ.get("STAGER_TORTURE_SEED", "1")
+"""Fixed, so that a change is not refused by chance; ``scripts/torture`` chooses one by itself."""
+
+
+def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.torture", *arguments],
+        cwd=REPO,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def round_of(folder: Path, number: int = 0) -> Round:
+    world = World(place=folder, decompressor=folder)
+    return Round(area="x", seed=1, number=number, world=world, folder=folder / "round")
+
+
+def test_no_promise_is_broken_in_a_sample_of_all_areas() -> None:
+    done = torture("--sample", "--seed", SEED, "--json")
+    print(done.stderr)  # the seed, and how to play a round again
+    report = json.loads(done.stdout)
+    assert report["broken"] == []
+    assert done.returncode == 0
+    assert {row["area"] for row in report["areas"]} == {*MODULES, "all"} - {"slurm"}
+
+
+def test_what_a_round_does_depends_on_seed_area_and_number_alone(tmp_path: Path) -> None:
+    one, two, other = round_of(tmp_path), round_of(tmp_path), round_of(tmp_path, 1)
+    first = [one.rng.random() for _ in range(5)]
+    assert first == [two.rng.random() for _ in range(5)]
+    assert first != [other.rng.random() for _ in range(5)]
+
+
+def test_every_area_says_what_it_promises_and_is_described() -> None:
+    text = (REPO / "docs" / "reliability.md").read_text()
+    for area in areas():
+        assert area.promise
+        assert area.rounds > 0
+        assert f"| `{area.name}` |" in text
+
+
+def hangs(round_: Round) -> str:
+    round_.did("hang")
+    while True:
+        pass
+
+
+def breaks(round_: Round) -> str:
+    round_.did("break it")
+    raise Broken("it holds", "it does not")
+
+
+def leaves(round_: Round) -> str:
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return SAME
+
+
+def fails(round_: Round) -> str:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("attempt", "promise"),
+    [
+        (hangs, "it ends within 1 seconds"),
+        (breaks, "it holds"),
+        (leaves, "no process is left behind"),
+        (fails, "no exception but the product's own errors"),
+    ],
+)
+def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path) -> None:
+    code = (
+        "import json, sys; from pathlib import Path; import test_torture as t; "
+        "from torture import isolation; isolation.adopt_orphans(); "
+        f"r = t.round_of(Path({str(tmp_path)!r})); "
+        f"print(json.dumps(isolation.play(t.{attempt.__name__}, r, seconds=1, own=False)))"  # type: ignore[attr-defined]
+    )
+    path = os.pathsep.join([str(REPO), str(REPO / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    told = json.loads(done.stdout)
+    assert (told["outcome"], told["promise"]) == (BROKEN, promise)
+    if attempt in (hangs, breaks):
+        assert told["steps"]
+
+
+def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
+    place = tmp_path / "deep"
+    place.mkdir()
+    here = os.open(place, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(here)
+    isolation.remove(place)
+    assert not place.exists()

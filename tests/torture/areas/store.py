@@ -1,0 +1,115 @@
+"""Damaged stores: every file of an offline root lost, changed, or under another's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import checks
+from ..damage import DAMAGES, copy_over, swap
+from ..product import Done, refused, sound, stager
+from ..registry import Area
+from ..rounds import HEALED, REFUSED, SAME, Round, require
+from ..world import ANSWER, OTHER_ANSWER, PROGRAM
+
+_EXEC = ("exec", "--", "python", "-c", PROGRAM)
+_FIRST: tuple[tuple[str, ...], ...] = (
+    _EXEC,
+    _EXEC,
+    ("build", "--no-prove"),
+    ("build",),
+    ("verify", "--allocation", "local"),
+    ("inspect", "--files"),
+    ("clean", "--store-only"),
+    ("clean", "--all", "--store-only"),
+    ("script", "--launcher", "srun", "--", "train.py"),
+    ("lock",),
+)
+
+
+def play(round_: Round) -> str:
+    """Damage a file of the store, use it, build again, and use what was built."""
+    round_.use("project", "project2", "offline", "home")
+    round_.nodes.mkdir()
+    rng = round_.rng
+    if rng.random() < 0.5:
+        round_.use("nodes")
+    if rng.random() < 0.5:  # copied, the notes of what has been checked do not hold
+        require(stager(round_, "build", "--no-prove").code == 0, "a sound store builds")
+    round_.did(_damage(round_))
+    first = rng.choice(_FIRST)
+    round_.did(f"stager {' '.join(first)}"[:60])
+    done = sound(stager(round_, *first, seconds=25))
+    _right_or_refused(done, first)
+    built = sound(stager(round_, "build", "--no-prove", seconds=25))
+    if built.code:
+        # It may say what to remove, or ask to be run again.
+        refused(built)
+        built = sound(stager(round_, "build", "--no-prove", seconds=25))
+        if built.code:
+            refused(built)
+            return REFUSED
+    # What a build has said yes to must be what was asked for.
+    used = sound(stager(round_, *_EXEC, seconds=25))
+    _right_or_refused(used, _EXEC)
+    require(used.code == 0, "what was built can be used", used)
+    other = sound(stager(round_, *_EXEC, seconds=25, folder="project2"))
+    if other.code == 0:
+        require(other.out == OTHER_ANSWER, "another project's bundle is its own", other)
+    return SAME if done.code == 0 else HEALED
+
+
+def _right_or_refused(done: Done, argv: tuple[str, ...]) -> None:
+    if done.code:
+        refused(done)
+    elif argv[0] == "exec":
+        require(done.out == ANSWER, "what runs is what was built, or it is refused", done)
+    elif argv[0] == "verify":
+        require(" OK " in done.out, "verify names a sound node", done)
+
+
+def _damage(round_: Round) -> str:
+    rng, offline = round_.rng, round_.offline
+    folders = sorted(path for path in offline.iterdir() if path.is_dir() and any(path.iterdir()))
+    roll = rng.random()
+    if roll < 0.1:
+        return _folder(rng.choice(folders), round_)
+    files = checks.files_of(rng.choice(folders)) if roll < 0.85 else checks.files_of(offline)
+    files = files or checks.files_of(offline)
+    path = rng.choice(files)
+    others = [one for one in files if one != path and one.suffix == path.suffix]
+    if others and rng.random() < 0.4:
+        other = rng.choice(others)
+        names = f"{path.relative_to(offline)} and {other.relative_to(offline)}"
+        if rng.random() < 0.5:
+            swap(path, other)
+            return f"{names} swapped"
+        copy_over(other, path, keep_time=rng.random() < 0.5)
+        return f"{names}: the first is a copy of the second"
+    kind = rng.choice(sorted(DAMAGES))
+    DAMAGES[kind](path, rng)
+    return f"{path.relative_to(offline)} {kind}"
+
+
+def _folder(folder: Path, round_: Round) -> str:
+    """Damage a folder of the store as a whole."""
+    import shutil
+
+    kind = round_.rng.choice(("gone", "a file", "a link to nowhere", "empty"))
+    shutil.rmtree(folder)
+    if kind == "a file":
+        folder.write_text("x")
+    elif kind == "a link to nowhere":
+        folder.symlink_to("/nonexistent/place")
+    elif kind == "empty":
+        folder.mkdir()
+    return f"{folder.name}/: {kind}"
+
+
+AREA = Area(
+    name="store",
+    promise="a damaged store heals or refuses; what runs is what was built, never other content "
+    "under its name",
+    play=play,
+    rounds=350,
+    sample=10,
+)

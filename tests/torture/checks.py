@@ -1,0 +1,100 @@
+"""What must hold of a store and a node root, whatever was done to them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+
+import zstandard
+
+from bundle.archive import BundleFile
+from bundle.problem import NodeError
+from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary
+
+from .product import Done, sound, stager
+from .rounds import Round, require
+from .world import ANSWER, PROGRAM
+
+
+def runs_right(round_: Round, *argv: str) -> Done:
+    """Hold that the environment answers as the bundle's own modules do."""
+    done = sound(stager(round_, "exec", *argv, "--", "python", "-c", PROGRAM))
+    require(done.code == 0, "`stager exec` succeeds afterwards", done)
+    require(done.out == ANSWER, "what runs is what was built", done)
+    return done
+
+
+def whole_store(offline: Path, *, bundles: bool = True) -> None:
+    """Hold that nothing in the store is half of what its name says.
+
+    Args:
+        offline: the store.
+        bundles: whether to read all frames of all bundles and layers.
+    """
+    for path in sorted((offline / "wheels").glob("*.whl")):
+        with zipfile.ZipFile(path) as archive:
+            require(archive.testzip() is None, "a wheel in the store is whole", path)
+    for path in sorted((offline / "programs").glob("*.pyz")):
+        if "." in path.stem:  # compiled from another, which is checked
+            require(zipfile.is_zipfile(path), "a program in the store is whole", path)
+            continue
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        require(digest == path.stem, "a program in the store has the digest of its name", path)
+    for path in sorted((offline / "layers").glob("*") if bundles else ()):
+        require(_whole_layer(path), "a layer in the store is whole", path)
+    for path in sorted((offline / "bundles").glob("*.pkgs.tar") if bundles else ()):
+        _whole_bundle(path)
+
+
+def nothing_half_written(nodes: Path) -> None:
+    """Hold that unpacking left nothing behind but environments and locks."""
+    for root in (*nodes.glob("stager-*"), *nodes.glob("stager-*/nodes/*/stager-*")):
+        left = [*root.glob("incoming/*"), *root.glob("jobs/*")]
+        require(not left, "nothing half-written is left on the node", left)
+
+
+def nothing_in_tmp(offline: Path) -> None:
+    """Hold that the store's ``tmp`` is empty."""
+    left = list((offline / "tmp").glob("*"))
+    require(not left, "nothing is left in the store's tmp", left)
+
+
+def _whole_layer(path: Path) -> bool:
+    data = path.read_bytes()
+    try:
+        summary = head_summary(data[:HEAD_PREFIX])
+    except LayerError:
+        return False
+    body = zstandard.ZstdDecompressor().stream_reader(
+        data[summary.head_size :], read_across_frames=True
+    )
+    try:
+        while body.read(1 << 20):
+            pass
+    except zstandard.ZstdError:
+        return False
+    return summary.size == len(data)
+
+
+def _whole_bundle(path: Path) -> None:
+    try:
+        with BundleFile(str(path)) as bundle:
+            for layer in bundle.manifest.layers:
+                bundle.head(layer)
+            bundle.part(bundle.manifest.node)
+            named = bundle.manifest.id[:12] in path.name
+    except NodeError as exc:
+        require(False, "a bundle in the store is whole", exc)
+    require(named, "a bundle in the store has the id of its name", path)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return every regular file below a folder, sorted."""
+    return sorted(
+        Path(top, name)
+        for top, _, names in os.walk(folder)
+        for name in names
+        if Path(top, name).is_file() and not Path(top, name).is_symlink()
+    )

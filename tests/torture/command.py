@@ -1,0 +1,196 @@
+"""The command line: which rounds, and what is said of them at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .registry import MODULES, Area, areas
+from .rounds import BROKEN, OUTCOMES, repeat
+from .workers import Played, Task, Workers
+from .world import fetch_zstandard
+
+WORKERS = 2
+_CACHE = Path(sys.prefix, ".cache", "torture")
+
+
+@dataclass
+class Tally:
+    """What came of one area's rounds."""
+
+    area: Area
+    rounds: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    absent: str = ""
+    broken: list[Played] = field(default_factory=list)
+
+    def add(self, played: Played) -> None:
+        """Count a round."""
+        if played.outcome == "absent":
+            self.absent = played.promise
+            return
+        self.rounds += 1
+        self.seconds += played.seconds
+        self.faults.update(played.counts)
+        if not played.counts or played.outcome == BROKEN:
+            self.faults[played.outcome] += 1
+        if played.outcome == BROKEN:
+            self.broken.append(played)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Play what the command line asks for; return 1 if a promise was broken."""
+    options = _parser().parse_args(argv)
+    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "big")
+    chosen = areas(tuple(options.area))
+    if not options.area:
+        chosen = [area for area in chosen if not area.apart or options.all]
+    print(f"seed {seed}", file=sys.stderr)
+    tallies = {area.name: Tally(area) for area in chosen}
+    started = time.monotonic()
+
+    def on_played(played: Played) -> None:
+        tallies[played.task.area].add(played)
+        if played.outcome == BROKEN:
+            _show(played, seed)
+        elif options.verbose:
+            said = f"{played.outcome} in {played.seconds:.2f} s: {'; '.join(played.steps)}"
+            print(f"{played.task.area} {played.task.number}: {said}", file=sys.stderr, flush=True)
+
+    play(chosen, options, seed, on_played)
+    seconds = time.monotonic() - started
+    if options.json:
+        print(json.dumps(_report(tallies, seed, seconds), indent=2))
+    else:
+        _table(tallies, seed, seconds)
+    return int(any(tally.broken for tally in tallies.values()))
+
+
+def play(chosen: Sequence[Area], options: argparse.Namespace, seed: int, on_played: object) -> None:
+    """Play rounds of some areas, in two processes; those that share something, in one, after."""
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    decompressor = fetch_zstandard(_CACHE)
+    # Not below /tmp: the nodes of a cluster on this machine have one of their own.
+    place = Path(tempfile.mkdtemp(prefix="stager-torture-", dir="/var/tmp"))
+    named = {area.name: area for area in chosen}
+    try:
+        for apart in (False, True):
+            some = [area for area in chosen if area.apart == apart]
+            if not some:
+                continue
+            with Workers(place, decompressor, seed, named) as workers:
+                workers.start(1 if apart else options.workers, apart=apart)
+                workers.play(_tasks(some, options), on_played)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _tasks(chosen: Sequence[Area], options: argparse.Namespace) -> Iterator[Task]:
+    """Return the rounds in an order in which every area has had its share at any time."""
+    if options.round is not None:
+        yield from (Task(area=area.name, number=options.round) for area in chosen)
+        return
+    if options.seconds is not None:
+        yield from _endless(chosen, time.monotonic() + options.seconds)
+        return
+    waiting = []
+    for area in chosen:
+        count = options.count or (area.sample if options.sample else area.rounds)
+        waiting += [((number + 1) / (count + 1), area.name, number) for number in range(count)]
+    for _, name, number in sorted(waiting):
+        yield Task(area=name, number=number)
+
+
+def _endless(chosen: Sequence[Area], end: float) -> Iterator[Task]:
+    """Return rounds until the time is over, each area in proportion to its share."""
+    done = dict.fromkeys((area.name for area in chosen), 0)
+    while time.monotonic() < end:
+        area = min(chosen, key=lambda one: (done[one.name] + 1) / one.rounds)
+        yield Task(area=area.name, number=done[area.name])
+        done[area.name] += 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/torture",
+        description="Inject faults into the real product, and hold it to its promises.",
+        epilog="Areas: " + " ".join(MODULES) + ". See docs/reliability.md.",
+    )
+    parser.add_argument(
+        "area", nargs="*", choices=[*MODULES, []], help="default: all that need no cluster"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--seconds", type=float, help="go on for so long")
+    how.add_argument("--count", type=int, help="so many rounds an area; default: its own number")
+    how.add_argument("--round", type=int, help="play this round alone")
+    how.add_argument(
+        "--sample", action="store_true", help="the few rounds that the test suite plays"
+    )
+    parser.add_argument("--seed", type=int, help="default: a random one, which is printed")
+    parser.add_argument("--all", action="store_true", help="with the areas that need a cluster")
+    parser.add_argument(
+        "--workers", type=int, default=WORKERS, help="processes; default: %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say how each round ended")
+    return parser
+
+
+def _show(played: Played, seed: int) -> None:
+    lines = [f"BROKEN {played.task.area}, round {played.task.number}: {played.promise}"]
+    lines += [f"  did: {step}" for step in played.steps]
+    lines += [f"  | {line}" for line in played.evidence.splitlines()[-40:]]
+    lines.append(f"  again: {repeat(played.task.area, seed, played.task.number)}")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _rows(tallies: dict[str, Tally]) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for name, tally in tallies.items():
+        counts = [tally.faults[outcome] for outcome in OUTCOMES]
+        rows.append([name, tally.rounds, sum(counts), *counts, round(tally.seconds, 1)])
+    totals = [sum(int(row[at]) for row in rows) for at in range(1, 7)]  # type: ignore[call-overload]
+    rows.append(["all", *totals, round(sum(t.seconds for t in tallies.values()), 1)])
+    return rows
+
+
+def _table(tallies: dict[str, Tally], seed: int, seconds: float) -> None:
+    head = ["area", "rounds", "faults", "refused", "healed", "same bytes", "broken", "seconds"]
+    for row in [head, *_rows(tallies)]:
+        print(f"{row[0]:<14}" + "".join(f"{cell!s:>11}" for cell in row[1:]))
+    for name, tally in tallies.items():
+        if tally.absent:
+            print(f"{name}: not played: {tally.absent}")
+    print(f"seed {seed}, {seconds:.0f} seconds")
+
+
+def _report(tallies: dict[str, Tally], seed: int, seconds: float) -> dict[str, object]:
+    keys = ("area", "rounds", "faults", *OUTCOMES, "seconds")
+    rows = [dict(zip(keys, row, strict=True)) for row in _rows(tallies)]
+    broken = [
+        {
+            "area": one.task.area,
+            "round": one.task.number,
+            "promise": one.promise,
+            "did": list(one.steps),
+            "evidence": one.evidence,
+            "again": repeat(one.task.area, seed, one.task.number),
+        }
+        for tally in tallies.values()
+        for one in tally.broken
+    ]
+    absent = {name: tally.absent for name, tally in tallies.items() if tally.absent}
+    return {
+        "schema": 1, "ok": not broken, "seed": seed, "seconds": round(seconds, 1),
+        "areas": rows, "absent": absent, "broken": broken,
+    }  # fmt: skip

@@ -1,0 +1,67 @@
+"""The areas: what is damaged, what is promised, and how many rounds a run gives each."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .rounds import Round
+from .world import World
+
+Play = Callable[[Round], str]
+"""Plays one round; returns an outcome, or raises ``Broken``."""
+
+MODULES = (
+    "wheels",
+    "bundles",
+    "lies",
+    "roots",
+    "store",
+    "environments",
+    "kills",
+    "limits",
+    "concurrent",
+    "settings",
+    "logs",
+    "jobs",
+    "slurm",
+)
+"""The files in ``areas/``, in the order of the table; each is one area of that name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Area:
+    """One kind of fault."""
+
+    name: str
+    """As on the command line."""
+    promise: str
+    """What must hold, in a sentence."""
+    play: Play
+    """Plays one round."""
+    rounds: int
+    """How many rounds a full run plays."""
+    sample: int
+    """How many of them the sample in the test suite plays."""
+    seconds: float = 60
+    """After which a round counts as hanging."""
+    root: bool = False
+    """Whether only root can play it."""
+    apart: bool = False
+    """Whether its rounds share what is started once, and so are played by one process, alone."""
+    begin: Callable[[World], None] | None = None
+    """Starts what its rounds share."""
+    end: Callable[[World], None] | None = None
+    """Removes it again."""
+
+
+def areas(names: tuple[str, ...] = ()) -> list[Area]:
+    """Return the named areas, or all of them, in the order of the table.
+
+    Raises:
+        KeyError: there is no area of that name.
+    """
+    package = __name__.rpartition(".")[0]
+    found = {name: importlib.import_module(f"{package}.areas.{name}").AREA for name in MODULES}
+    return [found[name] for name in names or MODULES]

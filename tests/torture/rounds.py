@@ -1,0 +1,103 @@
+"""One round: what an area is given, and how it ends."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .world import World
+
+REFUSED = "refused"
+HEALED = "healed"
+SAME = "same"
+BROKEN = "broken"
+OUTCOMES = (REFUSED, HEALED, SAME, BROKEN)
+
+
+class Broken(Exception):
+    """A promise was not kept."""
+
+    def __init__(self, promise: str, evidence: object = "") -> None:
+        super().__init__(promise)
+        self.promise = promise
+        self.evidence = str(evidence)
+
+
+class NotHere(Exception):
+    """This machine cannot play the area; the message says why."""
+
+
+@dataclass
+class Round:
+    """What one round of an area works with."""
+
+    area: str
+    """The area's name."""
+    seed: int
+    """The run's seed."""
+    number: int
+    """The round's number in its area."""
+    world: World
+    """What has been prepared once for all rounds."""
+    folder: Path
+    """A directory of its own, empty at the start, removed at the end."""
+    tell: Callable[[str], None] = lambda what: None
+    """Takes each thing that is done, for people."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Outcomes of the faults that a round of many has injected; empty for a round of one."""
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.seed}:{self.area}:{self.number}")
+
+    def did(self, what: str) -> None:
+        """Note what was done."""
+        self.tell(what)
+
+    def use(self, *names: str) -> None:
+        """Copy parts of the prepared world into the round: project, offline, nodes, home."""
+        for name in names:
+            shutil.copytree(
+                self.world.template / name, self.folder / name, symlinks=True, dirs_exist_ok=True
+            )
+
+    @property
+    def project(self) -> Path:
+        """Where the copy of the project lies."""
+        return self.folder / "project"
+
+    @property
+    def offline(self) -> Path:
+        """Where the copy of the offline root lies."""
+        return self.folder / "offline"
+
+    @property
+    def nodes(self) -> Path:
+        """Under which the node root is made."""
+        return self.folder / "nodes"
+
+    @property
+    def logs(self) -> Path:
+        """Where jobs leave their logs."""
+        return self.folder / "home" / "slurm_logs"
+
+
+def require(kept: bool, promise: str, evidence: object = "") -> None:
+    """Hold a promise.
+
+    Raises:
+        Broken: it is not kept.
+    """
+    if not kept:
+        raise Broken(promise, evidence)
+
+
+def repeat(area: str, seed: int, number: int) -> str:
+    """Return the command line that plays one round again."""
+    return shlex.join(["scripts/torture", area, "--seed", str(seed), "--round", str(number)])

@@ -1,0 +1,214 @@
+"""Two processes that play rounds, and the one that hands these out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import selectors
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import stager
+
+from . import isolation
+from .registry import Area
+from .rounds import NotHere, Round
+from .world import prepared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One round to be played."""
+
+    area: str
+    """The area's name."""
+    number: int
+    """The round's number in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A round that was played."""
+
+    task: Task
+    """Which."""
+    outcome: str
+    """One of ``rounds.OUTCOMES``; ``absent`` where this machine cannot play it."""
+    counts: Mapping[str, int]
+    """Outcomes of its faults."""
+    promise: str
+    """What was broken."""
+    evidence: str
+    """What shows it."""
+    steps: tuple[str, ...]
+    """What was done."""
+    seconds: float
+    """How long it took."""
+
+
+OnPlayed = Callable[[Played], None]
+
+
+class Workers:
+    """The processes; use it as a context manager, which ends them."""
+
+    def __init__(self, place: Path, decompressor: Path, seed: int, chosen: Mapping[str, Area]):
+        """Name what the workers need.
+
+        Args:
+            place: where each makes a directory of its own.
+            decompressor: the zstandard wheel for bundles.
+            seed: of the run.
+            chosen: the areas by name.
+        """
+        self._place, self._decompressor = place, decompressor
+        self._seed, self._chosen = seed, chosen
+        self._processes: dict[int, socket.socket] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for connection in self._processes.values():
+            connection.close()
+        for number in self._processes:
+            os.waitpid(number, 0)
+
+    def start(self, count: int, *, apart: bool = False) -> None:
+        """Start some; with ``apart`` in the machine's own mounts, as what is started once needs."""
+        for _ in range(count):
+            here, there = socket.socketpair()
+            number = os.fork()
+            if number == 0:
+                for other in (here, *self._processes.values()):
+                    other.close()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this, by its end
+                place = self._place / f"worker{len(self._processes)}{'-apart' if apart else ''}"
+                make = partial(_Worker, place, self._decompressor, self._seed, self._chosen, apart)
+                _serve(make, there)
+            there.close()
+            self._processes[number] = here
+
+    def play(self, tasks: Iterator[Task], on_played: OnPlayed) -> None:
+        """Hand out tasks, each to whoever is free, until there are none left."""
+        with selectors.DefaultSelector() as selector:
+            for number, connection in self._processes.items():
+                selector.register(connection, selectors.EVENT_READ, (number, connection.makefile()))
+            busy = len(self._processes)
+            while busy:
+                for key, _ in selector.select():
+                    number, lines = key.data
+                    line = lines.readline()
+                    if not line:
+                        raise RuntimeError(f"worker {number} has ended")
+                    said = json.loads(line)
+                    if said is not None:
+                        on_played(_played(said))
+                    task = next(tasks, None)
+                    if task is None:
+                        busy -= 1
+                        selector.unregister(key.fileobj)
+                        continue
+                    asked = json.dumps([task.area, task.number]) + "\n"
+                    self._processes[number].sendall(asked.encode())
+
+
+def _played(said: dict[str, object]) -> Played:
+    area, number = said.pop("task")  # type: ignore[misc]
+    said["steps"] = tuple(said["steps"])  # type: ignore[arg-type]
+    return Played(task=Task(area=area, number=number), **said)  # type: ignore[arg-type]
+
+
+class _Worker:
+    """One worker's side."""
+
+    def __init__(
+        self, place: Path, decompressor: Path, seed: int, chosen: Mapping[str, Area], apart: bool
+    ) -> None:
+        self._seed, self._chosen = seed, chosen
+        self._begun: set[str] = set()
+        if not apart:  # what rounds share goes on after each of them
+            isolation.adopt_orphans()
+        self._own = not apart and isolation.own_mounts()
+        place.mkdir()
+        if self._own:
+            isolation.mount_tmpfs(place, "mode=0755")
+        os.environ["TMPDIR"] = str(place)
+        _import_all()
+        self._world = prepared(place, decompressor)
+        self._world.owner = os.getpid()
+
+    def play(self, name: str, number: int) -> dict[str, object]:
+        area = self._chosen[name]
+        told: dict[str, object]
+        if area.root and not self._own and not area.apart:
+            told = _absent("only root can play it, where mount namespaces are allowed")
+        else:
+            folder = self._world.round_folder
+            round_ = Round(
+                area=name, seed=self._seed, number=number, world=self._world, folder=folder
+            )
+            try:
+                self._begin(area)
+                told = isolation.play(area.play, round_, seconds=area.seconds, own=self._own)
+            except NotHere as exc:
+                told = _absent(str(exc))
+            finally:
+                isolation.remove(folder)
+        return {"task": [name, number], **told}
+
+    def _begin(self, area: Area) -> None:
+        if area.begin is not None and area.name not in self._begun:
+            self._begun.add(area.name)  # before it is done: what there is of it is removed
+            area.begin(self._world)
+
+    def close(self) -> None:
+        """Remove what rounds have shared."""
+        for name in self._begun:
+            end = self._chosen[name].end
+            if end is not None:
+                end(self._world)
+
+
+def _import_all() -> None:
+    """Import the product once, not in each of its commands' forks."""
+    for module in pkgutil.walk_packages(stager.__path__, "stager."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def _absent(why: str) -> dict[str, object]:
+    return {
+        "outcome": "absent", "counts": {}, "promise": why, "evidence": "", "steps": [],
+        "seconds": 0.0,
+    }  # fmt: skip
+
+
+def _serve(make: Callable[[], _Worker], connection: socket.socket) -> None:
+    """Play what is asked for until the connection ends; this process ends with it."""
+    worker_: _Worker | None = None
+    try:
+        worker_ = make()
+        with connection.makefile("rw") as talk:
+            talk.write("null\n")
+            talk.flush()
+            for line in talk:
+                talk.write(json.dumps(worker_.play(*json.loads(line))) + "\n")
+                talk.flush()
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            if worker_ is not None:
+                worker_.close()
+        finally:
+            os._exit(0)

@@ -1,0 +1,232 @@
+"""What rounds begin with: small wheels, a project, its store, and a node root, made once a worker.
+
+All of it is made at the very path that each round will have, because a store remembers paths; then
+it is moved aside, and rounds copy what they need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import shutil
+import stat
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from bundles import BASE_PYTHON, fetch_decompressor, make_bundle
+from wheelhouse import make_wheel
+
+from bundle.manifest import Digest
+from bundle.node.root import secure_root
+from bundle.unpack import unpack
+from stager.model import Wheel
+from stager.pack import Packed
+from stager.store import Store
+
+_TRAIN = """\
+import os, sys
+import alpha, beta, gamma
+print("alpha", alpha.VERSION, "beta", beta.VERSION, "gamma", gamma.total(), flush=True)
+"""
+PROGRAM = "import alpha, beta, gamma; print(alpha.VERSION, beta.VERSION, gamma.total())"
+"""What a sound environment is asked to run."""
+ANSWER = "1.0 1.1 4950\n"
+"""What it then says."""
+OTHER_ANSWER = "1.1 1.0 4950\n"
+"""What the environment of the second project says."""
+
+
+@dataclass
+class World:
+    """What a worker has prepared."""
+
+    place: Path
+    """The worker's own directory."""
+    decompressor: Path
+    """The zstandard wheel that bundles carry."""
+    owner: int = field(default_factory=os.getpid)
+    """The process whose world it is."""
+    runs: bool = False
+    """Whether ranks can be started here without PyTorch."""
+    unit: float = 0.3
+    """Seconds that the shortest command takes here, about."""
+    zstandard: Wheel | None = None
+    """The same as a build knows it."""
+    small: Packed | None = None
+    """A bundle of one layer, without a project."""
+    bundle: Packed | None = None
+    """A bundle of several layers."""
+    other: Packed | None = None
+    """A bundle of the same project with another version of one package."""
+    unpacked: dict[str, str] = field(default_factory=dict)
+    """What the environment of :attr:`bundle` holds."""
+
+    @property
+    def template(self) -> Path:
+        """Under which lie what a round may copy."""
+        return self.place / "template"
+
+    @property
+    def wheels(self) -> Path:
+        """The index: a folder of wheels."""
+        return self.place / "wheels"
+
+    @property
+    def round_folder(self) -> Path:
+        """Where every round is played."""
+        return self.place / "round"
+
+    @cached_property
+    def store(self) -> Store:
+        """A store for bundles that no project has."""
+        store = Store(self.place / "store")
+        shutil.copy2(self.decompressor, store.wheels)
+        return store
+
+    def make_wheels(self) -> None:
+        """Write the wheels that the project needs, and other versions of them."""
+        chance = random.Random(1)
+        modules = {f"gamma/part{n}.py": f"VALUE = {n}\n" for n in range(100)}
+        total = "def total():\n    import importlib\n    return sum("
+        total += "importlib.import_module(f'gamma.part{n}').VALUE for n in range(100))\n"
+        data = {"gamma/data.bin": chance.randbytes(200_000), "gamma/empty.txt": ""}
+        make_wheel(self.wheels, "alpha", requires=["beta"])
+        make_wheel(self.wheels, "alpha", "1.1", requires=["beta"])
+        for version in ("1.0", "1.1"):
+            make_wheel(self.wheels, "beta", version)
+        make_wheel(self.wheels, "gamma", files={"gamma/__init__.py": total, **modules, **data})
+        make_wheel(self.wheels, "delta", files={"delta.py": "X = 1\n", "delta_data": b"d" * 5000})
+
+    def make_project(self, folder: Path, alpha: str = "1.0", beta: str = "1.1") -> None:
+        """Write a project that needs these wheels."""
+        folder.mkdir(parents=True)
+        (folder / "train.py").write_text(_TRAIN)
+        (folder / "notes").mkdir()
+        (folder / "notes" / "read me.txt").write_text("of the project\n")
+        (folder / "stager.toml").write_text(
+            f'[environment]\nrequirements = ["alpha=={alpha}", "beta=={beta}", "gamma"]\n\n'
+            '[project]\ncommand = ["train.py"]\n\n[cluster]\nnodes = 1\n'
+        )
+
+    def prepare(self) -> None:
+        """Make everything; takes a few seconds."""
+        from .product import stager, succeeded
+        from .rounds import Round
+
+        self.make_wheels()
+        self.round_folder.mkdir(parents=True)
+        first = Round(area="prepare", seed=0, number=0, world=self, folder=self.round_folder)
+        self.make_project(first.project)
+        self.make_project(first.folder / "project2", alpha="1.1", beta="1.0")
+        for name in ("home", "nodes", "tmp"):
+            (first.folder / name).mkdir()
+        shutil.copy2(self.decompressor, Store(first.offline).wheels)
+        succeeded(stager(first, "build", "--no-prove", folder="project2"))
+        succeeded(stager(first, "build"))
+        succeeded(stager(first, "exec", "--", "python", "-c", PROGRAM))
+        succeeded(stager(first, "verify", "--allocation", "local"))
+        self.runs = stager(first, "run", "--allocation", "local").code == 0
+        started = time.monotonic()
+        succeeded(stager(first, "inspect", process=True))
+        self.unit = time.monotonic() - started
+        for name in ("said", "tmp"):
+            shutil.rmtree(first.folder / name, ignore_errors=True)
+        shutil.copytree(first.folder, self.template, symlinks=True)
+        shutil.rmtree(first.folder)
+
+    def prepare_bundles(self) -> None:
+        """Make the bundles that no project has, and unpack one of them."""
+        one = self.wheels / "delta-1.0-py3-none-any.whl"
+        self.zstandard = fetch_decompressor(self.store)
+        self.small = make_bundle(self.store, [one], decompressor=self.zstandard)
+        self.bundle, self.other = self._bundle("1.0"), self._bundle("1.1")
+        base = self.place / "sound"
+        base.mkdir()
+        made = unpack(
+            str(self.bundle.path),
+            root=secure_root(str(base)),
+            expected=self.bundle.manifest.id,
+            python=BASE_PYTHON,
+            processes=1,
+        )
+        self.unpacked = tree_of(Path(made.path))
+
+    def _bundle(self, version: str) -> Packed:
+        names = [f"alpha-{version}", "beta-1.1", "gamma-1.0"]
+        wheels = [self.wheels / f"{name}-py3-none-any.whl" for name in names]
+        return make_bundle(
+            self.store, wheels, decompressor=self.zstandard, project=self.template / "project"
+        )
+
+
+def prepared(place: Path, decompressor: Path) -> World:
+    """Return a world that another process has made: what it started ends with it."""
+    note = place / "world.pickle"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            world = World(place=place, decompressor=decompressor)
+            world.prepare()
+            world.prepare_bundles()
+            note.write_bytes(pickle.dumps(world))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        raise RuntimeError("what rounds begin with could not be made, as said above")
+    world: World = pickle.loads(note.read_bytes())
+    return world
+
+
+def tree_of(folder: Path) -> dict[str, str]:
+    """Return every file, link and other thing below a folder, with mode and digest."""
+    found = {}
+    for top, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = os.path.join(top, name)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISLNK(mode):
+                value = f"link {os.readlink(path)}"
+            elif stat.S_ISREG(mode):
+                with open(path, "rb") as handle:
+                    value = f"{mode & 0o777:o} {hashlib.sha256(handle.read()).hexdigest()}"
+            elif stat.S_ISDIR(mode):
+                value = "directory"
+            else:
+                value = f"special {stat.S_IFMT(mode):o}"
+            found[os.path.relpath(path, folder)] = value
+    found.pop(".stager/listing", None)  # which holds times
+    return found
+
+
+def fetch_zstandard(cache: Path) -> Path:
+    """Return the pinned decompressor's wheel; fetched once, by pip from its configured index.
+
+    Raises:
+        RuntimeError: it cannot be had.
+    """
+    from stager.bundling.decompressor import decompressor_lock
+    from stager.model import Target
+
+    lock = decompressor_lock(Target.of_host())
+    if lock is None:  # this Python has zstd of its own
+        return cache
+    (file,) = lock.files
+    path = cache / file.filename
+    if not path.exists() or Digest.of(path.read_bytes()) != file.sha256:
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(cache)]
+        argv += ["--only-binary", ":all:", f"{file.name}=={file.version}"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+        if done.returncode or not path.exists():
+            raise RuntimeError(f"the decompressor cannot be had: {done.stderr[-500:]}")
+    return path
