@@ -168,7 +168,7 @@ BAD = [
     (house.leaves_early, "stager.x", "exit()"),
     (house.leaves_early, "stager.x", "raise NotImplementedError"),
     (house.leaves_early, "stager.x", "try:\n    f()\nexcept Exception:\n    pass"),
-    (house.oversized, "stager.x", "x = 1\n" * 351),
+    (house.oversized, "stager.x", "x = 1\n" * 401),
     (house.oversized, "stager.utils", ""),
     (house.oversized, "stager.x", "def f(): ...\n" * 30 + "def g():\n" + "    x = 1\n" * 60),
     (house.oversized, "stager.x", "def f():\n" + "    x = 1\n" * 46),
