@@ -26,7 +26,18 @@ def program_of(bundle: Path, folder: Path) -> Argv:
 
 def unpack(python: str, program: Path, bundle: Path, base: Path) -> Argv:
     """The far side's own unpacking, digests and all, as it is started on a node."""
-    return (python, "-I", "-S", str(program), "unpack", "--python", python, str(bundle), str(base))
+    return (
+        python,
+        "-I",
+        "-S",
+        str(program),
+        "unpack",
+        "--trusted",
+        "--python",
+        python,
+        str(bundle),
+        str(base),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

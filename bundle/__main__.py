@@ -102,6 +102,9 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
         command.add_argument("base", help="the directory under which the node root is made")
         command.add_argument("--python", action="append", default=[], help="interpreter to try")
         command.add_argument("--id", help="the id that the bundle must have")
+        command.add_argument(
+            "--trusted", action="store_true", help="who asks has made it: do not compare each file"
+        )
         command.add_argument("--json", action="store_true", help="problems as JSON, too")
         if name == "exec":
             command.add_argument("argv", nargs=argparse.REMAINDER)
@@ -140,6 +143,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
         expected=manifest.id,
         python=python,
         processes=int(str(host["cpus"])),
+        sent=unpack.Sent(trusted=options.trusted),
     )
 
 

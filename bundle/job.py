@@ -113,6 +113,9 @@ class Job:
     log_mode: str = private.PRIVATE
     """Who may read its files: ``private``, its user alone; ``group``, the log directory's group."""
 
+    trusted_bundle: bool = False
+    """Whether the offline root that sends it has made it: else each of its files is compared with
+    its digest while it is unpacked."""
     show_all: bool = False
     """Whether every node's output is printed as it comes, or only the first node's; logs have all.
     """

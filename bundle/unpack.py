@@ -26,7 +26,7 @@ from .delivering.arrival import Arrival
 from .node import locks, removal
 from .problem import NodeError, Problem
 from .unpacking import damage
-from .unpacking.assemble import Lacking, assemble
+from .unpacking.assemble import AssembleOptions, Lacking, assemble
 from .unpacking.venv import renew
 from .unpacking.writer import write_problem
 
@@ -67,6 +67,8 @@ class Sent:
     """How far it is, where it is still being sent: it is unpacked as it comes."""
     checked: bool = False
     """Whether the environment was found here, and undamaged, just now."""
+    trusted: bool = False
+    """Whether who asks has made the bundle: what its index says of each file is not compared."""
 
 
 def env_path(root: str, bundle_id: str) -> str:
@@ -142,6 +144,7 @@ def unpack(
     final = env_path(root, expected)
     linked = written = 0
     how = sent or Sent()
+    options = AssembleOptions(processes, compare=not how.trusted)
     mended = None
     try:
         there = how.checked and damage.is_directory(final)
@@ -153,7 +156,7 @@ def unpack(
                 if found != []:
                     _sweep(root, expected)
                     with BundleFile(path, expected, how.excerpt, how.arrival) as bundle:
-                        linked, written = assemble(bundle, root, python, processes, _publish)
+                        linked, written = assemble(bundle, root, python, options, _publish)
                 mended = damage.describe(final, found, damage.REPAIRED) if found else None
         renew(final, python)
     except OSError as exc:

@@ -79,7 +79,7 @@ def pack(contents: Contents, store: Store) -> Packed:
     manifest = _manifest(contents, node)
     path = bundle_path(store, manifest)
     size = sum(BLOCK + length + padding(length) for _, length in manifest.members()) + 2 * BLOCK
-    if _is_sealed(store, path, size):
+    if _is_sealed(store, path, size, manifest.id):
         return Packed(path=path, manifest=manifest, size=size, reused=True)
     heads = [_stored_head(store, layer) for layer in manifest.layers]
     indexes = [
@@ -98,7 +98,7 @@ def pack(contents: Contents, store: Store) -> Packed:
             _copy_frames(out, store, layer, index)
         out.write(bytes(2 * BLOCK))
     with store.publishing(_seal(store, path)) as partial:
-        partial.write_text(_stamp(path), encoding="utf-8")
+        partial.write_text(_stamp(path, manifest.id), encoding="utf-8")
     return Packed(path=path, manifest=manifest, size=size, reused=False)
 
 
@@ -107,13 +107,14 @@ def bundle_path(store: Store, manifest: Manifest) -> Path:
     return store.bundles / f"{manifest.name}-{manifest.id[:12]}.pkgs.tar"
 
 
-def _is_sealed(store: Store, path: Path, size: int) -> bool:
+def _is_sealed(store: Store, path: Path, size: int, key: Digest) -> bool:
     """Whether a bundle is the very file that was written, and nobody has touched it since.
 
     To read all of it again would cost more than the rest of a build in which nothing has changed.
     """
     try:
-        return path.stat().st_size == size and _seal(store, path).read_text() == _stamp(path)
+        written = _seal(store, path).read_text(encoding="utf-8")
+        return path.stat().st_size == size and written == _stamp(path, key)
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -122,8 +123,8 @@ def _seal(store: Store, path: Path) -> Path:
     return store.seals / f"{path.name}.txt"
 
 
-def _stamp(path: Path) -> str:
-    return " ".join(map(str, stamp(path.stat()))) + "\n"
+def _stamp(path: Path, key: Digest) -> str:
+    return " ".join(map(str, [*stamp(path.stat()), key])) + "\n"
 
 
 def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:

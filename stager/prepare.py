@@ -15,7 +15,7 @@ from bundle.masking import masked
 
 from . import __version__, allocation
 from .allocation import Source
-from .bundling.bundles import Chosen, manifest_of, with_id
+from .bundling.bundles import Chosen, made_here, manifest_of, with_id
 from .config import Config, find, load
 from .init import default
 from .job import JobOptions, make_job, settle
@@ -135,6 +135,8 @@ def prepare(
         config, options, notes = _converted(config, options)
     where = "local" if source == "local" else "slurm"
     job = make_job(config, replace(options, allocation=where), *bundle, action)
+    ours = made_here(Store(offline_root(config)), bundle[0], job.bundle_id)
+    job = replace(job, trusted_bundle=ours)
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
         notes = (*notes, f"{', '.join(absent)}: to be passed on, but not set here")

@@ -17,7 +17,7 @@ from bundle import private
 from bundle.job import Job
 
 from . import slurmtalk
-from .bundling.bundles import Chosen, node_program, opened
+from .bundling.bundles import Chosen, made_here, node_program, opened
 from .bundling.compiled import compiled_program
 from .config import Config
 from .errors import JobError, StagerError
@@ -179,7 +179,10 @@ def execute(config: Config, bundle: Chosen, command: Sequence[str]) -> None:
     Raises:
         StagerError: it cannot be started.
     """
-    program = node_program(bundle.path, Store(offline_root(config)), bundle.id)
+    store = Store(offline_root(config))
+    program = node_program(bundle.path, store, bundle.id)
     hint = getattr(sys, "_base_executable", sys.executable)
     argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint, "--id", bundle.id]
+    if made_here(store, bundle.path, bundle.id):
+        argv.append("--trusted")
     become([*argv, str(bundle.path), config.cluster.node_root, "--", *command])

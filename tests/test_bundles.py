@@ -16,6 +16,7 @@ from stager.bundling.bundles import (
     Newest,
     clear_away,
     is_named,
+    made_here,
     manifest_of,
     newest,
     node_program,
@@ -154,3 +155,15 @@ def test_a_bundle_in_use_is_not_cleared_away(project: Project) -> None:
     assert clear_away(packed.path)
     assert not packed.path.exists()
     assert not clear_away(packed.path), "it is gone already"
+
+
+def test_a_bundle_that_was_carried_here_was_not_made_here(project: Project, tmp_path: Path) -> None:
+    """Its index is somebody else's word: each of its files is compared while it is unpacked."""
+    packed = project.build().packed
+    key = packed.manifest.id
+    assert made_here(project.store, packed.path, key)
+    assert not made_here(project.store, packed.path, Digest.of(b"another"))
+    assert not made_here(project.store, tmp_path / "carried.pkgs.tar", key)
+    elsewhere = Store(tmp_path / "elsewhere")
+    assert not made_here(elsewhere, packed.path, key)
+    assert not elsewhere.root.exists()

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .. import archive, probe, unpack
@@ -116,7 +117,7 @@ def _unpack(job: Job, request: Mapping[str, Any], path: str, sent: unpack.Sent) 
             expected=job.bundle_id,
             python=str(request["python"]),
             processes=max(1, cpus // int(request["nodes_here"])),
-            sent=sent,
+            sent=replace(sent, trusted=job.trusted_bundle),
         )
     except unpack.Lacking as exc:
         return {"lacking": True, "problems": [exc.problem.to_json()]}

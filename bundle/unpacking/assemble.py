@@ -20,7 +20,7 @@ from .decompressor import Decompress, load_decompressor
 from .layer import Index, LayerError
 from .merge import Merged, merge
 from .venv import finish
-from .writer import write_layers
+from .writer import Work, write_layers
 
 
 class Lacking(NodeError):
@@ -38,11 +38,21 @@ class Lacking(NodeError):
         )
 
 
+@dataclass(frozen=True)
+class AssembleOptions:
+    """How an environment is made."""
+
+    processes: int
+    """How many processes work."""
+    compare: bool = True
+    """Whether each file is compared with its digest in the index: somebody else made the bundle."""
+
+
 def assemble(
     bundle: BundleFile,
     root: str,
     python: str,
-    processes: int,
+    how: AssembleOptions,
     publish: Callable[[str, str], None],
 ) -> tuple[int, int]:
     """Build the environment of a bundle and publish it; files linked and written.
@@ -51,7 +61,7 @@ def assemble(
         bundle: the bundle.
         root: the node root; a damaged environment of the bundle may be there.
         python: the interpreter that the environment is for.
-        processes: how many processes work.
+        how: how many processes work, and how much they check.
         publish: gives what was built its final path.
 
     Raises:
@@ -75,8 +85,8 @@ def assemble(
         for path in merged.directories:
             os.mkdir(os.path.join(staging, path), 0o755)
         # Where there is damage already, more is likely: then nothing is linked without being read.
-        linking = Linking(processes, verify=os.path.lexists(final))
-        written = _fill(bundle, staging, kept, older, linking)
+        linking = Linking(how.processes, verify=os.path.lexists(final))
+        written = _fill(bundle, staging, kept, older, linking, compare=how.compare)
         for path, target in merged.links.items():
             os.symlink(target, os.path.join(staging, path))
         bundle.check_frame()  # could not be done before where the file was still being sent
@@ -126,6 +136,8 @@ def _fill(
     kept: _Kept,
     older: Mapping[str, Sequence[str]],
     linking: Linking,
+    *,
+    compare: bool,
 ) -> int:
     """Link what older environments have, and write the rest; returns how many were written."""
     layers = bundle.manifest.layers
@@ -138,7 +150,7 @@ def _fill(
     for layer, _, _ in fresh:
         if not bundle.holds(layer.member):
             raise Lacking(layer.name, bundle.path)
-    write_layers(bundle, staging, fresh, kept.decompress, linking.processes)
+    write_layers(bundle, staging, fresh, Work(kept.decompress, linking.processes, compare))
     return sum(len(entries) for _, _, entries in fresh)
 
 

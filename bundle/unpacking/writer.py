@@ -1,7 +1,8 @@
-"""Writing the files of layers, several frames at a time, each file compared with its digest.
+"""Writing the files of layers, several frames at a time.
 
-What a frame holds has been checked; where a file begins and ends in it only the index says, which
-was made by whoever made the bundle.
+What a frame holds has been checked; where a file begins and ends in it, and its digest, only the
+index says, which was made by whoever made the bundle. So each file of a bundle that somebody else
+made is compared with its digest, which costs half as much again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from ..archive import BundleFile
@@ -21,15 +23,28 @@ from .decompressor import Decompress
 from .layer import Entry, Index, LayerError
 from .pool import share
 
+Fresh = tuple[Layer, Index, Sequence[Entry]]
+"""A layer that is written, what it holds, and which of its files are wanted."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How layers are written."""
+
+    decompress: Decompress
+    """Turns a frame into its content."""
+    processes: int
+    """How many processes work."""
+    compare: bool
+    """Whether each file is compared with its digest."""
 
 
 def write_layers(
     bundle: BundleFile,
     staging: str,
-    fresh: Sequence[tuple[Layer, Index, Sequence[Entry]]],
-    decompress: Decompress,
-    processes: int,
+    fresh: Sequence[Fresh],
+    work: Work,
 ) -> None:
     """Write the files of the given layers, one frame a task, in the order of the file.
 
@@ -48,25 +63,26 @@ def write_layers(
             tasks.append((offset, frame, start, entries[first:last]))
             offset, start = offset + frame.size, end
 
-    def work(number: int) -> None:
+    def write(number: int) -> None:
         offset, frame, start, entries = tasks[number]
         data = bundle.frame(offset, frame.size, frame.sha256)
         with bundle.refusing(LayerError):
-            content = decompress(data, frame.unpacked_size)
+            content = work.decompress(data, frame.unpacked_size)
         try:
             with bundle.refusing(LayerError):
-                _write_files(staging, memoryview(content), start, entries)
+                _write_files(staging, memoryview(content), start, entries, work.compare)
         except OSError as exc:
             raise NodeError(write_problem(exc, staging)) from exc
 
-    share(len(tasks), work, processes)
-    _compare_long(bundle, staging, fresh, processes)
+    share(len(tasks), write, work.processes)
+    if work.compare:
+        _compare_long(bundle, staging, fresh, work.processes)
 
 
 def _compare_long(
     bundle: BundleFile,
     staging: str,
-    fresh: Sequence[tuple[Layer, Index, Sequence[Entry]]],
+    fresh: Sequence[Fresh],
     processes: int,
 ) -> None:
     """Compare the files that lie in several frames, the largest first; they are read again."""
@@ -109,7 +125,9 @@ def _compare(digest: str, entry: Entry) -> None:
         raise LayerError(f"{entry.path} does not have the digest in the index of its layer")
 
 
-def _write_files(staging: str, content: memoryview, start: int, entries: Sequence[Entry]) -> None:
+def _write_files(
+    staging: str, content: memoryview, start: int, entries: Sequence[Entry], compare: bool
+) -> None:
     """Write what one frame holds of each file; a file may go on in the next frame."""
     end = start + len(content)
     for entry in entries:
@@ -122,7 +140,7 @@ def _write_files(staging: str, content: memoryview, start: int, entries: Sequenc
         try:
             place = begin - entry.offset
             part = content[begin - start : stop - start]
-            if len(part) == entry.size:
+            if compare and len(part) == entry.size:
                 _compare(hashlib.sha256(part).hexdigest(), entry)
             while part:
                 written = os.pwrite(handle, part, place)

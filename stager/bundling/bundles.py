@@ -44,6 +44,18 @@ class Chosen:
     """The id it must have, or the first digits of it; empty where nothing but its name says."""
 
 
+def made_here(store: Store, path: Path, key: str) -> bool:
+    """Tell whether a build of this store has made the bundle of this id.
+
+    The id covers every byte, so it does not matter what has become of the file since.
+    """
+    note = store.root / "seals" / f"{path.name}.txt"  # no folder is made in a store to look at it
+    try:
+        return note.read_text(encoding="utf-8").split()[-1:] == [key]
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Newest:
     """The bundle that the last build of a project made."""

@@ -86,6 +86,17 @@ def test_an_index_that_does_not_tell_the_truth_is_refused(
     assert "the bundle is damaged" in said
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_bundle_of_who_asks_is_not_compared(
+    large: Packed, program: Path, base: Path, tmp_path: Path, trusted: bool
+) -> None:
+    """Whoever made it knows what the index says; reading every file again would cost a second."""
+    forged = forge(large.path, tmp_path / "forged.tar", index=other_digest("small.py"))
+    words = ["--trusted"] if trusted else []
+    done = run_node(program, "unpack", forged, base, "--python", BASE_PYTHON, *words)
+    assert done.returncode == (0 if trusted else 1), done.stderr
+
+
 # --- paths ---------------------------------------------------------------------------------------
 
 
