@@ -113,8 +113,11 @@ def read_lock(path: Path, target: Target) -> Lock:
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
     data = toml.read(path)
-    own = data.get("tool", {}).get("stager") if data.get("created-by") == CREATED_BY else None
-    about: Mapping[str, Any] = own if isinstance(own, dict) else {}
+    tool = data.get("tool")
+    own = tool.get("stager") if isinstance(tool, dict) else None
+    about: Mapping[str, Any] = {}
+    if isinstance(own, dict) and data.get("created-by") == CREATED_BY:
+        about = own
     try:
         if about:
             target = Target(python=str(about["python"]), platform=str(about["platform"]))

@@ -28,6 +28,8 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from bundle.masking import without_url_secrets
+
 from .config import Config
 from .errors import ConfigError
 from .inputs import foreign, places, sourcetree, toolsettings
@@ -298,7 +300,11 @@ class _Builder:
             self.problems.append(f"{line.origin}: no such file or folder: {where}")
 
     def _remote(self, line: Line, where: str, extras: str, marker: str, name: str) -> None:
-        file_name = unquote(urlsplit(where).path.rpartition("/")[2])
+        try:
+            file_name = unquote(urlsplit(where).path.rpartition("/")[2])
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {without_url_secrets(where)} is no URL: {exc}")
+            return
         if file_name.endswith(".whl"):
             self._wheel(line, where, file_name, extras, marker)
             return

@@ -41,5 +41,5 @@ def test_no_traceback_of_ours_whenever_it_comes() -> None:
     for count in range(30):
         code, said = interrupted(whole * count / 30)
         assert OURS not in said, said
-        if "Traceback" not in said:
+        if "Traceback" not in said and "no Python frame" not in said:
             assert code in (0, 130, -signal.SIGINT), (code, said)

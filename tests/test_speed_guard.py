@@ -47,8 +47,8 @@ def test_unpacking_is_not_far_behind_tar(
 ) -> None:
     program = node_program(torch_project.bundle, tmp_path)
     program = compiled_program(program, Store(tmp_path))
-    ours = [sys.executable, "-I", "-S", str(program), "unpack", "--python", sys.executable]
-    ours += [str(torch_project.bundle), str(memory)]
+    ours = [sys.executable, "-I", "-S", str(program), "unpack", "--trusted"]
+    ours += ["--python", sys.executable, str(torch_project.bundle), str(memory)]
     try:
         seconds(ours, memory)
         [env] = (memory / next(memory.iterdir()).name / "envs").iterdir()

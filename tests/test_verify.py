@@ -24,7 +24,7 @@ NODE_KEYS = {
 RUN_KEYS = {
     "schema", "ok", "job_id", "bundle", "id", "nodes", "world_size", "launcher", "backend",
     "exit_codes", "log_dir", "bytes_broadcast", "seconds", "first_failure", "task_codes",
-    "left_out", "ended_by", "collected", "plan", "trained", "consequences",
+    "left_out", "ended_by", "collected", "plan", "trained", "consequences", "logs_lost", "notes",
 }  # fmt: skip
 NODE_LINE = re.compile(
     r"NODE (local\d) OK -> PY 3\.\d+ torch 2\.13\.0\S* tfm \S+ datasets \S+ numpy \S+"

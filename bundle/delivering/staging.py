@@ -86,7 +86,9 @@ def _make(folder: str) -> None:
         os.makedirs(folder, 0o700, exist_ok=True)
     except OSError as exc:
         fix = "see the space and the permissions there"
-        raise NodeError(Problem("nothing can be sent", folder, str(exc.strerror), fix)) from exc
+        raise NodeError(
+            Problem("the bundle cannot be received", folder, str(exc.strerror), fix)
+        ) from exc
 
 
 def _remove(folder: str) -> None:

@@ -163,7 +163,7 @@ class LayerWriter:
         Raises:
             WheelError: a path is both a file and a directory; all such paths are listed.
         """
-        self._refuse_clashes()
+        self._refuse_clashes(f"{origin.kind} {origin.name} {origin.version}".rstrip())
         frames: list[Frame] = []
         entries: list[Entry] = []
         with tempfile.TemporaryFile(dir=target.parent) as body:
@@ -179,14 +179,16 @@ class LayerWriter:
                 out.write(head)
                 shutil.copyfileobj(body, out, COPY)
 
-    def _refuse_clashes(self) -> None:
+    def _refuse_clashes(self, what: str) -> None:
         """Find what no file system could hold, and a reader of the index would refuse."""
         there = self._files.keys() | self._links.keys()
         clashes = [path for path in sorted(folders_of(there)) if path in there]
         clashes += sorted(self._files.keys() & self._links.keys())
         if clashes:
             raise WheelError(
-                "there is a file where there is also a directory or a link", context=clashes
+                f"{what}: there is a file where there is also a directory or a link",
+                hint="no disk can hold both: pin another version of it",
+                context=clashes,
             )
 
     def _tar(self, entries: list[Entry]) -> Iterator[bytes]:

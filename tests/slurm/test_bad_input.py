@@ -76,7 +76,7 @@ def test_a_place_that_cannot_be_written(bench: Bench) -> None:
     finally:
         bench.cluster.on("node02", ["umount", place])
     (bench.place("node02") / "incoming" / f"job-{number}.0").rmdir()  # the agent could not
-    assert_named(said, "node02", "sbcast says: Read-only file system", f"permissions in {place}")
+    assert_named(said, "node02", "Read-only file system", "the space and the permissions there")
     bench.assert_clean()
 
 
