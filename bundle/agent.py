@@ -54,9 +54,9 @@ def main(phase: str, handle: int | None = None) -> int:
         hearing = Hearing(handle)
         if phase == SESSION:
             return _converse(hearing)
-        code = 0 if _answer(phase, hearing, PHASES)["ok"] else 3
-        hearing.stay()
-        return code
+        answer = _result(phase, hearing, PHASES)
+        hearing.conclude({"event": phase, **answer})
+        return 0 if answer["ok"] else 3
     except signals.Stopped:
         return signals.TOLD_TO_END
 
@@ -117,6 +117,7 @@ def _under_fitting_python(hearing: Hearing) -> None:
     request = hearing.request
     python = str(request.get("python") or "")
     if python and not request.get("again") and not _fits(request):
+        limits.restore_open_files()  # or the other Python would take what is raised for the limit
         argv = [python, "-I", "-S", sys.argv[0], "agent", SESSION]
         os.execv(python, [*argv, "--request", str(hearing.again())])
 
@@ -134,6 +135,14 @@ def _start_early(request: Mapping[str, Any]) -> EarlyLauncher | None:
 
 
 def _answer(phase: str, hearing: Hearing, phases: Mapping[str, Phase]) -> dict[str, Any]:
+    """Do one phase and answer."""
+    answer = _result(phase, hearing, phases)
+    hearing.emit({"event": phase, **answer})
+    return answer
+
+
+def _result(phase: str, hearing: Hearing, phases: Mapping[str, Phase]) -> dict[str, Any]:
+    """Do one phase; return what is to be answered, whatever has become of it."""
     job = parse(hearing.request["job"])
     started = time.monotonic()
     answer: dict[str, Any] = {"problems": []}
@@ -143,7 +152,6 @@ def _answer(phase: str, hearing: Hearing, phases: Mapping[str, Phase]) -> dict[s
         answer["problems"] = [exc.problem.to_json()]
     answer["seconds"] = round(time.monotonic() - started, 3)
     answer["ok"] = not answer["problems"] and answer.get("exit_code", 0) == 0
-    hearing.emit({"event": phase, **answer})
     return answer
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from . import fs
 from .delivering.arrival import Arrival
 from .manifest import (
     BLOCK,
@@ -318,15 +319,12 @@ def digest_of(path: str) -> str:
     Raises:
         NodeError: it cannot be read.
     """
-    digest = hashlib.sha256()
     try:
         with open(path, "rb") as handle:
-            while block := handle.read(1 << 20):
-                digest.update(block)
+            return fs.digest_of(handle.fileno())
     except OSError as exc:
         why, fix = str(exc.strerror or exc), "see whether the disk there is sound"
         raise NodeError(Problem("the bundle cannot be read", path, why, fix)) from exc
-    return digest.hexdigest()
 
 
 def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:

@@ -16,7 +16,7 @@ from typing import Any
 from . import kinds, private
 from .delivering.rates import Rates, rates_from
 from .manifest import Digest, Requires
-from .masking import masked
+from .masking import masked, without_url_secrets
 from .problem import NodeError, Problem
 
 VERSION = 4
@@ -168,7 +168,13 @@ def parse(raw: Mapping[str, Any]) -> Job:
 
 def redacted(job: Job) -> Job:
     """Return the job as it may be kept and shown: without the secrets among its arguments."""
-    return replace(job, launch=replace(job.launch, command=tuple(masked(job.launch.command))))
+    image = job.launch.container_image
+    launch = replace(
+        job.launch,
+        command=tuple(masked(job.launch.command)),
+        container_image=image and without_url_secrets(image),
+    )
+    return replace(job, launch=launch)
 
 
 def load(path: str) -> Job:

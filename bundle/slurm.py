@@ -244,13 +244,22 @@ def step_faults(stderr: str) -> dict[str, str]:
     }
 
 
-def ended_tasks(stderr: str) -> dict[str, int]:
-    """Count each node's tasks that have ended otherwise than well, as ``srun`` wrote of them."""
-    found: dict[str, int] = {}
+def ended_tasks(stderr: str) -> dict[str, set[int]]:
+    """Return each node's tasks that have ended otherwise than well, as ``srun`` wrote of them.
+
+    One line may be about several nodes with as many tasks each, in their order; where the numbers
+    do not say which task is whose, none is returned.
+    """
+    found: dict[str, set[int]] = {}
     for line in stderr.splitlines():
         task = _TASK.match(line)
-        for node in _hosts(task[1]) if task else ():
-            found[node] = found.get(node, 0) + len(_hosts(f"[{task[2]}]") if task else ())
+        if task is None:
+            continue
+        nodes, numbers = _hosts(task[1]), _hosts(f"[{task[2]}]")
+        each, rest = divmod(len(numbers), max(1, len(nodes)))
+        for at, node in enumerate(nodes if not rest else ()):
+            own = map(int, numbers[at * each : (at + 1) * each])
+            found.setdefault(node, set()).update(own)
     return found
 
 

@@ -122,7 +122,8 @@ class State:
     def _log(self, event: Mapping[str, Any], data: bytes) -> None:
         """Write output to its log."""
         node, rank = str(event["node"]), event.get("rank")
-        self._received[node, rank] += len(data)
+        if "rank" in event:  # else an agent's own complaint, which no rank has sent
+            self._received[node, rank] += len(data)
         task = self.first_task(node) if rank is None else int(rank)
         self.logs.output(node, task, data, (node, rank))
 
@@ -291,13 +292,15 @@ class State:
         node, source = str(event.get("node", "")), (event.get("node"), str(event.get("task", "")))
         if event["event"] == "lost" and source not in self._counted:
             frames = int(event["frames"]) + int(event.get("unknown", 0))
+            frames += int(self._missing.get((node, None), {}).get("frames", 0))
             lost = {"node": node, "rank": None, "frames": frames, "why": _ON_THE_WAY}
             self._missing[node, None] = lost
         if "sent" in event:
             self._counted.add(source)
         for key, count in dict(event.get("sent") or {}).items():
             rank = int(key) if key else None
-            if missing := int(count) - self._received.pop((node, rank), 0):
+            missing = int(count) - self._received.pop((node, rank), 0)
+            if missing > 0:
                 lost = {"node": node, "rank": rank, "bytes": missing, "why": _ON_THE_WAY}
                 self._missing[node, rank] = lost
 

@@ -37,6 +37,8 @@ SECONDS = {
     "unpack": 3600.0,
     "probe": agent.PROBE_SECONDS + 120,
     "deep": 3600.0,
+    "tidy": 600.0,
+    "clean": 3600.0,
 }
 """How long a phase may take; nodes that have not answered by then are named."""
 _ELASTIC_GRACE = 2.0
@@ -107,7 +109,8 @@ class SlurmTransport:
                     raise
                 finally:
                     _account(step, answers, on_event)
-                if not waiting.again(step.errors if step.ended else ""):
+                again = step.ended and not answers.answered and waiting.again(step.errors)
+                if not again:
                     break
                 self.close()
             ended = {**endings(requests, step), **watch.lost}

@@ -144,7 +144,7 @@ def _usable(store: Store, key: Digest) -> bool:
             f"{path}: {exc.strerror or exc}", hint="make it readable, or remove it"
         ) from exc
     log.warning("the stored layer %s is damaged, or is another one, and is made again", key)
-    path.unlink()
+    remove(path)
     return False
 
 

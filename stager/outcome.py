@@ -58,6 +58,11 @@ class Outcome:
         return str(self.result.get("ended_by") or "")
 
     @property
+    def repaired(self) -> dict[str, Any]:
+        """What was wrong with environments that were there, and was mended, by node."""
+        return dict(self.result.get("repaired") or {})
+
+    @property
     def logs_lost(self) -> list[dict[str, Any]]:
         """What ranks have written and no log has: node, rank (None where unknown), how much."""
         lost = self.result.get("logs_lost")
@@ -135,6 +140,7 @@ def verify_report(outcome: Outcome) -> dict[str, Any]:
         "bytes_broadcast": outcome.result["bytes_broadcast"],
         "plan": _plan_report(outcome),
         "deep": outcome.result.get("deep"),
+        "repaired": outcome.repaired,
     }
 
 
@@ -164,6 +170,7 @@ def run_report(outcome: Outcome) -> dict[str, Any]:
         "trained": outcome.trained,
         "logs_lost": outcome.logs_lost,
         "notes": outcome.notes,
+        "repaired": outcome.repaired,
     }
 
 

@@ -34,7 +34,7 @@ from .config import Config
 from .errors import ConfigError
 from .inputs import foreign, places, sourcetree, toolsettings
 from .inputs.places import Source
-from .inputs.requirements import EDITABLE, Line, RequirementReader, extras_of, normal
+from .inputs.requirements import EDITABLE, Line, RequirementReader, expanded, extras_of, normal
 from .model import Digest, Target
 from .resolving.indexes import Indexes, strip_credentials
 from .run import Runner, run
@@ -183,7 +183,7 @@ class _Builder:
         return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
 
     def _given_lock(self, entry: str, *, alone: bool) -> Path | None:
-        path = self.root / Path(entry).expanduser()
+        path = self.root / expanded(entry)
         if not alone:
             self.problems.append(
                 f"environment.requirements: {entry} is a complete lock and must stand alone; "
@@ -201,7 +201,7 @@ class _Builder:
         elif _PYPROJECT.fullmatch(entry) and not constraint:
             self.reader.read_pyproject(entry, self.root, asked=key)
         elif _FILE.fullmatch(entry):
-            path = self.root / Path(entry).expanduser()
+            path = self.root / expanded(entry)
             self.reader.read_file(path, asked=key, constraint=constraint)
         elif entry.startswith("-"):
             self.problems.append(f"{key}: {entry}: options belong in a requirement file")

@@ -205,7 +205,7 @@ class Store:
         path = self.root / name
         handle = -1
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             self.open_up(path)
             held = _try_lock(handle, operation | fcntl.LOCK_NB)
             if not held and not operation & fcntl.LOCK_NB:

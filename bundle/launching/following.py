@@ -122,9 +122,16 @@ class Outputs:
         self._streams: list[_Stream] = []
         os.mkdir(folder, 0o700)
         self.monitor = RankMonitor(folder)
-        self._pipes = []
+        self._pipes: list[int] = []
+        try:
+            self._make_pipes(ranks)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_pipes(self, ranks: int) -> None:
         for local in range(ranks):
-            path = os.path.join(folder, str(local))
+            path = os.path.join(self.folder, str(local))
             os.mkfifo(path, 0o600)
             # Open both ways: it then has no end, however many ranks come and go.
             pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
+from ..node import removal
 from ..problem import NodeError, Problem
 from .outputs import leads_out
 
@@ -122,7 +122,7 @@ class Landing:
         """
         if not complete:
             for root in self._roots.keys() - self._filled:
-                shutil.rmtree(os.path.join(self._path, str(self._roots[root])), ignore_errors=True)
+                removal.sweep(os.path.join(self._path, str(self._roots[root])))
         for path, info in reversed(list(self._folders.values())):
             # A closed directory cannot be moved; the outermost ones get their mode there.
             if info.name not in self._roots:
@@ -148,7 +148,7 @@ class Landing:
     def discard(self) -> None:
         """Remove the hidden directory with what is still in it."""
         if not self._kept:
-            shutil.rmtree(self._path, ignore_errors=True)
+            removal.sweep(self._path)
 
     def _root_of(self, name: str) -> tuple[str, str]:
         """The output that a member belongs to, and its path there; empty for the output itself."""
@@ -255,7 +255,7 @@ def sweep(target: str) -> None:
             found = _HIDDEN.fullmatch(name)
             path = os.path.join(target, name)
             if found and _abandoned(path, found["owner"], int(found["pid"])):
-                shutil.rmtree(path, ignore_errors=True)
+                removal.sweep(path)
 
 
 def _abandoned(path: str, owner: str, pid: int) -> bool:

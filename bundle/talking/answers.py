@@ -23,6 +23,7 @@ class Answers:
         self.phase = phase
         self.ready: set[str] = set()
         self.answered: dict[str, int] = {}
+        self._done: dict[str, set[int]] = {}
         self.bad: set[str] = set()
         self.step_id = ""
         self._unknown: collections.Counter[str] = collections.Counter()
@@ -33,15 +34,18 @@ class Answers:
         """The nodes that are asked."""
         return frozenset(self._requests)
 
-    def complete(self, lost: Collection[str], gone: Mapping[str, int] | None = None) -> bool:
+    def complete(
+        self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
+    ) -> bool:
         """Whether no task will say more: each has answered, has gone, or its node is lost.
 
         Args:
             lost: nodes of which nothing is waited for any more.
-            gone: how many tasks of each node are known to have ended.
+            gone: the tasks of each node that are known to have ended.
         """
         return all(
-            node in lost or self.answered.get(node, 0) + (gone or {}).get(node, 0) >= self._tasks
+            node in lost
+            or len({*self._done.get(node, ()), *(gone or {}).get(node, ())}) >= self._tasks
             for node in self._requests
         )
 
@@ -85,6 +89,7 @@ class Answers:
             return
         if "ok" in event:
             self.answered[node] = self.answered.get(node, 0) + 1
+            self._done.setdefault(node, set()).add(int(task) if task.isdigit() else 0)
             if not event["ok"]:
                 self.bad.add(node)
             elif self._since is None and self.answered[node] >= self._tasks:

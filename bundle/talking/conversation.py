@@ -60,7 +60,7 @@ class Conversation:
         self._stray: list[str] = []
         self._unsent = bytearray(opening)
         self._errors = self._read = b""
-        self._meaning: tuple[dict[str, str], dict[str, int]] = {}, {}
+        self._meaning: tuple[dict[str, str], dict[str, set[int]]] = {}, {}
         self._over = False  # whether standard input shall end when all is sent
         self._selector = selectors.DefaultSelector()
         self._stdin, self._stdout, self._stderr = (
@@ -113,11 +113,11 @@ class Conversation:
         return self._understood()[0]
 
     @property
-    def gone(self) -> dict[str, int]:
-        """How many tasks of each node Slurm said have ended otherwise than well."""
+    def gone(self) -> dict[str, set[int]]:
+        """The tasks of each node of which Slurm said that they have ended otherwise than well."""
         return self._understood()[1]
 
-    def _understood(self) -> tuple[dict[str, str], dict[str, int]]:
+    def _understood(self) -> tuple[dict[str, str], dict[str, set[int]]]:
         """Read standard error, once as long as nothing is added."""
         if self._read is not self._errors:
             text = self.errors
@@ -139,7 +139,9 @@ class Conversation:
         return stray
 
     def tell(self, line: str) -> None:
-        """Send one line to every task."""
+        """Send one line to every task; nothing once their standard input is closed."""
+        if self._over:
+            return
         self._unsent += line.encode() + b"\n"
         if self._stdin not in self._listening():
             self._selector.register(self._stdin, selectors.EVENT_WRITE)

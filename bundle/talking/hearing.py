@@ -31,6 +31,7 @@ STAY_SECONDS = 900.0
 Usually the driver does so when the last one has answered. This is longer than it waits itself for
 ranks that do not end (:data:`bundle.slurm.PATIENCE`); and by then Slurm has passed on everything.
 """
+_LONGEST_PAUSE_SECONDS = 600.0
 _REPEAT_SECONDS = 4.0
 """After which an agent that stays says its last word again, then after twice as long, and so on."""
 
@@ -108,7 +109,9 @@ class Hearing:
                 return False
             if line in (GO, STOP, END):
                 continue  # this node had failed before it was said
-            asked = json.loads(line)
+            asked = _request(line)
+            if asked is None:
+                continue
             self.sent = {}
             if not self._in_step:
                 self.request = asked
@@ -117,24 +120,20 @@ class Hearing:
                 self.request = _own(asked)
                 return True
 
-    def stay(self) -> None:
-        """Stay until the driver has all that was said, or has gone.
+    def conclude(self, event: Mapping[str, Any]) -> None:
+        """Give the last answer; stay until the driver has all that was said, or has gone.
 
         What a task leaves behind when it ends, Slurm passes on in pieces.
         """
         if self._writer is None:
+            self.emit(event)
             return
-        signals.ignore_signals()  # Slurm ends all tasks when one has died: not in this moment
+        signals.ignore_signals()  # Slurm ends all tasks when one has died: not from here on
+        self.emit(event)
         self._busy = False
-        pause, until = _REPEAT_SECONDS, time.monotonic() + STAY_SECONDS
-        while time.monotonic() < until:
-            with contextlib.suppress(queue.Empty):
-                if not self._lines.get(timeout=pause):
-                    return
-                continue
-            # Should the last word be what is missing, nothing behind it shows that.
-            self._send_again([(self._last + 1, self._writer.number)])
-            pause *= 2
+        until = time.monotonic() + STAY_SECONDS
+        while self._awaited(until):
+            pass
 
     def again(self) -> int:
         """The request at hand as an open file without a name, for the program that goes on."""
@@ -148,9 +147,27 @@ class Hearing:
         if not self._in_step:
             return sys.stdin.readline()
         self._busy = False
-        line = self._lines.get()
+        line = self._awaited(float("inf"))
         self._busy = True
         return line
+
+    def _awaited(self, until: float) -> str:
+        """Wait for the driver's next line; empty once it has gone, or after that time.
+
+        Meanwhile the last word is said again: should it be what is missing, nothing shows that.
+        """
+        pause = _REPEAT_SECONDS
+        while time.monotonic() < until:
+            try:
+                return self._lines.get(timeout=pause)
+            except queue.Empty:
+                self._send_again([(self._last + 1, self._number)])
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return ""
+
+    @property
+    def _number(self) -> int:
+        return self._writer.number if self._writer is not None else 0
 
     def _listen(self) -> None:
         lines = Lines()
@@ -182,6 +199,15 @@ class Hearing:
         with contextlib.suppress(OSError), self._writing:  # else nobody listens any more
             for first, last in gaps:
                 _write(self._writer.again(first, last))
+
+
+def _request(line: str) -> dict[str, Any] | None:
+    """Return a request; None for a line that was cut."""
+    try:
+        asked = json.loads(line)
+    except ValueError:
+        return None
+    return asked if isinstance(asked, dict) else None
 
 
 def _write(data: bytes) -> None:

@@ -119,10 +119,12 @@ def _kept(bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]], too
     wheel = _wheel(bundle, os.path.join(root, "envs"))
     decompress = load_decompressor(part.name if part else "", wheel, tools)
     heads = _heads(bundle, older, layers)
+    own = os.path.join(root, "envs", bundle.manifest.id)
+    # What another environment was made from has been checked then; this one is damaged.
+    checked = {head for head, places in older.items() if set(places) != {own}}
     with _no_collection():
-        # What an older environment was made from has been checked then.
         indexes = [
-            bundle.index(layer, head, decompress, checked=layer.head in older)
+            bundle.index(layer, head, decompress, checked=layer.head in checked)
             for layer, head in zip(layers, heads)
         ]
         with bundle.refusing(LayerError):

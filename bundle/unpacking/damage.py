@@ -158,13 +158,21 @@ def strays(env_dir: str, other: str) -> list[str]:
     while waiting:
         folder = waiting.pop()
         here = os.path.join(env_dir, folder)
-        for name in os.listdir(here) if is_directory(here) else ():
+        for name in _names(here):
             path = f"{folder}/{name}"
             if not os.path.lexists(os.path.join(other, path)):
                 found.append(path)
             elif is_directory(os.path.join(other, path)):
                 waiting.append(path)
     return found
+
+
+def _names(folder: str) -> list[str]:
+    """Return what is in a directory; nothing where it cannot be read, or is none."""
+    try:
+        return os.listdir(folder) if is_directory(folder) else []
+    except OSError:
+        return []
 
 
 def interpreter_faults(env_dir: str) -> Iterator[Fault]:

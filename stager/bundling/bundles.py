@@ -146,8 +146,11 @@ def format_of(path: Path) -> int:
     """
     with path.open("rb") as handle:
         header = handle.read(BLOCK)
-        size = int(header[124:135], 8) if header[124:135].isdigit() else 0
-        data = handle.read(min(size, PART_LIMIT))
+        try:
+            size = int(header[124:135], 8)
+        except ValueError:
+            return FORMAT
+        data = handle.read(min(max(0, size), PART_LIMIT))
     try:
         parse(data)
     except FormatError as exc:

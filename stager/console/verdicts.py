@@ -57,6 +57,7 @@ class Console(Events, Lookings):
         """The result of ``stager run``, and its exit code."""
         if outcome.interrupted:
             code = self._interrupted(outcome)
+            self._log_loss(outcome)
             if outcome.first_failure is not None:
                 self._write("before that:")
                 self._problems(outcome)

@@ -17,7 +17,8 @@ from pathlib import Path
 _BARE = re.compile(r"(?P<name>[\w.-]+)\s*(\[[^\]]*\])?\s*(;.*)?")
 
 UV_EXPORT = (
-    "`uv export --no-emit-project --emit-index-url --format requirements.txt -o requirements.txt`"
+    "`uv export --no-emit-project --no-editable --emit-index-url --format requirements.txt "
+    "-o requirements.txt`"
 )
 POETRY_EXPORT = "`poetry export -f requirements.txt -o requirements.txt`"
 PDM_EXPORT = "`pdm export -f requirements -o requirements.txt`"

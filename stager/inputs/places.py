@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..model import Digest
-from .requirements import extras_of
+from .requirements import expanded, extras_of
 
 SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 ARCHIVES = (".whl", *SDIST_ENDINGS)
@@ -64,7 +64,7 @@ def local_path(where: str, folders: Iterable[Path]) -> Path:
     pip starts at the current folder; here a path starts at the file's, then at the project's.
     """
     text = unquote(urlsplit(where).path) if where.startswith("file://") else where
-    paths = [Path(os.path.normpath(folder / Path(text).expanduser())) for folder in folders]
+    paths = [Path(os.path.normpath(folder / expanded(text))) for folder in folders]
     return next((path for path in paths if path.exists()), paths[0])
 
 

@@ -155,7 +155,10 @@ class RequirementReader:
             self.problems.append(elsewhere)
             return
         project = data["project"]
-        if "dependencies" in project.get("dynamic", []):
+        if not isinstance(project, dict):
+            self.problems.append(f"{shown}: project is no table")
+            return
+        if toolsettings.is_dynamic(project):
             self.problems.append(
                 f"{shown}: its dependencies are dynamic, only a build knows them; "
                 f"name the folder instead of the file to install the project with them"
@@ -333,7 +336,12 @@ def _place(value: str, base: Path) -> str:
     """A ``--find-links`` place; a folder beside the file is meant as such, whoever reads it."""
     if "://" in value or "${" in value:
         return value
-    return os.path.normpath(base / Path(value).expanduser())
+    return os.path.normpath(base / expanded(value))
+
+
+def expanded(text: str) -> Path:
+    """Return a path with a leading ``~`` filled in, where there is such a user."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own raises for an unknown one
 
 
 def _listed(names: Mapping[str, object]) -> str:

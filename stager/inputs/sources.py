@@ -92,7 +92,7 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
     # A branch that has moved on leaves its last version's wheel behind.
     for old in keep.glob("*.whl"):
         if old != final and fits(old.name, pip.target):
-            old.unlink()
+            remove(old)
     return final
 
 

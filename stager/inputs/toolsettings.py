@@ -149,10 +149,16 @@ def wrong_python(data: Mapping[str, Any], python: str, *, shown: str) -> str:
     )
 
 
+def is_dynamic(project: Mapping[str, Any]) -> bool:
+    """Return whether only a build knows the dependencies of a ``[project]`` table."""
+    dynamic = project.get("dynamic", [])
+    return isinstance(dynamic, list) and "dependencies" in dynamic
+
+
 def _declared(data: Mapping[str, Any]) -> set[str] | None:
     """Return the packages that ``[project]`` names, with all extras; None if a build decides."""
     project = _tables(data, "project")
-    if not project or "dependencies" in project.get("dynamic", []):
+    if not project or is_dynamic(project):
         return None
     lists = [project.get("dependencies", []), *_tables(project, "optional-dependencies").values()]
     return names(str(text) for listed in lists if isinstance(listed, list) for text in listed)

@@ -33,8 +33,7 @@ if "work" in sys.argv:
         time.sleep(600)
     except signals.Stopped:
         heard.output(0, b"saved\\n")
-heard.emit({{"event": "launch", "ok": True, "sent": heard.sent.get(0)}})
-heard.stay()
+heard.conclude({{"event": "launch", "ok": True, "sent": heard.sent.get(0)}})
 """
 
 
