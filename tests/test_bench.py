@@ -203,7 +203,7 @@ WANTED = peers.Wanted(wheels=Path("/w"), requirements=Path("/r.txt"))
         (ours.build("stager"), "stager build --json --locked --offline --no-prove"),
         (
             ours.unpack("py", Path("/n.pyz"), Path("/b.tar"), Path("/base")),
-            "py -I -S /n.pyz unpack --python py /b.tar /base",
+            "py -I -S /n.pyz unpack --trusted --python py /b.tar /base",
         ),
     ],
 )

@@ -104,8 +104,9 @@ def _ended(ended: Done, number: signal.Signals) -> None:
     if ended.code in (-signal.SIGKILL, 0):
         return
     require("Traceback" not in ended.err, "no traceback", ended)
-    # Python itself ends by the signal until the program has begun.
-    fine = {-number, 128 + number, 1, 3, 130}
+    # Python itself ends by the signal until the program has begun, and by SIGINT (which a shell
+    # shows as 130) where an interrupt comes in the last moments.
+    fine = {-number, 128 + number, 1, 3, 130, -signal.SIGINT}
     require(ended.code in fine, "a signal that asks ends it with its own exit code", ended)
 
 
