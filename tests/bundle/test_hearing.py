@@ -26,13 +26,13 @@ signals.end_on_signals()
 hearing._REPEAT_SECONDS = 0.4
 hearing.STAY_SECONDS = float(sys.argv[2])
 heard = hearing.Hearing(int(sys.argv[1]))
-for number in range(3):
-    heard.output(0, b"line %d\\n" % number)
-if "work" in sys.argv:
-    try:
+try:
+    for number in range(3):
+        heard.output(0, b"line %d\\n" % number)
+    if "work" in sys.argv:
         time.sleep(600)
-    except signals.Stopped:
-        heard.output(0, b"saved\\n")
+except signals.Stopped:
+    heard.output(0, b"saved\\n")
 heard.conclude({{"event": "launch", "ok": True, "sent": heard.sent.get(0)}})
 """
 
