@@ -116,7 +116,7 @@ class Events(Reports):
             self.note(f"{event['count']} lines came through srun from no agent; the first: {first}")
 
     def _on_lingering(self, event: Mapping[str, Any]) -> None:
-        from ..diagnosing.told import goes_on
+        from ..diagnosing.words import goes_on
 
         cause, hint = goes_on(event)
         self._write(f"warning: {event['node']} rank {event['rank']}: {cause}; {hint}", "warning")

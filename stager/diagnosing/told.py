@@ -13,6 +13,7 @@ from bundle.problem import Problem
 from . import ending
 from .catalogue import CASCADE, EXIT, NOISE, PRIMARY, STUCK, Match, match
 from .failure import FirstFailure
+from .words import goes_on
 
 LINES = 20
 _TOLD_TO_END = 128 + signal.SIGTERM
@@ -165,22 +166,6 @@ def _of_lingering(event: Mapping[str, Any]) -> FirstFailure:
         hint=hint,
         lines=(),
         time=event["finished"],
-    )
-
-
-def goes_on(event: Mapping[str, Any]) -> tuple[str, str]:
-    """What there is to say of a rank whose process goes on for too long, and what to do."""
-    if event["finished"] is None:
-        cause = "it goes on though other ranks of its node have ended"
-        return cause, "see what only this rank does at the end, and whom it waits for there"
-    names = ", ".join(event["waits_for"])
-    cause = "its program has ended, but its process goes on: "
-    if not names:
-        return f"{cause}its exit handlers do not come to an end", (
-            "see what is registered with atexit, and what open libraries do as they are closed"
-        )
-    return f"{cause}it waits for {names}", (
-        "end such threads and processes before the program ends, or make them daemons"
     )
 
 
