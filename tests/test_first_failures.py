@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,7 @@ def interrupted(
 
     try:
         assert until(lambda: said() or started.poll() is not None, 120)
+        time.sleep(1)  # what is in the log is shown a moment later
     finally:
         os.killpg(started.pid, signal.SIGINT)
         out, err = started.communicate(timeout=120)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ def named(said: Said) -> tuple[str, int | None, int | None, str]:
 
 
 def interrupted(bench: Bench, started: subprocess.Popen[str]) -> Said:
+    time.sleep(1)  # what is in the log is shown a moment later
     os.killpg(started.pid, signal.SIGINT)
     said = bench.finish(started)
     assert said.code == 130, said.talk
