@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _LEVELS = 64
 """Directories of a tree that are open at a time while it is deleted."""
+STARTING_SECONDS = 0.2
+"""How long a program may take from its execve to its command line."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -174,15 +176,39 @@ def user_of(path: str) -> int | None:
         if int(pid) == os.getpid():
             continue
         try:
-            said = os.fsencode(os.readlink(f"/proc/{pid}/cwd"))
-            for name in ("cmdline", "environ"):
-                with open(f"/proc/{pid}/{name}", "rb") as handle:
-                    said += b"\0" + handle.read()
+            said = _said_by(f"/proc/{pid}")
         except OSError:
             continue  # it has ended, or is somebody else's
         if any(one in said + b"\0" for one in wanted):
             return int(pid)
     return None
+
+
+def _said_by(process: str) -> bytes:
+    """Where a process works, its command line and its variables.
+
+    A program that is just being started has no command line yet: it is asked again, for a moment.
+    """
+    line = _content(f"{process}/cmdline")
+    until = time.monotonic() + STARTING_SECONDS
+    while not line and time.monotonic() < until and _has_program(process):
+        time.sleep(STARTING_SECONDS / 20)
+        line = _content(f"{process}/cmdline")
+    where = os.fsencode(os.readlink(f"{process}/cwd"))
+    return b"\0".join((where, line, _content(f"{process}/environ")))
+
+
+def _has_program(process: str) -> bool:
+    """Whether this is neither a thread of the kernel nor a process that has ended."""
+    try:
+        return bool(os.readlink(f"{process}/exe"))
+    except OSError:
+        return False
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as handle:
+        return handle.read()
 
 
 def _is_directory(found: os.stat_result) -> bool:
