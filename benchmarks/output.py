@@ -3,8 +3,7 @@
 As root, where Slurm is installed; a cluster of its own is made and removed::
 
     python -m benchmarks.output --nodes 64 --rounds 3
-    python -m benchmarks.output --nodes 8 --ranks 128 --lines 200 --launchers torchrun \
-        --open-files 256
+    python -m benchmarks.output --nodes 16 --ranks 64 --lines 200 --open-files 256
 
 Each rank prints numbered lines, ends at another time than the others, and its log is compared line
 by line. What starts the ranks of a node with ``torchrun`` is a small program of the same name: the
