@@ -101,9 +101,7 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("flags", ["wb", "ab"])
-def test_a_file_that_is_planted_by_a_hard_link_is_left_as_it_is(
-    tmp_path: Path, flags: str
-) -> None:
+def test_a_file_that_is_planted_by_a_hard_link_is_left_as_it_is(tmp_path: Path, flags: str) -> None:
     (tmp_path / "mine").write_text("mine")
     os.link(tmp_path / "mine", tmp_path / "log")
     with pytest.raises(OSError, match="a hard link"):
