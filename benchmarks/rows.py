@@ -260,8 +260,6 @@ ROWS: tuple[Row, ...] = (
     *(row for nodes in (1, 2, 3, 6) for row in _slurm(nodes)),
 )
 
-GROUPS = tuple(dict.fromkeys(row.group for row in ROWS))
-
 
 def chosen(names: Sequence[str]) -> tuple[Row, ...]:
     """The rows of these keys and groups; all of them for no name.

@@ -98,7 +98,6 @@ def link_layers(
     Raises:
         NodeError: a process was killed.
     """
-    spoilt = mmap.mmap(-1, len(wanted) + 1)  # a byte for each layer, shared with the processes
     published = {source: listing.published(source) for sources, _ in wanted for source in sources}
     link = _Links(staging, published, how.verify)
     tasks = [
@@ -107,17 +106,20 @@ def link_layers(
         for start in range(0, len(entries), _RUN)
     ]
 
-    def work(task: int) -> None:
-        number, start = tasks[task]
-        sources, files = wanted[number]
-        missing = list(files[start : start + _RUN])
-        for source in sources:
-            missing = link.make(source, missing) if missing else []
-        if missing:
-            spoilt[number] = 1
+    # A byte for each layer, shared with the processes.
+    with mmap.mmap(-1, len(wanted) + 1) as spoilt:
 
-    share(len(tasks), work, how.processes)
-    linked = [not spoilt[number] for number in range(len(wanted))]
+        def work(task: int) -> None:
+            number, start = tasks[task]
+            sources, files = wanted[number]
+            missing = list(files[start : start + _RUN])
+            for source in sources:
+                missing = link.make(source, missing) if missing else []
+            if missing:
+                spoilt[number] = 1
+
+        share(len(tasks), work, how.processes)
+        linked = [not spoilt[number] for number in range(len(wanted))]
     for whole, (_, entries) in zip(linked, wanted):
         # Removed, so that the writer makes new files instead of writing into the shared ones.
         for entry in () if whole else entries:

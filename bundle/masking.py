@@ -6,8 +6,9 @@ mean a secret is said in :mod:`bundle.secret`.
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .secret import is_secret
 
@@ -17,10 +18,39 @@ HIDDEN = "***"
 _URL = re.compile(r"([a-z][a-z0-9+.-]*://)([^\s\"'<>`]*)", re.I)
 _HOST = re.compile(r"(?:[\w.-]*|\[[0-9a-f:.]*\])(?::[0-9]{0,5})?", re.I)
 _PAIR = re.compile(r"([^=&;]*=)[^&;]*")
-_NAME = re.compile(r"([A-Za-z_][\w.-]*)=")
-_VALUE = re.compile(r"[^\s,;&]*")
-_MEMBER = re.compile(r"([A-Za-z_][\w.-]*)([\"']?\s*:(?:\s+[\"']?|[\"']))[^\"'\n]+")
-_GIVEN = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]*)(\s+)(?!--[a-z])\S+")
+_QUOTE = re.compile(r"\\.|\"(?:\\.|[^\"\\])*\"?|'[^']*'?", re.S)
+"""A part of a shell's line that is in quotes, and to be passed over where it is not."""
+_QUOTED = r"(?P<open>\\*[\"'])(?:(?!(?<!\\)(?P=open)).)*(?:(?P=open)|$)"
+_VALUE = re.compile(_QUOTED, re.S)
+_NEXT = r"(?![A-Za-z_][\w.-]*=)"
+"""What follows a comma within a value: no name of another one."""
+_WORD = re.compile(rf"(?:{_QUOTED}|\\.|,{_NEXT}|[^\s,;&|\"'\\])*", re.S)
+"""A word of a shell's line, whatever is in quotes in it."""
+_REST = re.compile(rf"(?:[,;&]{_NEXT}|[^,;&])*", re.S)
+_LINE = re.compile(r"[^\n]*")
+_ITEM = re.compile(r"[^,}\]\n]*")
+_NAME = re.compile(
+    r"(?<!\w)(?<!\w[.-])(?P<name>\w[\w.-]*)(?P<sign>="
+    r"|(?P<own>\\*[\"'])?\s*:(?:\s+|(?=\\*[\"']))"
+    r"|:(?!//)(?=\S)"
+    r"|\s+(?!--[a-z])(?=\S))"
+)
+_HEADER = re.compile(r"authorization|cookie|\w+(?:-\w+)+", re.I)
+"""Names of headers that are known as such without a blank after the colon."""
+_REGISTRY = r"(?:docker|podman|nerdctl|buildah|skopeo|apptainer|singularity|oras|helm)"
+_DASHES = re.compile(r"(?:^|[\s\"'])--?$")
+_BLANK = re.compile(r"\s")
+_LOGIN = re.compile(
+    rf"\b(?:{_REGISTRY}\b[^\n;|&]{{0,200}}?\slogin|sshpass)\b[^\n;|&]{{0,200}}?\s-p[\s=]*"
+    r"|(?<!\S)(?:-u|-U|--user|--proxy-user)(?:\s+|=)"
+)
+_USER = re.compile(r"(-u|-U|--user|--proxy-user)(=?)(.*)", re.S)
+_NUMBERS = re.compile(r"\d*:\d*")
+"""A user and a group, as programs that run containers take them."""
+_BARE = re.compile(
+    r"(?<![\w./:@-])[\w.+-]+:[^\s:@/\"'<>]+@(?!sha\d)(?=(?:[\w-]+\.)+[\w-]|localhost\b|[\w.-]+[:#/])"
+)
+"""A user and a password before a registry that has no scheme."""
 _WHOLE = re.compile(r"([-+~]*)([A-Za-z_][\w.-]*)=.*", re.S)
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
 _ANOTHER = re.compile(r"--[a-z][\w-]*(=.*)?", re.S)
@@ -40,11 +70,28 @@ def masked(argv: Sequence[str]) -> list[str]:
     An option hides the argument after it, unless that is an option itself.
     """
     shown = [_masked_word(word) for word in argv]
-    for at, word in enumerate(argv[:-1]):
-        option = _OPTION.fullmatch(word)
-        if option and is_secret(option[1]) and not _ANOTHER.fullmatch(argv[at + 1]):
+    for at, word in enumerate(argv):
+        before, after = argv[:at], argv[at + 1 : at + 2]
+        if word.startswith("-p") and word != "-p" and _takes_password(before):
+            shown[at] = f"-p{HIDDEN}"
+        elif after and (_hides_next(word, after[0]) or (word == "-p" and _takes_password(before))):
             shown[at + 1] = HIDDEN
     return shown
+
+
+def _takes_password(before: Sequence[str]) -> bool:
+    """Tell whether ``-p`` is a password's, by the arguments before it: ``docker login``."""
+    programs = [word.rpartition("/")[2] for word in before]
+    registry = any(re.fullmatch(_REGISTRY, name) for name in programs)
+    return "sshpass" in programs or ("login" in before and registry)
+
+
+def _hides_next(word: str, after: str) -> bool:
+    """Tell whether the argument after an option is a secret."""
+    option = _OPTION.fullmatch(word)
+    if option is None or _ANOTHER.fullmatch(after):
+        return False
+    return is_secret(option[1]) or bool(_USER.fullmatch(word) and _is_login(after))
 
 
 def without_url_secrets(text: str) -> str:
@@ -76,28 +123,97 @@ def _masked_word(word: str) -> str:
     whole = _WHOLE.fullmatch(word)
     if whole and is_secret(whole[2]):
         return f"{whole[1]}{whole[2]}={HIDDEN}"
-    word = without_url_secrets(word)
-    word = _hide_values(word)
-    word = _MEMBER.sub(_hide_member, word)
-    return _GIVEN.sub(_hide_given, word) if " " in word else word
+    user = _USER.fullmatch(word)
+    if user and _is_login(user[3]):  # ``--user=user:...``, which has no other end
+        return f"{user[1]}{user[2]}{HIDDEN}"
+    word = _hide_values(_BARE.sub(f"{HIDDEN}@", without_url_secrets(word)))
+    return _hide_logins(word) if " " in word or word.startswith("-") else word
 
 
 def _hide_values(text: str) -> str:
     """Hide what is given to a secret's name anywhere: ``--export=ALL,HF_TOKEN=...``."""
     parts, done = [], 0
+    quotes = list(_quotes(text))
+    blank = _BLANK.search(text)
     for found in _NAME.finditer(text):
-        if found.start() < done or not is_secret(found[1]):
+        if found.start() < done or not is_secret(found["name"]):
             continue
-        value = _VALUE.match(text, found.end())
-        parts += [text[done : found.end()], HIDDEN]
-        done = value.end() if value else found.end()
+        # The quotes that the name is in, unless they are its own: ``{"api_key": "..."}``.
+        last = bisect.bisect(quotes, (found.start(), 0)) - 1
+        close = quotes[last][1] if last >= 0 else -1
+        # An argument without a blank before it is no shell's line, and its value may have some.
+        alone = blank is None or blank.start() > found.start()
+        start, end = _value(text, found, close if found.end("name") < close else -1, alone)
+        if end > start:
+            parts += [text[done:start], HIDDEN]
+            done = end
     return "".join([*parts, text[done:]])
 
 
-def _hide_member(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}{HIDDEN}" if is_secret(found[1]) else found[0]
+def _quotes(text: str) -> Iterator[tuple[int, int]]:
+    """Where a shell's quotes open and close, or the text ends in them."""
+    for found in _QUOTE.finditer(text):
+        mark, closed = found[0][0], len(found[0]) > 1 and found[0][-1] == found[0][0]
+        if mark != "\\":
+            yield found.start(), found.end() - closed
 
 
-def _hide_given(found: re.Match[str]) -> str:
-    hidden = is_secret(found[1].lstrip("-"))
-    return f"{found[1]}{found[2]}{HIDDEN}" if hidden else found[0]
+def _value(text: str, found: re.Match[str], close: int, alone: bool) -> tuple[int, int]:
+    """Where the value of a name is, which is in quotes that close there; empty for no value."""
+    sign, at, before = found["sign"], found.end(), text[max(0, found.start() - 3) : found.start()]
+    if sign.isspace() and not _DASHES.search(before):
+        return at, at
+    quoted = _VALUE.match(text, at)
+    if sign.isspace():
+        end = _end(_WORD, text, at)
+        return at, end if quoted or close < 0 else min(end, close)
+    if sign == ":" and not quoted and not _is_header(found["name"], before):
+        return at, at
+    if quoted:
+        return _inside(quoted) if ":" in sign else (at, _end(_WORD, text, at))
+    if close >= 0:
+        return at, _end_of_quotes(text, close)
+    pattern = _REST if alone else _WORD
+    if ":" in sign:
+        pattern = _ITEM if found["own"] else _LINE
+    return at, _end(pattern, text, at)
+
+
+def _inside(quoted: re.Match[str]) -> tuple[int, int]:
+    mark = quoted["open"]
+    closed = quoted[0].endswith(mark) and len(quoted[0]) > len(mark)
+    return quoted.start() + len(mark), quoted.end() - closed * len(mark)
+
+
+def _end_of_quotes(text: str, close: int) -> int:
+    """Where a value ends that is in quotes: there, or where what is glued to them ends."""
+    if text[close + 1 : close + 2] in ("", ",", ":", "]", "}", ")"):
+        return close
+    end = _end(_WORD, text, close + 1)
+    return end - 1 if text[end - 1] == text[close] else end
+
+
+def _is_header(name: str, before: str) -> bool:
+    """Tell whether a name and a colon without a blank begin a header, and are no tag."""
+    return bool(_HEADER.fullmatch(name)) and before[-1:] in ("", " ", "\t", "=", "'", '"')
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+def _hide_logins(text: str) -> str:
+    """Hide passwords that no name tells of: ``docker login -p ...``, ``curl -u user:...``."""
+    parts, done = [], 0
+    for found in _LOGIN.finditer(text):
+        end = _end(_WORD, text, found.end())
+        value = text[found.end() : end].strip("\"'")
+        if found.start() >= done and (found[0].lstrip()[0] != "-" or _is_login(value)):
+            parts += [text[done : found.end()], HIDDEN]
+            done = end
+    return "".join([*parts, text[done:]])
+
+
+def _is_login(value: str) -> bool:
+    return ":" in value and not _NUMBERS.fullmatch(value)

@@ -46,7 +46,10 @@ def make_folder(path: str, mode: str) -> None:
 
 
 def opener(mode: str) -> Opener:
-    """Return what opens the files of a job for writing, and makes those that are missing."""
+    """Return what opens the files of a job for writing, and makes those that are missing.
+
+    What is there already is looked at before it is written to, or emptied: it may be planted.
+    """
 
     def opened(path: str, flags: int) -> int:
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a planted pipe would never open
@@ -55,7 +58,7 @@ def opener(mode: str) -> Opener:
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            return _regular(os.open(path, flags, 0o600), path)
+            return _ours(os.open(path, flags & ~os.O_TRUNC), path, flags)
         try:
             _share(handle, os.path.dirname(os.path.abspath(path)), _FILE[mode], mode)
         except BaseException:
@@ -66,11 +69,34 @@ def opener(mode: str) -> Opener:
     return opened
 
 
-def _regular(handle: int, path: str) -> int:
-    if stat.S_ISREG(os.fstat(handle).st_mode):
-        return handle
-    os.close(handle)
-    raise OSError(errno.EINVAL, "is no regular file", path)
+def _ours(handle: int, path: str, flags: int) -> int:
+    """Return a file that was there, emptied if that is asked for.
+
+    Raises:
+        OSError: it may not be written to.
+    """
+    try:
+        why = _refusal(os.fstat(handle), os.path.dirname(os.path.abspath(path)))
+        if why:
+            raise OSError(errno.EINVAL, why, path)
+        if flags & os.O_TRUNC:
+            os.ftruncate(handle, 0)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _refusal(found: os.stat_result, folder: str) -> str:
+    """Say why a file may not be written to; empty where it may."""
+    if not stat.S_ISREG(found.st_mode):
+        return "is no regular file"
+    # The directory's owner may replace it anyway; some servers make every file somebody else's.
+    if found.st_uid not in (os.geteuid(), os.stat(folder).st_uid):
+        return f"belongs to somebody else (uid {found.st_uid})"
+    if found.st_nlink > 1:
+        return "has another name elsewhere (a hard link)"
+    return ""
 
 
 def _share(handle: int, folder: str, bits: int, mode: str) -> None:

@@ -239,37 +239,26 @@ def stop(process: subprocess.Popen[bytes], grace: float) -> int:
         _signal_group(process.pid, signal.SIGTERM)
     else:
         _signal_each(_members(process.pid, mark), signal.SIGTERM)
-    _end(process, process.pid, mark, grace)
+    _end(process, mark, grace)
     return process.wait()
 
 
-def stop_group(group: int, grace: float) -> None:
-    """The same for a process group, or session, that another process started.
-
-    Raises:
-        ValueError: 0, 1 or a negative number, which stand for other things than a group.
-    """
-    if group <= 1:
-        raise ValueError(f"not a process group: {group}")
-    _signal_group(group, signal.SIGTERM)
-    _end(None, group, "", grace)
-
-
-def _end(process: subprocess.Popen[bytes] | None, group: int, mark: str, grace: float) -> None:
+def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
     """Wait ``grace`` seconds for all members to be gone, then kill until they are."""
     term_until = time.monotonic() + grace
     kill_until = term_until + _KILL_SECONDS  # a process in uninterruptible sleep cannot be killed
     while time.monotonic() < kill_until:
         killing = time.monotonic() >= term_until
-        gone = process is None or process.poll() is not None
+        gone = process.poll() is not None
         if gone or killing:
-            members = list(_members(group, mark))
+            members = list(_members(process.pid, mark))
             if gone and not members:
                 return
             if killing:
                 _signal_each(members, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    log.warning("processes of group %d do not end: %s", group, list(_members(group, mark)))
+    members = list(_members(process.pid, mark))
+    log.warning("processes of group %d do not end: %s", process.pid, members)
 
 
 def _members(group: int, mark: str) -> Iterator[int]:

@@ -11,7 +11,6 @@ from .hostlist import expand_hostlist, fold
 from .job import Job
 from .problem import NodeError, Problem
 
-PROGRAMS = ("srun", "sbcast", "scontrol", "squeue")
 PATIENCE = 600
 """Seconds that the others get once the first node has ended well; ``SLURM_WAIT`` is the user's own.
 

@@ -51,8 +51,6 @@ class Environment:
     """Files written from the bundle."""
     seconds: float
     """How long it took, waiting for others included."""
-    check_seconds: float = 0.0
-    """How much of that was comparing what was there with its listing."""
     mended: Problem | None = None
     """What was wrong with the one that was there; None if nothing was, or none was there."""
 
@@ -149,7 +147,6 @@ def unpack(
     try:
         there = how.checked and damage.is_directory(final)
         found = [] if there else damage.look(final, processes)
-        looked = time.monotonic() - started
         if found != []:
             with locks.using_root(root), making(root, expected):
                 found = damage.look(final, processes)
@@ -162,7 +159,7 @@ def unpack(
     except OSError as exc:
         raise NodeError(write_problem(exc, root)) from exc
     seconds = time.monotonic() - started
-    return Environment(final, found == [], linked, written, seconds, looked, mended)
+    return Environment(final, found == [], linked, written, seconds, mended)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from bundle.masking import without_url_secrets
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
-EXIT_USAGE = 2
 EXIT_JOB = 3
 EXIT_INTERRUPTED = 130
 """What a shell gives a command that Ctrl-C ended."""

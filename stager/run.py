@@ -14,8 +14,9 @@ import selectors
 import shlex
 import signal
 import subprocess
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -172,8 +173,9 @@ def stream(
 ) -> Streamed:
     """Run a command that reports line by line, and say how it ended.
 
-    It decides how to end when it is told to; its last lines are still passed on. Ctrl-C reaches it
-    directly, unless ``end_it`` is given. It gets SIGTERM when this process ends.
+    It decides how to end when it is told to; its last lines are still passed on, and so is the one
+    that is just being handled. Ctrl-C reaches it directly, unless ``end_it`` is given. It gets
+    SIGTERM when this process ends.
 
     Args:
         argv: the program and its arguments.
@@ -200,22 +202,46 @@ def stream(
     except OSError as exc:
         raise _cannot_start(argv, exc) from exc
     interrupted = False
-    with _Lines() as lines:
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            with contextlib.suppress(ProcessLookupError):
+                end_it(process.pid) if end_it else process.send_signal(signal.SIGINT)
+
+    with _interrupts_call(interrupt), _Lines() as lines:
         lines.add(process.stdout, on_line)
         lines.add(process.stderr, on_talk)
-        while True:
-            try:
-                lines.pass_on()
-                return Streamed(returncode=process.wait(), interrupted=interrupted)
-            except KeyboardInterrupt:
-                if not interrupted:
-                    interrupted = True
-                    with contextlib.suppress(ProcessLookupError):
-                        end_it(process.pid) if end_it else process.send_signal(signal.SIGINT)
-            except BaseException:  # nobody reads its lines any more: that ends it
-                lines.close()
-                process.wait()
-                raise
+        try:
+            lines.pass_on()
+        except BaseException:  # nobody reads its lines any more: that ends it
+            lines.close()
+            process.wait()
+            raise
+        return Streamed(returncode=process.wait(), interrupted=interrupted)
+
+
+@contextlib.contextmanager
+def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
+    """Call a function at each interrupt, instead of raising it.
+
+    Raised, it would come wherever this process just is, and the line that is handled there would be
+    lost. Signals that end this process otherwise, and threads that get none, are left as they are.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if main and signal.getsignal(number) is signal.default_int_handler
+    ]
+    for number in numbers:
+        signal.signal(number, lambda *_: act())
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
 
 
 class _Lines:
@@ -239,7 +265,7 @@ class _Lines:
             self._selector.register(pipe, selectors.EVENT_READ, (on_line, Lines()))
 
     def pass_on(self) -> None:
-        """Pass each line on, until all pipes have ended; may be called again after an interrupt."""
+        """Pass each line on, until all pipes have ended."""
         while True:
             while self._ready:
                 on_line, line = self._ready.popleft()

@@ -16,8 +16,8 @@ FAMILY = [
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
-    codes = (errors.EXIT_OK, errors.EXIT_FAILURE, errors.EXIT_USAGE, errors.EXIT_JOB)
-    assert codes == (0, 1, 2, 3)
+    codes = (errors.EXIT_OK, errors.EXIT_FAILURE, errors.EXIT_JOB)
+    assert codes == (0, 1, 3)
 
 
 @pytest.mark.parametrize("kind", FAMILY)

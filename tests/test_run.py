@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -160,15 +161,26 @@ signal.pause()
 """
 
 
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def interrupt(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """Yield a signal that ends the commands of this program as Ctrl-C does."""
+    before = signal.signal(request.param, signal.default_int_handler)
+    yield request.param
+    assert signal.getsignal(request.param) is signal.default_int_handler
+    signal.signal(request.param, before)
+
+
 @pytest.mark.parametrize("own", [False, True])
-def test_an_interrupt_is_passed_on_once_and_the_last_lines_come(own: bool) -> None:
+def test_an_interrupt_is_passed_on_once_and_no_line_is_lost(
+    own: bool, interrupt: signal.Signals
+) -> None:
     lines: list[str] = []
     told: list[int] = []
 
     def on_line(line: str) -> None:
+        for _ in range(2):  # it comes before the line is where it belongs
+            signal.raise_signal(interrupt)
         lines.append(line)
-        if len(lines) == 1:
-            raise KeyboardInterrupt
 
     def end_it(pid: int) -> None:
         told.append(pid)

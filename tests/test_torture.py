@@ -12,7 +12,7 @@ import pytest
 from torture import isolation
 from torture.registry import MODULES, areas
 from torture.rounds import BROKEN, SAME, Broken, Round
-from torture.world import World
+from torture.world import World, nest
 
 REPO = Path(__file__).resolve().parents[1]
 SEED = os.environ.get("STAGER_TORTURE_SEED", "1")
@@ -113,13 +113,6 @@ def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path)
 
 def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
     place = tmp_path / "deep"
-    place.mkdir()
-    here = os.open(place, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=here)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = deeper
-    os.close(here)
+    nest(place, 1500)
     isolation.remove(place)
     assert not place.exists()

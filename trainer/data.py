@@ -11,7 +11,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from .config import Options, TrainerError
 
@@ -20,8 +19,6 @@ CLASSES = 4
 # filled it, and offline no redirect is followed.
 HUB_NAMES = ("ag_news", "fancyzhx/ag_news")
 _SHOWN = 5
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,6 @@ def _unpack(job: Job, request: Mapping[str, Any], path: str, sent: unpack.Sent) 
     except unpack.Lacking as exc:
         return {"lacking": True, "problems": [exc.problem.to_json()]}
     answer["path"], answer["reused"] = made.path, made.reused
-    answer["check_seconds"] = round(made.check_seconds, 3)
     if made.mended is not None:
         answer["mended"] = made.mended.to_json()
     waited = sent.arrival.waited if sent.arrival is not None else 0.0

@@ -110,13 +110,11 @@ class Reader:
 
     Attributes:
         lost: how many frames of each source are given up.
-        repaired: how many frames came later than the one behind them.
     """
 
     def __init__(self) -> None:
         """Start with nothing pending."""
         self.lost: collections.Counter[str] = collections.Counter()
-        self.repaired = 0
         self._rest = b""
         self._stray = b""
         self._sources: dict[bytes, _Source] = {}
@@ -204,7 +202,6 @@ class Reader:
         if message is not None:
             yield name.decode(), message
         if source.ahead:
-            self.repaired += 1
             yield from self._in_order(name, source)
 
     def _in_order(self, name: bytes, source: _Source) -> Iterator[tuple[str, str]]:

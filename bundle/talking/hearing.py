@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .. import signals
@@ -34,8 +34,6 @@ ranks that do not end (:data:`bundle.slurm.PATIENCE`); and by then Slurm has pas
 _LONGEST_PAUSE_SECONDS = 600.0
 _REPEAT_SECONDS = 4.0
 """After which an agent that stays says its last word again, then after twice as long, and so on."""
-
-Emit = Callable[[Mapping[str, Any]], None]
 
 
 class Hearing:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..fs import read_file
 from ..manifest import ManifestError, parse
 from ..problem import Problem
-from .listing import FOLDER, LINK, OWN, PATH, Folder, ListingError, read
+from .listing import FOLDER, OWN, PATH, Folder, ListingError, names_in, read
 from .merge import STATE
 from .pool import share
 
@@ -33,6 +33,9 @@ _STRAY = -4
 """What is to be found under a name that is not listed."""
 _EVERY = range(1 << 30)
 """The numbers of all layers that there may be."""
+_RUN = 16
+"""Directories that are compared in one go: some hundred microseconds of work."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
 """What ``venv`` renames into place when it points an environment at another interpreter."""
 _RENEWAL_SECONDS = 0.05
@@ -91,11 +94,15 @@ def faults(env_dir: str, processes: int) -> list[Fault]:
     lines = listing.folders
     with mmap.mmap(-1, len(lines) + 1) as marks:
 
-        def work(number: int) -> None:
-            if any(_differences(env_dir, lines[number], listing.published)):
-                marks[number] = 1
+        def work(run: int) -> None:
+            start = run * _RUN
+            for number, folder in enumerate(names_in(lines[start : start + _RUN]), start):
+                if _is_untouched(env_dir, *folder, listing.published):
+                    continue
+                if any(_differences(env_dir, lines[number], listing.published)):
+                    marks[number] = 1
 
-        share(len(lines), work, processes)
+        share(-(-len(lines) // _RUN), work, processes)
         bad = [line for number, line in enumerate(lines) if marks[number]]
     for line in bad:
         found += _differences(env_dir, line, listing.published)
@@ -221,13 +228,44 @@ def _interpreter(env_dir: str) -> list[Fault]:
     return found
 
 
+def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], published: int) -> bool:
+    """Tell whether a directory has nothing but files and directories that are as they were.
+
+    That is so for nearly all of them. The others, sound or not, are looked at more closely.
+    """
+    try:
+        handle = os.open(f"{env_dir}/{folder}", _FOLDER)
+    except OSError:
+        return False
+    try:
+        with os.scandir(handle) as items:
+            for item in items:
+                what = expected.pop(item.name, _STRAY)
+                if what < 0:
+                    if what == FOLDER and item.is_dir(follow_symlinks=False):
+                        continue
+                    return False
+                found = item.stat(follow_symlinks=False)
+                mode = found.st_mode
+                if (
+                    found.st_size * 2 + (mode >> 6 & 1) != what
+                    or found.st_mtime_ns > published
+                    or mode & 0o170000 != 0o100000
+                ):
+                    return False
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return not expected
+
+
 def _differences(env_dir: str, line: bytes, published: int) -> Iterator[Fault]:
     """Compare one directory with its line."""
     folder, content = Folder.parse(line)
     expected = content.names
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        handle = os.open(f"{env_dir}/{folder}", flags)
+        handle = os.open(f"{env_dir}/{folder}", _FOLDER)
     except OSError as exc:
         yield Fault(folder or ".", f"the directory cannot be read: {exc.strerror or exc}")
         return
@@ -235,20 +273,14 @@ def _differences(env_dir: str, line: bytes, published: int) -> Iterator[Fault]:
         with os.scandir(handle) as items:
             for item in items:
                 what = expected.pop(item.name, _STRAY)
-                if what == FOLDER and item.is_dir(follow_symlinks=False):
-                    continue
-                found = item.stat(follow_symlinks=False)
-                mode = found.st_mode
-                # Most are files that are as they were: these are told apart first, and quickly.
-                if (
-                    mode & 0o170000 == 0o100000
-                    and found.st_size * 2 + (mode >> 6 & 1) == what
-                    and found.st_mtime_ns <= published
-                ):
-                    continue
-                target = os.readlink(item.name, dir_fd=handle) if item.is_symlink() else ""
                 path = _join(folder, item.name)
-                why = _difference(path, found, what, target == content.links.get(item.name))
+                found = item.stat(follow_symlinks=False)
+                if what >= 0:
+                    why = _file_difference(found, what, published)
+                else:
+                    target = os.readlink(item.name, dir_fd=handle) if item.is_symlink() else ""
+                    leads_there = target == content.links.get(item.name)
+                    why = _difference(path, found, what, leads_there)
                 if why:
                     yield Fault(path, why)
     except OSError as exc:
@@ -261,26 +293,26 @@ def _differences(env_dir: str, line: bytes, published: int) -> Iterator[Fault]:
 
 
 def _difference(path: str, found: os.stat_result, what: int, leads_there: bool) -> str:
-    """Say what is wrong with what is no file as it was published; empty if nothing is."""
+    """Say what is wrong with what is to be no file; empty if nothing is."""
     if what == OWN:
         return ""
     if what == _STRAY:
         return "" if _may_stay(path) else "it does not belong there"
     if what == FOLDER:
         return "" if stat.S_ISDIR(found.st_mode) else "it is not a directory any more"
-    if what == LINK:
-        return "" if leads_there else "it is not the symbolic link that it was"
-    return _file_difference(found, what // 2, what % 2)
+    return "" if leads_there else "it is not the symbolic link that it was"
 
 
-def _file_difference(found: os.stat_result, size: int, executable: int) -> str:
+def _file_difference(found: os.stat_result, what: int, published: int) -> str:
+    size, executable = divmod(what, 2)
     if not stat.S_ISREG(found.st_mode):
         return "it is not a file any more"
     if found.st_size != size:
         return f"it has {found.st_size} bytes, not {size}"
     if found.st_mode >> 6 & 1 != executable:
         return f"its mode is {stat.S_IMODE(found.st_mode):04o}"
-    return "it was written to after it was published"
+    late = found.st_mtime_ns > published
+    return "it was written to after it was published" if late else ""
 
 
 def _may_stay(path: str) -> bool:

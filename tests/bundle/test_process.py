@@ -176,22 +176,6 @@ def test_stop_of_one_that_has_ended_returns_its_code() -> None:
     assert process.stop(started, grace=5) == 4
 
 
-def test_stop_group(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    code = f"trap '' TERM; sleep 300 & echo $! > {note}; wait; wait"
-    leader = subprocess.Popen(["/bin/sh", "-c", code], start_new_session=True)
-    child = int(wait_for(note))
-    process.stop_group(leader.pid, grace=0.2)
-    assert not alive(child)
-    assert leader.wait(20) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("group", [0, 1, -1])
-def test_stop_group_refuses_what_is_not_a_group(group: int) -> None:
-    with pytest.raises(ValueError, match="not a process group"):
-        process.stop_group(group, grace=1)
-
-
 # --- die with the parent -------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from bundles import BASE_PYTHON, CLEAN, OWN, Raw, forge, left_over, make_bundle, refuses, run_node
 from namespaces import namespace
+from torture.world import nest
 from wheelhouse import make_wheel
 
 from bundle.manifest import Digest, room_for
@@ -217,20 +218,8 @@ print(json.dumps([done.returncode, done.stderr]))
 
 @pytest.fixture
 def nested(tmp_path: Path) -> Iterator[Callable[[Path, int], None]]:
-    """Makes directories in one another, deeper than a path reaches."""
-
-    def make(top: Path, levels: int) -> None:
-        top.mkdir()
-        here = os.open(top, os.O_RDONLY)
-        for _ in range(levels):
-            os.mkdir("d", dir_fd=here)
-            inner = os.open("d", os.O_RDONLY, dir_fd=here)
-            os.close(here)
-            here = inner
-        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
-        os.close(here)
-
-    yield make
+    """Makes directories in one another, which are removed whatever becomes of the test."""
+    yield nest
     # Where a test has failed, pytest's own removal would recurse.
     for path in tmp_path.iterdir():
         subprocess.run(["rm", "-rf", path], check=False)

@@ -14,7 +14,7 @@ from bundle.node.root import secure_root
 from ..product import Done, refused, sound, stager
 from ..registry import Area
 from ..rounds import HEALED, REFUSED, SAME, Round, require
-from ..world import ANSWER, PROGRAM, tree_of
+from ..world import ANSWER, PROGRAM, nest, tree_of
 
 _STRANGER = 54321
 
@@ -221,14 +221,7 @@ def _deep(plan: Plan) -> str:
     root = plan.made()
     names = ("incoming", f"{plan.identity}.deep"), ("envs", str(plan.identity))
     place = root.joinpath(*plan.rng.choice(names))
-    place.mkdir()
-    here = os.open(place, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=here)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = deeper
-    os.close(here)
+    nest(place, 1500)
     plan.must_heal = True
     return f"1,500 directories in one another in {place.parent.name}"
 
