@@ -28,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from bundle.counts import counted
 from bundle.masking import without_url_secrets
 
 from .config import Config
@@ -96,7 +97,7 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
     builder = _Builder(config, target.python, run)
     pylock = builder.read()
     if builder.problems:
-        many = "1 problem" if len(builder.problems) == 1 else f"{len(builder.problems)} problems"
+        many = counted(len(builder.problems), "problem")
         raise ConfigError(
             f"{config.source}: {many} in the requirements",
             hint="see environment.requirements and the files it names",

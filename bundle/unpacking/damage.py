@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from ..counts import counted
 from ..fs import read_file
 from ..manifest import ManifestError, parse
 from ..problem import Problem
@@ -277,7 +278,7 @@ def _file_difference(found: os.stat_result, size: int, executable: int) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is not a file any more"
     if found.st_size != size:
-        return f"it has {found.st_size} bytes, not {size}"
+        return f"it has {counted(found.st_size, 'byte')}, not {size:,}"
     if found.st_mode >> 6 & 1 != executable:
         return f"its mode is {stat.S_IMODE(found.st_mode):04o}"
     return "it was written to after it was published"

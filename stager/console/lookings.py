@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from bundle.counts import counted
+
 from ..diagnosing.words import ranks_in_words, when
 from .voice import Voice
 
@@ -107,10 +109,12 @@ def _well(found: Diagnosis) -> str:
     if found.ok:
         return "it ended well"
     if found.ok is None and found.job_id:
-        return f"nothing failed as far as its {found.read} logs tell; it may still run"
+        return (
+            f"nothing failed as far as its {counted(found.read, 'log')} can tell; it may still run"
+        )
     if found.interrupted:
         return "it was interrupted by its user, and nothing had failed by then"
-    return f"no failure was recognised in the {found.read} files there"
+    return f"no failure was recognised in {counted(found.read, 'file')} there"
 
 
 def _json(line: Line) -> dict[str, object]:
