@@ -8,7 +8,7 @@ from typing import Any
 
 from bundle.launching.ranks import CAUSE
 
-from .diagnosing import accounting, ending, told
+from .diagnosing import accounting, ending, told, withheld
 from .diagnosing.catalogue import END
 from .diagnosing.comparison import comparable
 from .diagnosing.failure import Diagnosis, FirstFailure
@@ -64,6 +64,8 @@ def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagno
     )
     if first is None:
         return known
+    if files.ours:
+        first = withheld.explained(first, files.job)
     alike = _alike(first, result)
     return replace(
         known,

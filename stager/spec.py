@@ -100,7 +100,9 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         many = counted(len(builder.problems), "problem")
         raise ConfigError(
             f"{config.source}: {many} in the requirements",
-            hint="see environment.requirements and the files it names",
+            hint=f"correct the lines named above, in {config.source.name} or in a file it names; "
+            "environment.requirements takes requirement files and strings, pyproject.toml, "
+            "pylock.toml, local projects and wheels",
             context=builder.problems,
         )
     reader = builder.reader

@@ -28,7 +28,7 @@ MANIFEST = f"{STATE}/manifest.json"
 SHOWN = 3
 """Paths that are named where an environment is damaged; the others are counted."""
 DAMAGED = "the environment is damaged"
-REPAIRED = "it is repaired before it is used"
+REPAIRED = "stager repairs the environment before using it"
 
 _STRAY = -4
 """What is to be found under a name that is not listed."""

@@ -110,7 +110,10 @@ class Events(Reports):
             self._write(f"warning: {event['node']}: {_words(problem)}", "warning")
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
-        self.note(str(event["text"]))
+        if event.get("warning"):  # that a node's disk lost something matters with -q, too
+            self._write(f"warning: {event['text']}", "warning")
+        else:
+            self.note(str(event["text"]))
 
     def _on_stray(self, event: Mapping[str, Any]) -> None:
         if self.verbose or event["phase"] == "launch":
