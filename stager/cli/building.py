@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @app.command()
 def init(
     source: Annotated[
-        Path | None, typer.Option("--from", help="A requirements file to start from.")
+        Path | None,
+        typer.Option("--from", help="A requirements file to start from, or its folder."),
     ] = None,
     quiet: Quiet = False,
     json: Json = False,

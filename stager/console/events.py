@@ -111,7 +111,7 @@ class Events(Reports):
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
         if event.get("warning"):  # that a node's disk lost something matters with -q, too
-            self._write(f"warning: {event['text']}", "warning")
+            self.warn(str(event["text"]))
         else:
             self.note(str(event["text"]))
 
