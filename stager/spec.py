@@ -102,9 +102,8 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         many = counted(len(builder.problems), "problem")
         raise ConfigError(
             f"{config.source}: {many} in the requirements",
-            hint=f"correct the lines named above, in {config.source.name} or in a file it names; "
-            "environment.requirements takes requirement files and strings, pyproject.toml, "
-            "pylock.toml, local projects and wheels",
+            hint=f"correct what is named above, in {config.source.name} or in a file it names; the "
+            "stager.toml that `stager init` writes lists what environment.requirements takes",
             context=builder.problems,
         )
     reader = builder.reader

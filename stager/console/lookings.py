@@ -65,12 +65,17 @@ class Lookings(Voice):
         who = who if first.rank is None else f"{who} rank {first.rank}"
         at = f" at {when(first.time)}" if first.time else ""
         code = "" if first.exit_code is None else f", exit status {first.exit_code}"
-        self.data(f"{name}: {who} {_did(first)} first{at}{code}")
+        launch = ", before the launch" if found.before_launch else ""
+        if found.command:
+            self.data(f"`stager {found.command}` failed{at}, before its job began")
+        else:
+            self.data(f"{name}: {who} {_did(first)} first{at}{code}{launch}")
         self.data(f"class:  {first.kind}")
         self.data(f"what:   {first.cause[:_LONG]}")
         if first.meaning and first.meaning != first.cause:
             self.data(f"cause:  {first.meaning}")
-        self.data(f"hint:   {first.hint}")
+        if first.hint:
+            self.data(f"hint:   {first.hint}")
         for proof in found.proofs:
             self.data(f"shown by {proof.path}:{proof.number}")
             self.data(f"  {_short(proof.text)}")
