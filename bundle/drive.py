@@ -210,7 +210,7 @@ def _preflight(state: State) -> None:
 def _note_damage(state: State, node: str, raw: dict[str, str]) -> str:
     """Say what is wrong with the environment on a node; returns that."""
     text = str(Problem.from_json(raw))
-    state.emit({"event": "note", "text": f"{node}: {text}"})
+    state.emit({"event": "note", "warning": True, "text": f"{node}: {text}"})
     return text
 
 

@@ -105,7 +105,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             )
             decompressor = _decompressor(spec, store, options, fetched)
         with phase("layers"):
-            trees = project_sources(config, store.root, listener.note)
+            trees = project_sources(config, (store.root, lock.path), listener.note)
             made = make_layers(
                 [*(Source.of_wheel(wheel, spec.prune) for wheel in wheels), *trees],
                 store=store,
@@ -132,7 +132,9 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             with phase("proof"):
                 proof = _proved(packed, store, spec, asked)
                 listener.note(proof.how)
-        newest = Newest(path=packed.path, id=packed.manifest.id, inputs=inputs(spec, trees))
+        newest = Newest(
+            path=packed.path, id=packed.manifest.id, inputs=inputs(spec, trees, lock.path)
+        )
         bundles.remember(store, config.source, newest)
     return Built(packed=packed, lock=lock, made=made, proof=proof, seconds=phase.seconds)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bundle.counts import counted
 from bundle.hostlist import expand_hostlist
 from bundle.problem import NodeError
 
@@ -75,16 +76,16 @@ def shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) 
     least, cpus = asked.nodes[0], asked.cpus_per_task or 1
     where = f"partition {', '.join(sorted({node.partition for node in there.values()}))}"
     largest = max(node.cpus for node in there.values())
-    source = f"{ranks} ranks of 1 CPU" if ranks else "cluster.cpus-per-task"
+    source = f"{counted(ranks, 'rank')} of 1 CPU" if ranks else "cluster.cpus-per-task"
     if cpus > largest:
-        each = f"{cpus} CPUs a node are asked for ({source})"
+        each = f"the job asks for {counted(cpus, 'CPU')} a node ({source})"
         return f"{each}, the largest node of {where} has {largest}"
     fitting = sum(node.cpus >= cpus for node in there.values())
     if fitting >= least:
         return ""
     if fitting == len(there):
-        return f"{least} nodes are asked for, {where} has {fitting}"
-    each = f"{least} nodes with {cpus} CPUs each are asked for ({source})"
+        return f"the job asks for {counted(least, 'node')}, {where} has {fitting}"
+    each = f"the job asks for {counted(least, 'node')} with {counted(cpus, 'CPU')} each ({source})"
     return f"{each}, {where} has {fitting} of that size"
 
 

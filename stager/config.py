@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bundle.counts import counted
+
 from .errors import ConfigError
 from .settings import toml
 from .settings.cluster import ClusterConfig, cluster
@@ -123,7 +125,7 @@ def parse(data: Mapping[str, Any], *, root: Path, source: Path) -> Config:
     )
     problems = top.finish()
     if problems:
-        many = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        many = counted(len(problems), "problem")
         raise ConfigError(
             f"{source}: {many} in the settings",
             hint="`stager init` writes a file in which every key is explained",

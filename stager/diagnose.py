@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from bundle.job import load
 from bundle.launching.ranks import CAUSE
+from bundle.problem import NodeError
 
-from .diagnosing import accounting, ending, told
+from .diagnosing import accounting, ending, told, withheld
 from .diagnosing.catalogue import END
 from .diagnosing.comparison import comparable
 from .diagnosing.failure import Diagnosis, FirstFailure
@@ -20,6 +23,7 @@ from .joblogs import events
 from .joblogs.clock import Clock
 from .joblogs.files import JobFiles, LogFile
 from .joblogs.lines import last_lines
+from .joblogs.refused import Refused
 from .joblogs.result import sound
 
 _LAST = 6
@@ -61,9 +65,12 @@ def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagno
         first=first,
         interrupted=bool(result.get("interrupted")),
         read=len(files.logs),
+        before_launch=bool(said.begun) and not said.launched and _was_to_launch(files),
     )
     if first is None:
         return known
+    if files.ours:
+        first = withheld.explained(first, files.job)
     alike = _alike(first, result)
     return replace(
         known,
@@ -73,6 +80,37 @@ def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagno
         consequences=_consequences(first, judged, result, alike),
         missing=judged.missing if first.kind == "hang" else (),
     )
+
+
+def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
+    """Return the diagnosis of a command that failed before its job began."""
+    first = FirstFailure(
+        node="",
+        rank=None,
+        exit_code=None,
+        kind="environment",
+        cause=refused.message,
+        hint=refused.hint,
+        lines=refused.context,
+        time=refused.time,
+    )
+    launches = refused.command == "run"
+    return Diagnosis(
+        job_id="",
+        folder=log_dir,
+        ok=False,
+        first=first,
+        before_launch=launches,
+        command=refused.command,
+    )
+
+
+def _was_to_launch(files: JobFiles) -> bool:
+    """Whether a job of stager's was to start ranks; ``verify`` starts none."""
+    try:
+        return load(str(files.job)).action == "run"
+    except NodeError:
+        return False
 
 
 def _scan(files: JobFiles, launched: Torchruns) -> Scanned:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from bundle.counts import counted
 from bundle.delivering.forecast import BLOCK, Nodes, Work, a_step, staging
 from bundle.delivering.plan import BROADCAST, SHARED
 from bundle.delivering.rates import ASSUMED, Rates
@@ -69,8 +70,7 @@ class Basis:
         """The same for a person."""
         if not self.jobs:
             return "assumed; a job that sends its bundle measures them"
-        jobs = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
-        return f"measured on {jobs} of up to {self.nodes} node{'s' * (self.nodes > 1)}"
+        return f"measured on {counted(self.jobs, 'job')} of up to {counted(self.nodes, 'node')}"
 
 
 class Watch:

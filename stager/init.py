@@ -18,22 +18,19 @@ def create(folder: Path, source: Path | None) -> Path:
 
     Args:
         folder: where.
-        source: the requirements file to name; None takes the first of the usual ones.
+        source: the requirements file to name, or a folder to take the first of the usual ones
+            from; None looks in ``folder`` itself.
 
     Returns:
         The file that was written.
 
     Raises:
-        ConfigError: there is one already, or ``source`` does not exist or is no requirement file.
+        ConfigError: there is one already; ``source`` does not exist or is no requirement file; or
+            what is to be installed stands where only another tool reads it.
         StagerError: it cannot be written.
     """
     path = folder / FILE_NAME
-    if source is not None and not (folder / source).is_file():
-        raise ConfigError(f"there is no file {source}", hint="name a requirements file with --from")
-    if source is not None and not any(source.match(pattern) for pattern in _READ):
-        raise ConfigError(f"{source} is not a requirement file", hint=foreign.remedy(source.name))
-    guess = source or next((name for name in GUESSES if (folder / name).is_file()), None)
-    text = template([str(guess)] if guess else [])
+    text = template(_requirements(folder, source))
     try:
         with path.open("x", encoding="utf-8") as handle:
             handle.write(text)
@@ -46,6 +43,41 @@ def create(folder: Path, source: Path | None) -> Path:
             f"{path} cannot be written: {exc.strerror or exc}", hint="check the permissions there"
         ) from exc
     return path
+
+
+def _requirements(folder: Path, source: Path | None) -> list[str]:
+    """Return what ``environment.requirements`` is to say; nothing where there is nothing to name.
+
+    Raises:
+        ConfigError: see :func:`create`.
+    """
+    if source is not None and not (folder / source).is_dir():
+        if not (folder / source).is_file():
+            hint = "name a requirements file with --from"
+            raise ConfigError(f"there is no file {source}", hint=hint)
+        if not any(source.match(pattern) for pattern in _READ):
+            hint = foreign.remedy(source.name)
+            raise ConfigError(f"{source} is not a requirement file", hint=hint)
+        return [str(source)]
+    place = source or Path()
+    usual = next((place / name for name in GUESSES if (folder / place / name).is_file()), None)
+    if usual is not None:
+        return [str(usual)]
+    wanted = ", ".join(GUESSES)
+    where = "here" if source is None else f"in {source}"
+    names = sorted(path.name for path in (folder / place).iterdir() if path.is_file())
+    other = next((name for name in names if foreign.is_export_needed(name)), None)
+    if other is not None:
+        raise ConfigError(
+            f"{other} {where} cannot be read, and there is none of {wanted} {where}",
+            hint=f"{foreign.remedy(other)}; `stager init` then finds it by itself",
+        )
+    if source is not None:
+        raise ConfigError(
+            f"there is no requirements file {where}: none of {wanted}",
+            hint="name another file or folder with --from; without --from an empty list is written",
+        )
+    return []
 
 
 def default(folder: Path) -> Config:

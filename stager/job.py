@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle import private
+from bundle.counts import counted
 from bundle.job import Job, Launch
 from bundle.manifest import Manifest, room_for
 from bundle.masking import masked
@@ -78,7 +79,7 @@ def settle(config: Config, options: JobOptions) -> Config:
     min_nodes = options.min_nodes or cluster.min_nodes
     if min_nodes is not None and min_nodes > nodes[1]:
         raise ConfigError(
-            f"min-nodes: {min_nodes} nodes must do, and the job has {nodes[1]}",
+            f"min-nodes: {min_nodes} must work, and the job asks for {counted(nodes[1], 'node')}",
             hint="ask for more nodes with --nodes, or for less with --min-nodes",
         )
     return replace(

@@ -17,7 +17,7 @@ from .bundling.bundles import Chosen, Newest
 from .config import Config
 from .errors import BundleError
 from .model import Target
-from .store import Store
+from .store import Store, sha256_of
 
 if TYPE_CHECKING:
     from .layering.layersource import Source
@@ -96,7 +96,8 @@ def current_bundle(config: Config, listener: Listener) -> Chosen:
     store = Store(offline_root(config))
     found = _newest(config, store)
     spec = read_spec(config)
-    current = inputs(spec, project_sources(config, store.root))
+    lock = lock_path(config, spec)
+    current = inputs(spec, project_sources(config, (store.root, lock)), lock)
     if found.id is not None and found.inputs == current:
         return Chosen(path=found.path, id=found.id)
     from .build import make_again
@@ -104,11 +105,13 @@ def current_bundle(config: Config, listener: Listener) -> Chosen:
     return make_again(config, spec, found.path, listener)
 
 
-def inputs(spec: Spec, trees: Sequence[Source]) -> Digest:
+def inputs(spec: Spec, trees: Sequence[Source], lock: Path) -> Digest:
     """Digest of everything that decides a bundle, known without building it."""
     from .bundling.program import make_node_program
     from .layering.layersource import layer_id
 
     ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
-    known = {"spec": spec.digest, "trees": ids, "node": Digest.of(make_node_program())}
+    pinned = sha256_of(lock) if lock.is_file() else None
+    node = Digest.of(make_node_program())
+    known = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
     return Digest.of(canonical_json(known))

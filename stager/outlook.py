@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bundle.counts import counted
 from bundle.delivering.forecast import (
     WIDEST,
     Forecast,
@@ -195,8 +196,7 @@ def _staged(setting: Setting, count: int, work: Work | None) -> Forecast:
 def _verdict(payable: dict[str, int | None]) -> str:
     """Whether staging to nodes that have nothing yet pays, in a line."""
     said = [
-        f"against {name} "
-        + ("never" if count is None else f"from {count} node{'s' * (count > 1)} on")
+        f"against {name} " + ("never" if count is None else f"from {counted(count, 'node')} on")
         for name, count in payable.items()
     ]
     return f"staging pays: {', '.join(said)}"

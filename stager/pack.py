@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from packaging.utils import parse_wheel_filename
 
+from bundle.counts import counted
 from bundle.manifest import (
     BLOCK,
     MANIFEST_NAME,
@@ -223,7 +224,7 @@ def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None
             faults.append(f"{path}: a file in {_named(owner)}, a directory in {_named(layer)}")
     if faults:
         raise WheelError(
-            f"packages do not fit together: {len(faults)} of their files are in each other's way",
+            f"packages do not fit together: {counted(len(faults), 'file')} in each other's way",
             hint="leave one of the packages out of the requirements, or pin versions that agree",
             context=faults,
         )

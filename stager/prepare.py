@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundle.job import Job
 from bundle.manifest import Manifest
-from bundle.masking import masked
+from bundle.masking import masked, without_secrets
+from bundle.slurm import CREDENTIALS
 
 from . import __version__, allocation
 from .allocation import Source
@@ -139,7 +140,9 @@ def prepare(
     job = replace(job, trusted_bundle=ours)
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
-        notes = (*notes, f"{', '.join(absent)}: to be passed on, but not set here")
+        notes = (*notes, f"pass-env: {', '.join(absent)} not set here, so no rank gets a value")
+    if action == "run":
+        notes = (*notes, *_withheld(job.launch.pass_env, os.environ))
     return Prepared(
         config=settle(config, options), bundle=bundle[0], source=source, job=job, notes=notes
     )
@@ -201,6 +204,15 @@ def dry_run_report(prepared: Prepared, argv: tuple[str, ...]) -> dict[str, Any]:
         "nodes": list(prepared.config.cluster.nodes),
         "log_dir": prepared.job.log_dir,
     }
+
+
+def _withheld(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
+    """Say which variables no rank gets as their names are those of secrets; never their values."""
+    kept = without_secrets(env, (*CREDENTIALS, *passed))
+    names = sorted(env.keys() - kept.keys())
+    if names:
+        which = f"it with --pass-env {names[0]}" if len(names) == 1 else "one with --pass-env NAME"
+        yield f"not given to the ranks: {', '.join(names)} (give {which})"
 
 
 def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions, tuple[str, ...]]:

@@ -28,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from bundle.counts import counted
 from bundle.masking import without_url_secrets
 
 from .config import Config
@@ -43,6 +44,8 @@ from .store import sha256_of
 _PYPROJECT = re.compile(r".*pyproject\.toml([\[:].*)?")
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
+_INLINE = "environment.requirements"
+"""Where a requirement comes from that stands in the settings themselves."""
 _COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
 
 
@@ -96,10 +99,11 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
     builder = _Builder(config, target.python, run)
     pylock = builder.read()
     if builder.problems:
-        many = "1 problem" if len(builder.problems) == 1 else f"{len(builder.problems)} problems"
+        many = counted(len(builder.problems), "problem")
         raise ConfigError(
             f"{config.source}: {many} in the requirements",
-            hint="see environment.requirements and the files it names",
+            hint=f"correct what is named above, in {config.source.name} or in a file it names; the "
+            "stager.toml that `stager init` writes lists what environment.requirements takes",
             context=builder.problems,
         )
     reader = builder.reader
@@ -159,9 +163,10 @@ class _Builder:
         if locks:
             return self._given_lock(locks[0], alone=len(entries) == 1)
         for entry in entries:
-            self._entry(entry, "environment.requirements", constraint=False)
+            self._entry(entry, _INLINE, constraint=False)
         for entry in self.config.environment.constraints:
             self._entry(entry, "environment.constraints", constraint=True)
+        self._refuse_uv_settings()
         for line in self.reader.requirements:
             self._requirement(line)
         for line in self.reader.constraints:
@@ -169,13 +174,32 @@ class _Builder:
         self._refuse_nothing(entries)
         return None
 
+    def _refuse_uv_settings(self) -> None:
+        """Refuse settings of uv beside requirement files, which only uv honours."""
+        lines = [line for line in self.reader.requirements if not line.metadata]
+        files = [line for line in lines if line.origin != _INLINE]
+        for folder in dict.fromkeys(line.base for line in files):
+            shown = places.relative(folder / "uv.toml", self.root)
+            texts = [line.text for line in files if line.base == folder]
+            if why := toolsettings.refuse_beside(folder, texts, shown=shown):
+                self.problems.append(why)
+
     def _refuse_nothing(self, entries: tuple[str, ...]) -> None:
-        """Refuse requirement files that ask for nothing, as a tool that failed leaves them."""
+        """Refuse files that ask for nothing, as a tool that failed leaves them."""
+        if self.reader.requirements or self.problems:
+            return
+        empty = "requirements = [] in place of it, for an environment without packages"
         files = [entry for entry in entries if _FILE.fullmatch(entry)]
-        if files and not (self.reader.requirements or self.problems):
+        if files:
             self.problems.append(
-                f"environment.requirements: {', '.join(files)}: no requirement in it; write "
-                "requirements = [] for an environment without packages"
+                f"environment.requirements: {', '.join(files)}: no requirement in it; write {empty}"
+            )
+        for entry in filter(_PYPROJECT.fullmatch, entries):
+            path = re.split(r"[\[:]", entry)[0]
+            self.problems.append(
+                f"environment.requirements: {entry} declares no dependencies; list them in "
+                f"[project] dependencies, name an extra or a group that has some "
+                f'("{path}[train]", "{path}:train"), or write {empty}'
             )
 
     def portable(self, text: str) -> str:

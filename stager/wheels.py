@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bundle.counts import counted
+
 from .checked import CheckedFiles
 from .deletion import remove
 from .errors import ResolveError, StagerError, WheelError
@@ -108,7 +110,7 @@ class _Fetch:
                     self.progress(f"building a wheel of {file.name} {file.version}")
                     self.build(file)
         if self.problems:
-            many = "1 file" if len(self.problems) == 1 else f"{len(self.problems)} files"
+            many = counted(len(self.problems), "file")
             raise WheelError(
                 f"{many} of {self.lock.path.name} cannot be had as locked",
                 hint=f"run once with a network, or put the files into {self.store.wheels}"

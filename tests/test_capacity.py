@@ -32,16 +32,16 @@ def asked(**changed: Any) -> Request:
         (asked(nodes=(3, 3)), None, ""),
         (asked(nodes=(2, 5)), None, ""),
         (asked(nodes=(2, 2), cpus_per_task=64, partition="big,torch"), 64,
-         "2 nodes with 64 CPUs each are asked for (64 ranks of 1 CPU), partition big, torch has 1 "
-         "of that size"),
+         "the job asks for 2 nodes with 64 CPUs each (64 ranks of 1 CPU), partition big, torch has "
+         "1 of that size"),
         (asked(cpus_per_task=16), 16, ""),
         (asked(cpus_per_task=16, exclude="n[2-3]"), 16,
-         "16 CPUs a node are asked for (16 ranks of 1 CPU), the largest node of partition torch "
+         "the job asks for 16 CPUs a node (16 ranks of 1 CPU), the largest node of partition torch "
          "has 4"),
         (asked(cpus_per_task=17), None,
-         "17 CPUs a node are asked for (cluster.cpus-per-task), the largest node of partition "
+         "the job asks for 17 CPUs a node (cluster.cpus-per-task), the largest node of partition "
          "torch has 16"),
-        (asked(nodes=(4, 4)), None, "4 nodes are asked for, partition torch has 3"),
+        (asked(nodes=(4, 4)), None, "the job asks for 4 nodes, partition torch has 3"),
         (asked(cpus_per_task=99, partition="cloud"), 99, ""),
     ],
 )  # fmt: skip

@@ -290,6 +290,24 @@ def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None
     assert both.returncode == 2
 
 
+def test_clean_without_slurm_cleans_what_is_there(project: Project) -> None:
+    project.settings("alpha", more="[cluster]\nnodes = 3").build()
+    stale = project.store.root / "seals" / "old.pkgs.tar.txt"
+    stale.write_text("x" * 100)
+    without = {"PATH": str(Path(sys.executable).parent), "SLURM_JOB_ID": ""}
+    done = project.stager("clean", "-q", env=without)
+    assert (done.returncode, stale.exists()) == (0, False), done.stderr
+    assert done.stderr.startswith("warning: the nodes were not cleaned: 3 nodes are asked for")
+    assert "no Slurm here" in done.stderr
+    report = json.loads(project.stager("clean", "--json", env=without).stdout)
+    assert report["ok"]
+    assert "no Slurm here" in report["nodes_skipped"]
+    for asked in (["--nodes-only"], ["--allocation", "slurm"]):
+        assert project.stager("clean", *asked, env=without).returncode == 1
+    only = json.loads(project.stager("clean", "--json", "--store-only", env=without).stdout)
+    assert only["nodes_skipped"] is None
+
+
 # --- exec ----------------------------------------------------------------------------------------
 
 

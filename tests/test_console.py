@@ -191,7 +191,7 @@ def test_what_is_going_to_be_sent(capsys: pytest.CaptureFixture[str]) -> None:
         "  2 nodes lack 1 layer",
         "Placing the bundle",
         "  n1 present 0.0 MB, 0 layers",
-        "  n2,n3 broadcast 3.0 MB, 1 layers",
+        "  n2,n3 broadcast 3.0 MB, 1 layer",
     ]
 
 
@@ -205,7 +205,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "n1 present 0.0 MB, 0 layers",
-        "n2,n3 broadcast 3.0 MB, 1 layers: torch",
+        "n2,n3 broadcast 3.0 MB, 1 layer: torch",
     ]
     assert "nothing was sent, changed or started" in err
     assert EXPECTED in err.splitlines()
@@ -214,7 +214,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         **plan(0)["forecast"], "measured": True, "nodes": 3,
     }})  # fmt: skip
     err = capsys.readouterr().err
-    assert EXPECTED.replace("expected", "expected on 3 nodes that have nothing") in err
+    assert EXPECTED.replace("expected", "expected on 3 nodes with nothing there yet") in err
     assert "  (rates measured on earlier jobs)" in err
 
 

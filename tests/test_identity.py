@@ -86,6 +86,7 @@ def test_an_id_names_a_bundle_and_is_compared(project: Project, two: tuple[Path,
     cases: list[tuple[list[str], str]] = [
         (["--id", old], "alpha 1.0\n"),
         (["--id", old[:12].upper()], "alpha 1.0\n"),
+        (["--id", f"sha256:{old}"], "alpha 1.0\n"),
         (["--bundle", str(anywhere), "--id", old], "alpha 1.0\n"),
     ]
     for options, expected in cases:
@@ -102,6 +103,8 @@ def test_an_id_names_a_bundle_and_is_compared(project: Project, two: tuple[Path,
         done = project.stager("exec", *options, "--", "true")
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
+        assert "stager verify" in done.stderr, "how to see the id"
+    assert manifest_of(anywhere).id in project.stager("inspect", str(anywhere)).stdout
     argv = ["verify", "--bundle", str(anywhere), "--allocation", "local", "--nodes", "1"]
     logs = ["--log-dir", str(project.root / "logs")]
     refused = project.stager(*argv, "--id", new, *logs)

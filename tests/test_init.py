@@ -57,6 +57,36 @@ def test_a_file_of_another_tool_is_not_named(tmp_path: Path) -> None:
     assert not (tmp_path / "stager.toml").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Pipfile", "pipenv requirements"), ("environment.yml", "conda"), ("uv.lock", "uv export")],
+)
+@pytest.mark.parametrize("inside", ["", "."])
+def test_what_only_another_tool_reads_makes_no_empty_list(
+    name: str, said: str, inside: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match=f"{name} .* cannot be read") as caught:
+        create(tmp_path, Path(inside) if inside else None)
+    assert said in caught.value.hint
+    assert not (tmp_path / "stager.toml").exists()
+    (tmp_path / "requirements.txt").write_text("alpha\n")  # what it says to do
+    create(tmp_path, Path(inside) if inside else None)
+    assert load(tmp_path).environment.requirements == ("requirements.txt",)
+
+
+def test_a_folder_is_looked_into(tmp_path: Path) -> None:
+    (tmp_path / "deps").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"no requirements file in deps: none of requirements\.in"
+    ):
+        create(tmp_path, Path("deps"))
+    assert not (tmp_path / "stager.toml").exists()
+    (tmp_path / "deps" / "requirements.txt").write_text("alpha\n")
+    create(tmp_path, Path("deps"))
+    assert load(tmp_path).environment.requirements == ("deps/requirements.txt",)
+
+
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "stager.toml").write_text("mine")
     with pytest.raises(ConfigError, match="exists already"):

@@ -183,7 +183,7 @@ def test_more_of_what_the_command_line_says(tmp_path: Path) -> None:
 
 def test_more_nodes_must_do_than_there_are(tmp_path: Path) -> None:
     options = JobOptions(nodes=(2, 2), min_nodes=3, command=("a.py",), log_dir=tmp_path / "logs")
-    with pytest.raises(ConfigError, match="3 nodes must do, and the job has 2"):
+    with pytest.raises(ConfigError, match="3 must work, and the job asks for 2 nodes"):
         make(tmp_path, options)
     assert not (tmp_path / "logs").exists()
 

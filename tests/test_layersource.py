@@ -89,7 +89,7 @@ def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
     (tmp_path / "nodes" / "dead").symlink_to("/nowhere")
     notes: list[str] = []
-    sources = project_sources(load(tmp_path), tmp_path / "store", notes.append)
+    sources = project_sources(load(tmp_path), [tmp_path / "store"], notes.append)
     assert [source.kind for source in sources] == ["project", "trainer"]
     (note,) = notes
     assert note.startswith("nodes/dead -> /nowhere: ")

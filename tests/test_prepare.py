@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_job import config, manifest
 
+from bundle.secret import is_secret
 from stager.errors import ConfigError
 from stager.job import JobOptions
 from stager.prepare import Prepared, dry_run_report, prepare, project, script_facts, source_of, way
@@ -54,11 +56,28 @@ def test_the_command_line_wins_over_what_the_command_says(tmp_path: Path) -> Non
 def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     made = make(tmp_path, "train.py", pass_env=("HF_TOKEN",))
-    assert made.notes == ("HF_TOKEN: to be passed on, but not set here",)
+    assert made.notes[0] == "pass-env: HF_TOKEN not set here, so no rank gets a value"
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     made = make(tmp_path, "train.py", pass_env=("HF_TOKEN",))
-    assert made.notes == ()
+    assert "HF_TOKEN" not in "".join(made.notes)
     assert "hunter2" not in repr(made)
+
+
+def test_a_secret_that_is_withheld_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name alone; what only Slurm's commands need is nothing that a user misses."""
+    for name in [name for name in os.environ if is_secret(name)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JWT", "hunter2")
+    assert make(tmp_path, "train.py").notes == ()
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    made = make(tmp_path, "train.py")
+    assert made.notes == ("not given to the ranks: HF_TOKEN (give it with --pass-env HF_TOKEN)",)
+    monkeypatch.setenv("API_KEY", "hunter3")
+    made = make(tmp_path, "train.py")
+    several = "not given to the ranks: API_KEY, HF_TOKEN (give one with --pass-env NAME)"
+    assert made.notes == (several,)
+    assert make(tmp_path, "train.py", pass_env=("HF_TOKEN", "API_KEY")).notes == ()
+    assert "hunter" not in repr(made)
 
 
 def test_how_the_driver_starts(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_somebody_elses_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     page = Parsed(made.path.read_text())
     assert page.text("h1") == "Logs in foreign"
     assert page.facts()["Log directory"] == str(logs)
-    assert "3 files were read." in page.text("main")
+    assert "Read: 3 files." in page.text("main")
     keys = [link.given["href"] for link in page.all("a")]
     assert "#training" in keys
     assert "#timeline" not in keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -84,6 +85,9 @@ def test_a_local_rank_gets_no_secret_that_is_not_named(ready: Project, tmp_path:
     assert got == {"MYPASS": SECRETS["MYPASS"]}
     assert {name: seen["env"][name] for name in PLAIN} == PLAIN
     assert hushed(done.stdout + done.stderr) == []
+    (told,) = [line for line in done.stderr.splitlines() if "not given to the ranks" in line]
+    assert set(SECRETS) - {"MYPASS"} <= set(re.findall(r"\w+", told))
+    assert "MYPASS" not in told
     again, _ = ran(ready, tmp_path / "again")  # by a launcher that was started early
     assert not [name for name, value in again["env"].items() if "hush" in value]
 
@@ -130,6 +134,29 @@ def test_a_group_reads_the_logs_where_it_is_asked_for(ready: Project, tmp_path: 
     files = [path for path in logs.iterdir() if path.name != ".gitignore"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o640}
     assert {path.stat().st_gid for path in files} == {group}
+
+
+def test_a_rank_that_misses_a_withheld_secret_is_told_so(ready: Project, tmp_path: Path) -> None:
+    logs = str(tmp_path / "logs")
+    (ready.root / "train.py").write_text('import os\nprint(os.environ["GH_TOKEN"])\n')
+
+    def failed(*options: str, env: Mapping[str, str]) -> dict[str, Any]:
+        argv = ["run", "--allocation", "local", "--log-dir", logs, *options, "--", "train.py"]
+        done = ready.stager(*argv, env=env)
+        assert done.returncode == 3, done.stderr
+        told = ready.stager("diagnose", "--json", "--log-dir", logs, env=env)
+        found: dict[str, Any] = json.loads(told.stdout)["first_failure"]
+        assert found["cause"] == "KeyError: 'GH_TOKEN'"
+        assert f"hint: {found['hint']}" in done.stderr
+        return found
+
+    found = failed(env=SECRETS)
+    assert found["meaning"].startswith("GH_TOKEN was withheld from the ranks")
+    assert "--pass-env GH_TOKEN" in found["hint"]
+    found = failed("--pass-env", "GH_TOKEN", env={})
+    assert "was not set where the job was started" in found["meaning"]
+    (ready.root / "train.py").write_text('print({}["GH_TOKEN"])\n')
+    assert "withheld" not in failed(env=SECRETS)["meaning"]
 
 
 def test_exec_is_the_users_own_shell(ready: Project) -> None:

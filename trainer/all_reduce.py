@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from . import dist, mesh
 from .config import TrainerError
+from .counts import counted
 from .dist import World
 from .meeting import MARGIN, Meeting, agree, brief, hear, meet
 
@@ -321,7 +322,8 @@ def _backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
         gpus = torch.cuda.device_count()
         if gpus < world.local_size:
             node = os.uname().nodename
-            return backend, f"{node} has {gpus} GPUs for {world.local_size} ranks, and nccl is set"
+            ranks = counted(world.local_size, "rank")
+            return backend, f"{node} has {counted(gpus, 'GPU')} for {ranks}, and nccl is set"
     return backend, ""
 
 

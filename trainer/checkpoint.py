@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import Options, TrainerError
+from .counts import counted
 
 METRICS = "metrics.json"
 _STATE = "trainer_state.json"
@@ -69,8 +70,8 @@ def find(options: Options, steps_an_epoch: int) -> Start:
         step, epoch = int(state["global_step"]), float(state["epoch"])
         if abs(step - epoch * steps_an_epoch) > 0.5:
             raise TrainerError(
-                f"{folder} was made with {step / epoch:.0f} steps an epoch, and this run has "
-                f"{steps_an_epoch}",
+                f"{folder} was made with {counted(round(step / epoch), 'step')} an epoch, and this "
+                f"run has {steps_an_epoch}",
                 hint="resume with the same --data, --subset, --held-out, --batch-size and number "
                 "of processes, or start anew in another --out",
             )

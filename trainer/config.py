@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .counts import counted
+
 DEFAULT_TOKENIZER = "google/bert_uncased_L-2_H-128_A-2"
 SYNCS = ("ddp", "all-reduce", "parameter-server", "dp")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -221,7 +223,7 @@ def fits(options: Options, rows: int) -> None:
     """
     if options.batch_size > rows:
         raise TrainerError(
-            f"--batch-size {options.batch_size}: there are only {rows} rows to train on",
+            f"--batch-size {options.batch_size}: only {counted(rows, 'row')} to train on",
             hint="it is the number of rows that each rank takes in a step; name a smaller one",
         )
 

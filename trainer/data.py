@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import Options, TrainerError
+from .counts import counted
 
 CLASSES = 4
 # The data set moved on the hub; which of its names the cache knows depends on the library that
@@ -65,9 +66,9 @@ def load(options: Options) -> Corpus:
         train = [train[index] for index in sorted(chosen)]
     if len({row.label for row in train}) < 2 or not held_out:
         raise TrainerError(
-            f"{source}: {len(train)} rows to train on, of "
-            f"{len({row.label for row in train})} classes, and {len(held_out)} held out: "
-            "there is nothing to learn",
+            f"{source}: {counted(len(train), 'row')} to train on, of "
+            f"{counted(len({row.label for row in train}), 'class', 'classes')}, and "
+            f"{len(held_out)} held out: there is nothing to learn",
             hint="give rows of at least two classes to train on, and one row to hold out",
         )
     return Corpus(train=train, held_out=held_out)
@@ -96,8 +97,8 @@ def read_csv(path: Path) -> list[Row]:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         shown = "".join(f"\n  {problem}" for problem in problems[:_SHOWN])
         raise TrainerError(
-            f"{path}: {len(problems)} of {len(rows) + len(problems)} rows cannot be used:"
-            f"{shown}{more}",
+            f"{path}: {len(problems)} of {counted(len(rows) + len(problems), 'row')} "
+            f"cannot be used:{shown}{more}",
             hint=f"each row is a class from 1 to {CLASSES}, then one or more columns of text",
         )
     if not rows:
@@ -158,7 +159,8 @@ def _split(rows: list[Row], held_out: int | None, source: object) -> tuple[list[
     count = min(1000, len(rows) // 7) if held_out is None else held_out
     if count >= len(rows):
         raise TrainerError(
-            f"{source}: --held-out {count} leaves none of its {len(rows)} rows to train on",
+            f"{source}: --held-out {count} leaves none of its {counted(len(rows), 'row')} "
+            "to train on",
             hint="hold out fewer rows",
         )
     return rows[: len(rows) - count], rows[len(rows) - count :]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from .config import TrainerError
+from .counts import counted
 
 T = TypeVar("T")
 
@@ -237,8 +238,7 @@ def _agree_on_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
     meeting = meet(world, _MEET_SECONDS, environ)
     fault = ""
     if gpus < world.local_size:
-        many = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
-        fault = f"{meeting.nodes[world.rank]} has {many} for {world.local_size} processes, and "
-        fault += "PYTORCH_DIST_BACKEND is nccl"
+        fault = f"{meeting.nodes[world.rank]} has {counted(gpus, 'GPU')} for {world.local_size} "
+        fault += "processes, and PYTORCH_DIST_BACKEND is nccl"
     hint = "start as many processes on a node as it has GPUs, leave these nodes out, or use gloo"
     agree(meeting, "gpus", fault, range(world.size), hint=hint)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .config import Options, TrainerError
+from .counts import counted
 from .task import Rows
 
 if TYPE_CHECKING:
@@ -182,8 +183,8 @@ def choose(found: Splits, options: Options) -> Chosen:
         count = options.held_out or min(1000, len(train) // 7)
         if count >= len(train):
             raise TrainerError(
-                f"--held-out {count} leaves none of the {len(train)} images of {options.data} "
-                "to train on",
+                f"--held-out {count} leaves none of the {counted(len(train), 'image')} of "
+                f"{options.data} to train on",
                 hint="hold out fewer",
             )
         edge = len(train) - count
@@ -195,8 +196,8 @@ def choose(found: Splits, options: Options) -> Chosen:
         train = _part(train, sorted(chosen))
     if not len(train) or not len(held_out):
         raise TrainerError(
-            f"{options.data}: {len(train)} images to train on and {len(held_out)} held out: there "
-            "is nothing to learn",
+            f"{options.data}: {counted(len(train), 'image')} to train on and "
+            f"{len(held_out)} held out: there is nothing to learn",
             hint="give at least one of each",
         )
     return Chosen(train=train, held_out=held_out)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import checkpoint, dist, progress, snapshot
 from .config import Options, TrainerError
+from .counts import counted
 from .sampling import Position
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def begin(run: Run, environ: Mapping[str, str]) -> None:
     dist.together(world, lambda: _take_up(run, snapshot.load(data, name), name))
     if world.is_first:
         lost = progress.rewind(options.out, run.at.step)
-        dist.say(f"resuming from {name}, after {run.at.step} steps ({lost} steps are done again)")
+        left = f"{counted(lost, 'step')} to do again"
+        dist.say(f"resuming from {name}, after {counted(run.at.step, 'step')} ({left})")
 
 
 def save_epoch(run: Run, accuracy: float) -> None:
@@ -89,7 +91,8 @@ def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> N
         dist.say(f"Saving model to {options.out / MODEL}")
         snapshot.write_whole(options.out / MODEL, snapshot.packed(task.model.state_dict()))
         checkpoint.write_metrics(options.out, metrics)
-        dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {len(task.held_out)} rows")
+        rows = counted(len(task.held_out), "row")
+        dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {rows}")
 
     dist.by_first(world, lambda: _written(options, write))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import alike, checkpoint, data, dist, models, text
 from .config import Options, fits
+from .counts import counted
 from .dist import World
 
 if TYPE_CHECKING:
@@ -48,11 +49,11 @@ def run(options: Options, world: World) -> None:
     dist.together(world, lambda: checkpoint.see(start))
     if world.is_first:
         dist.say(
-            f"{len(train)} rows to train on, {len(held_out)} held out, {unknown:.1%} of the tokens "
-            f"unknown, {steps} steps an epoch"
+            f"{counted(len(train), 'row')} to train on, {len(held_out)} held out, "
+            f"{unknown:.1%} of the tokens unknown, {counted(steps, 'step')} an epoch"
         )
     if world.is_first and start.checkpoint is not None:
-        dist.say(f"resuming from {start.checkpoint}, after {start.epochs_done:g} epochs")
+        dist.say(f"resuming from {start.checkpoint}, after epoch {start.epochs_done:g}")
 
     set_seed(options.seed)
     padding = tokenizer.pad_token_id
@@ -81,7 +82,7 @@ def run(options: Options, world: World) -> None:
         "train_seconds": seconds,
     }
     checkpoint.write_metrics(options.out, metrics)
-    dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {len(held_out)} rows")
+    dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {counted(len(held_out), 'row')}")
 
 
 def steps_an_epoch(rows: int, batch_size: int, ranks: int) -> int:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from .. import delta
+from ..counts import counted
 from ..fs import digest_of, read_file
 from ..manifest import Digest, Manifest, ManifestError, parse
 from ..node import locks, removal
@@ -147,7 +148,7 @@ def _merged(env_dir: str, manifest: Manifest, scratch: str) -> Merged:
     heads = [delta.head_of((env_dir,), layer) for layer in manifest.layers]
     lost = [layer.name for layer, head in zip(manifest.layers, heads) if head is None]
     if lost:
-        more = f" and {len(lost) - 1} more layers" if lost[1:] else ""
+        more = f" and {counted(len(lost) - 1, 'more layer')}" if lost[1:] else ""
         raise LayerError(f"the list of files is missing or damaged for {lost[0]}{more}")
     with tempfile.TemporaryDirectory(prefix=f"{manifest.id}.", dir=scratch) as folder:
         decompress = load_decompressor(part.name if part else "", wheel, folder)
@@ -198,7 +199,7 @@ def _state_difference(found: os.stat_result, entry: Entry) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is not a file any more"
     if found.st_size != entry.size:
-        return f"it has {found.st_size} bytes, not {entry.size}"
+        return f"it has {counted(found.st_size, 'byte')}, not {entry.size:,}"
     if found.st_mode & 0o100 != entry.mode & 0o100:
         return f"its mode is {stat.S_IMODE(found.st_mode):04o}, not {entry.mode:04o}"
     return ""
@@ -283,7 +284,8 @@ def _worded(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
         shown = fault.path if fault.path.isprintable() else ascii(fault.path)
         problems.append(Problem(_DAMAGED, os.path.join(env_dir, shown), fault.why, REMEDY))
     if len(faults) > SHOWN:
-        why = f"{len(faults) - SHOWN} more paths in it are not as they were built"
+        more = counted(len(faults) - SHOWN, "more path")
+        why = f"{more} in it differ from what was built"
         problems.append(Problem(_DAMAGED, env_dir, why, REMEDY))
     return problems
 

@@ -87,7 +87,7 @@ def all_reduce(state: State) -> None:
     why = _pointless(state, nodes)
     result: dict[str, Any] | None = None
     if why:
-        state.emit({"event": "note", "text": f"no all-reduce: {why}"})
+        state.emit({"event": "note", "text": f"the all-reduce is left out: {why}"})
     else:
         result, found = _measure(state, nodes)
     deep = {**state.result.get("deep", {}), "all_reduce": result, "skipped": why}
@@ -98,11 +98,11 @@ def all_reduce(state: State) -> None:
 def _pointless(state: State, nodes: tuple[str, ...]) -> str:
     """Why no ranks are started; empty where they can be, and have something to say."""
     if not nodes:
-        return "no node is without a problem"
+        return "every node has a problem"
     if any(not state.answers[node].get("torch") for node in nodes):
         return "torch is not in the bundle"
     if len(nodes) * state.nproc < 2:
-        return "one rank alone has nobody to talk to"
+        return "there is only one rank, and it takes two"
     return ""
 
 

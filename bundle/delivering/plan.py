@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..archive import END
+from ..counts import counted
 from ..fs import size as shown
 from ..manifest import BLOCK, Manifest, padding
 from ..problem import Problem
@@ -227,7 +228,7 @@ def _parcel(
 
 
 def _many(nodes: Sequence[str]) -> str:
-    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    return counted(len(nodes), "node")
 
 
 def _some(nodes: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import launch, limits, net, probe, unpack
+from ..counts import counted
 from ..job import Job
 from ..masking import masked
 from ..node import host, removal
@@ -237,6 +238,7 @@ def _limit(seconds: float | None) -> Iterator[None]:
 def _no_pipes(place: launch.Place, exc: OSError, ranks: int) -> Problem:
     why, fix = str(exc.strerror or exc), "see the space and the inodes there"
     if exc.errno == errno.EMFILE:
-        why = f"{why}: {ranks} ranks need a pipe each, and {limits.open_files()} files may be open"
+        most = counted(limits.open_files(), "open file")
+        why = f"{why}: a pipe is needed for {counted(ranks, 'rank')}, and the limit is {most}"
         fix = "raise the hard limit of open files (ulimit -Hn) on the nodes, or start fewer ranks"
     return Problem("the ranks' pipes cannot be made", place.job_dir, why, fix)

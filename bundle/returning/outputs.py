@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
+from ..counts import counted
 from ..manifest import BLOCK, padding
 from ..problem import NodeError, Problem
 from .patterns import above, expand, split
@@ -268,7 +269,7 @@ def _send(entry: Entry, sink: _Sink) -> str:
     finally:
         os.close(handle)
     if lost:
-        return f"the last {lost} bytes are zeros: {why}"
+        return f"zeros stand in for the last {counted(lost, 'byte')}: {why}"
     same = (after.st_size, after.st_mtime_ns) == (entry.size, entry.mtime_ns)
     return "" if same else "it was written to while it was sent"
 

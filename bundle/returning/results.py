@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
+from ..counts import counted
 from ..fs import facts_of, refusals
 from ..manifest import BLOCK, padding
 from ..problem import NodeError, Problem
@@ -345,6 +346,6 @@ def _require_room(target: str, header: _Header, source: str) -> None:
                 what="the results do not fit" if os.path.isdir(target) else "no place for results",
                 where=target,
                 why="; ".join(reasons),
-                fix=f"make room there; {header.files} files are still at {source}",
+                fix=f"make room there; {counted(header.files, 'file')} still at {source}",
             )
         )

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..counts import counted
+
 
 def encoded(data: bytes) -> dict[str, str]:
     """Return the part of an event that holds these bytes."""
@@ -48,5 +50,6 @@ def line(event: Mapping[str, Any]) -> bytes:
 def described(loss: Mapping[str, Any]) -> str:
     """Return a loss in words: ``rank 3 (120 bytes)``."""
     who = "the node's ranks" if loss.get("rank") is None else f"rank {loss['rank']}"
-    many = f"{loss['bytes']} bytes" if "bytes" in loss else f"{loss['frames']} frames of messages"
+    many = counted(loss["bytes"], "byte") if "bytes" in loss else None
+    many = many or f"{counted(loss['frames'], 'frame')} of messages"
     return f"{who} ({many})"

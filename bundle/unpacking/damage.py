@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from ..counts import counted
 from ..fs import read_file
 from ..manifest import ManifestError, parse
 from ..problem import Problem
@@ -27,7 +28,7 @@ MANIFEST = f"{STATE}/manifest.json"
 SHOWN = 3
 """Paths that are named where an environment is damaged; the others are counted."""
 DAMAGED = "the environment is damaged"
-REPAIRED = "it is repaired before it is used"
+REPAIRED = "stager repairs the environment before using it"
 
 _STRAY = -4
 """What is to be found under a name that is not listed."""
@@ -308,7 +309,7 @@ def _file_difference(found: os.stat_result, what: int, published: int) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is not a file any more"
     if found.st_size != size:
-        return f"it has {found.st_size} bytes, not {size}"
+        return f"it has {counted(found.st_size, 'byte')}, not {size:,}"
     if found.st_mode >> 6 & 1 != executable:
         return f"its mode is {stat.S_IMODE(found.st_mode):04o}"
     late = found.st_mtime_ns > published

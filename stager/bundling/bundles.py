@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..layering.pruning import Pruned
 
 
+_SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id of a bundle"
 _NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
 
 
@@ -96,8 +97,8 @@ def _refuse_another(path: Path, found: Digest, asked: str) -> None:
     if not found.startswith(asked):
         raise BundleError(
             f"{path} is not the bundle that was asked for: its id is {found}, expected {asked}",
-            hint="name the right file with --bundle, or make the project's bundle anew with "
-            "`stager build`",
+            hint=f"{_SHOWN}; another id means another build, or a file that was changed on its "
+            "way: name the right file with --bundle, or copy it anew",
         )
     if named and not found.startswith(named[1]):
         raise BundleError(
@@ -119,10 +120,10 @@ def with_id(store: Store, asked: str) -> Chosen:
     """
     found = sorted((store.root / "bundles").glob(f"*-{asked[:12]}.pkgs.tar"))
     if len(found) != 1:
-        several = "no bundle" if not found else f"{len(found)} bundles"
+        what = "there is no bundle" if not found else "there is more than one bundle"
         raise BundleError(
-            f"there is {several} with the id {asked} in {store.root}",
-            hint="name the file with --bundle",
+            f"{what} with the id {asked} in {store.root}",
+            hint=f"name the file with --bundle, as one that was carried here; {_SHOWN}",
             context=list(map(str, found)),
         )
     return Chosen(path=found[0], id=asked)

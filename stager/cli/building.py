@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bundle.counts import counted
+
 from .grouped import grouped
 from .options import Json, Offline, Quiet, Resolver, Talk, resolver_name
 from .program import app, boundary, make_console
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 @app.command()
 def init(
     source: Annotated[
-        Path | None, typer.Option("--from", help="A requirements file to start from.")
+        Path | None,
+        typer.Option("--from", help="A requirements file to start from, or its folder."),
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -52,7 +55,7 @@ def lock(
         console.stop()
         if talk.json:
             console.emit({"lock": str(made.path), "packages": len(made.files)})
-        console.say(f"locked {len(made.files)} packages in {made.path}", "good")
+        console.say(f"locked {counted(len(made.files), 'package')} in {made.path}", "good")
 
 
 @app.command()

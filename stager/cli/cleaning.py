@@ -42,14 +42,19 @@ def clean(
     with boundary(console):
         config = project(place.bundle, place.asked)
         items: list[dict[str, Any]] = []
-        code = 0
+        code, skipped = 0, ""
         if not what.store_only:
-            code, items = _nodes(console, config, place, options, everything=what.everything)
+            skipped = "" if what.nodes_only else _unreachable(config, place, options)
+            if not skipped:
+                code, items = _nodes(console, config, place, options, everything=what.everything)
         if not what.nodes_only:
             items += _store(console, config, what)
+        if skipped:
+            console.warn(f"the nodes were not cleaned: {skipped}")
         report = {
             "ok": code == 0,
             "dry_run": what.dry_run,
+            "nodes_skipped": skipped or None,
             "items": items,
             "bytes": sum(int(item["bytes"]) for item in items),
         }
@@ -59,6 +64,24 @@ def clean(
         else:
             console.cleaned(report)
         raise typer.Exit(code)
+
+
+def _unreachable(config: Config, place: Place, options: JobOptions) -> str:
+    """Why the nodes cannot be cleaned from here; empty where they can be, or must.
+
+    What is asked for by name must be done, and its errors are errors.
+    """
+    from ..errors import StagerError
+    from ..prepare import named_bundle, source_of
+
+    if place.bundle is not None or place.asked or place.allocation != "auto":
+        return ""
+    try:
+        source_of(options, config, batch=False)
+        named_bundle(config, None)
+    except StagerError as exc:
+        return f"{exc.message}; {exc.hint}" if exc.hint else exc.message
+    return ""
 
 
 def _nodes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +54,8 @@ def verify(
     )
     console = talk.console()
     with boundary(console):
-        outcome = _carry_out(console, place, options, "verify", batch)
+        with _remembered(options, "verify"):
+            outcome = _carry_out(console, place, options, "verify", batch)
         if talk.json:
             console.emit(verify_report(outcome))
         raise typer.Exit(console.verified(outcome))
@@ -81,7 +83,8 @@ def run(
     )
     console = talk.console()
     with boundary(console):
-        outcome = _carry_out(console, place, options, "run", batch)
+        with _remembered(options, "run"):
+            outcome = _carry_out(console, place, options, "run", batch)
         if talk.json:
             console.emit(run_report(outcome))
         raise typer.Exit(console.ran(outcome))
@@ -107,6 +110,14 @@ def exec_(
         config = project(bundle, asked)
         path, manifest = bundle_of(config, bundle, console, asked)
         execute(config, Chosen(path=path, id=manifest.id), command)
+
+
+def _remembered(options: JobOptions, command: str) -> AbstractContextManager[None]:
+    """Let ``diagnose`` know of a command that fails before its job begins."""
+    from ..joblogs.files import default_folder
+    from ..joblogs.refused import remembered
+
+    return remembered(default_folder(options.log_dir), command)
 
 
 def _carry_out(

@@ -83,10 +83,15 @@ def logs(
 def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
     """Say what failed first in a job, why, and what to do."""
     from ..diagnose import diagnose as diagnosed
+    from ..diagnose import of_refused
+    from ..joblogs import refused
+    from ..joblogs.files import default_folder
 
     console = talk.console()
     with boundary(console):
-        found = diagnosed(job_files(job, log_dir))
+        place = default_folder(log_dir)
+        last = refused.newest(place) if job is None else None
+        found = of_refused(last, place) if last else diagnosed(job_files(job, log_dir))
         if talk.json:
             console.emit(found.to_json())
         else:
@@ -95,9 +100,9 @@ def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> 
 
 def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
     """The files of the job that is asked for."""
-    from ..joblogs.files import DEFAULT_LOG_DIR, find
+    from ..joblogs.files import default_folder, find
 
-    return find(job, (log_dir or Path(DEFAULT_LOG_DIR)).expanduser())
+    return find(job, default_folder(log_dir))
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -213,14 +213,20 @@ def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobO
 
 
 def bundle_id(text: str | None) -> str:
-    """An id or its first digits, in lower case; empty for none. Anything else is a usage error."""
+    """An id or its first digits, in lower case; empty for none. Anything else is a usage error.
+
+    Other tools write the kind of a digest before it, ``sha256:``.
+    """
     if text is None:
         return ""
-    if not re.fullmatch(r"[0-9a-f]{12,64}", text.lower()):
+    digits = text.lower().removeprefix("sha256:")
+    if not re.fullmatch(r"[0-9a-f]{12,64}", digits):
         raise typer.BadParameter(
-            f"{text!r} cannot be used, allowed: 12 to 64 hexadecimal digits", param_hint="--id"
+            f"{text!r} cannot be used, allowed: 12 to 64 hexadecimal digits, as `stager verify` "
+            "and `stager inspect` show them",
+            param_hint="--id",
         )
-    return text.lower()
+    return digits
 
 
 def resolver_name(text: str) -> ResolverName:

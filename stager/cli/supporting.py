@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bundle.counts import counted
+
 from ..console import Console
 from ..visible import visible
 from .grouped import grouped
@@ -84,7 +86,9 @@ def support(
         console.data(str(made.archive))
         total = sum(made.redacted.values())
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(made.redacted.items()))
-        console.say(f"{made.files} files, {made.size:,} bytes; taken out: {total}")
+        console.say(
+            f"{counted(made.files, 'file')}, {counted(made.size, 'byte')}; taken out: {total}"
+        )
         if kinds:
             console.note(kinds)
         for line in made.left_out:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bundle.counts import counted
 from bundle.problem import Problem
 
 from .. import slurmtalk
@@ -55,7 +56,7 @@ class Events(Reports):
         self._each = job.launch.nproc_per_node or 1
         self._dry_run, self._slurm, self._job_id = job.dry_run, job.allocation == "slurm", job.id
         if job.allocation == "local":
-            nodes = "1 local node" if len(job.nodes) == 1 else f"{len(job.nodes)} local nodes"
+            nodes = counted(len(job.nodes), "local node")
             self.say(f"job {job.id}: {nodes}, bundle {bundle.name}")
         else:  # its number and nodes come with its first event
             self.say(f"bundle {bundle.name}")
@@ -73,7 +74,7 @@ class Events(Reports):
     def _on_job(self, event: Mapping[str, Any]) -> None:
         nodes = event["nodes"]
         if str(event["job_id"]) != self._job_id and self._slurm:
-            many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+            many = counted(len(nodes), "node")
             named = ",".join(nodes[:_NAMED]) + (",..." if len(nodes) > _NAMED else "")
             self.say(f"job {event['job_id']}: {many} ({named}), logs: {event['log_dir']}")
 
@@ -84,7 +85,8 @@ class Events(Reports):
         for group in event["groups"] if self._dry_run or event["bytes"] else ():
             nodes = ",".join(group["nodes"])
             layers = f": {', '.join(group['layers'])}" if self.verbose and group["layers"] else ""
-            line = f"{nodes} {group['how']} {size(group['bytes'])}, {len(group['layers'])} layers"
+            count = counted(len(group["layers"]), "layer")
+            line = f"{nodes} {group['how']} {size(group['bytes'])}, {count}"
             if self._dry_run:
                 self.data(line + layers)
             else:
@@ -98,7 +100,7 @@ class Events(Reports):
             self._write(f"warning: {node} is left out: {told}", "warning")
 
     def _on_collected(self, event: Mapping[str, Any]) -> None:
-        files = "1 file" if event["files"] == 1 else f"{event['files']} files"
+        files = counted(event["files"], "file")
         self.say(
             f"  {event['node']}: {files}, {size(event['bytes'])}: {event['from']} -> {event['to']}"
         )
@@ -108,12 +110,16 @@ class Events(Reports):
             self._write(f"warning: {event['node']}: {_words(problem)}", "warning")
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
-        self.note(str(event["text"]))
+        if event.get("warning"):  # that a node's disk lost something matters with -q, too
+            self.warn(str(event["text"]))
+        else:
+            self.note(str(event["text"]))
 
     def _on_stray(self, event: Mapping[str, Any]) -> None:
         if self.verbose or event["phase"] == "launch":
             first = next(iter(event["lines"]), "")
-            self.note(f"{event['count']} lines came through srun from no agent; the first: {first}")
+            lines = counted(event["count"], "line")
+            self.note(f"{lines} came through srun from no agent; the first: {first}")
 
     def _on_lingering(self, event: Mapping[str, Any]) -> None:
         from ..diagnosing.words import goes_on

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from bundle.counts import counted
+
 from ..diagnosing.words import ranks_in_words, when
 from .voice import Voice
 
@@ -63,12 +65,17 @@ class Lookings(Voice):
         who = who if first.rank is None else f"{who} rank {first.rank}"
         at = f" at {when(first.time)}" if first.time else ""
         code = "" if first.exit_code is None else f", exit status {first.exit_code}"
-        self.data(f"{name}: {who} {_did(first)} first{at}{code}")
+        launch = ", before the launch" if found.before_launch else ""
+        if found.command:
+            self.data(f"`stager {found.command}` failed{at}, before its job began")
+        else:
+            self.data(f"{name}: {who} {_did(first)} first{at}{code}{launch}")
         self.data(f"class:  {first.kind}")
         self.data(f"what:   {first.cause[:_LONG]}")
         if first.meaning and first.meaning != first.cause:
             self.data(f"cause:  {first.meaning}")
-        self.data(f"hint:   {first.hint}")
+        if first.hint:
+            self.data(f"hint:   {first.hint}")
         for proof in found.proofs:
             self.data(f"shown by {proof.path}:{proof.number}")
             self.data(f"  {_short(proof.text)}")
@@ -107,10 +114,12 @@ def _well(found: Diagnosis) -> str:
     if found.ok:
         return "it ended well"
     if found.ok is None and found.job_id:
-        return f"nothing failed as far as its {found.read} logs tell; it may still run"
+        return (
+            f"nothing failed as far as its {counted(found.read, 'log')} can tell; it may still run"
+        )
     if found.interrupted:
         return "it was interrupted by its user, and nothing had failed by then"
-    return f"no failure was recognised in the {found.read} files there"
+    return f"no failure was recognised in {counted(found.read, 'file')} there"
 
 
 def _json(line: Line) -> dict[str, object]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bundle.counts import counted
+
 from ..visible import visible
 from .voice import size
 
@@ -32,13 +34,13 @@ def lines(measured: Mapping[str, Any]) -> list[str]:
 def summary(measured: Mapping[str, Any]) -> list[str]:
     """All ranks together, and the slowest pair."""
     said = [
-        f"all-reduce of {size(measured['bytes'])} over {measured['world_size']} ranks "
+        f"all-reduce of {size(measured['bytes'])} over {counted(measured['world_size'], 'rank')} "
         f"({measured['backend']}): {measured['seconds']:.3f} s, {measured['gb_per_s']:.2f} GB/s"
     ]
     pairs: Sequence[Mapping[str, Any]] = measured["pairs"]
     if pairs:
         worst = min(pairs, key=_rate)
-        count = "1 pair" if len(pairs) == 1 else f"{len(pairs)} pairs"
+        count = counted(len(pairs), "pair")
         of = f", shown are {SHOWN}" if len(pairs) > SHOWN else ""
         said.append(
             f"{count} of nodes{of}; slowest: {worst['a']} and {worst['b']}, "

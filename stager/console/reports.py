@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from bundle.counts import counted
+
 from .voice import Voice, size
 
 
@@ -16,9 +18,9 @@ class Reports(Voice):
         """The result of ``stager build``."""
         seconds = sum(report["seconds"].values())
         self.say(
-            f"{report['packages']} packages, {report['files']} files: "
+            f"{counted(report['packages'], 'package')}, {counted(report['files'], 'file')}: "
             f"{size(report['bundle_bytes'])}, {size(report['unpacked_bytes'])} unpacked; "
-            f"{report['layers_built']} layers made, {report['layers_reused']} reused; "
+            f"{counted(report['layers_built'], 'layer')} made, {report['layers_reused']} reused; "
             f"{seconds:.1f} s",
             "good",
         )
@@ -31,13 +33,14 @@ class Reports(Voice):
         self.data(f"{report['name']} {report['id']}")
         self.data(f"Python {report['python']}, {report['platform']}")
         sizes = f"{size(report['bundle_bytes'])}, {size(report['unpacked_bytes'])} unpacked"
-        self.data(f"{len(report['layers'])} layers, {report['files']} files, {sizes}")
+        layers, files = counted(len(report["layers"]), "layer"), counted(report["files"], "file")
+        self.data(f"{layers}, {files}, {sizes}")
         for line in _left_out(report):
             self.data(line)
         for layer in sorted(report["layers"], key=lambda layer: -int(layer["bytes"])):
             name = f"{layer['name']} {layer['version']}".strip()
             row = f"{size(layer['bytes']):>9}  {size(layer['unpacked_bytes']):>9}"
-            self.data(f"  {layer['kind']:8}{name:40}{row}  {layer['files']:>6} files")
+            self.data(f"  {layer['kind']:8}{name:40}{row}  {counted(layer['files'], 'file'):>12}")
         for item in report.get("listing", []):
             self.data(f"{item['sha256'][:16]} {item['size']:>12} {item['path']}")
 
@@ -62,7 +65,11 @@ class Reports(Voice):
         """How long a job is going to take until its ranks run, by phase."""
         from .forecasts import phases
 
-        whom = f" on {forecast['nodes']} nodes that have nothing" if "nodes" in forecast else ""
+        whom = (
+            f" on {counted(forecast['nodes'], 'node')} with nothing there yet"
+            if "nodes" in forecast
+            else ""
+        )
         self.say(f"  expected{whom}: {phases(forecast['seconds'])}")
         self.say(f"  (rates {'measured on earlier jobs' if forecast['measured'] else 'assumed'})")
 
@@ -79,7 +86,7 @@ class Reports(Voice):
                 self.data(line)
         self.data(report["verdict"])
         ranks, cpus = report["nproc_per_node"], report["cpus"]
-        used = f"{ranks} rank{'s' * (ranks > 1)} and {cpus} CPU{'s' * (cpus > 1)} a node"
+        used = f"{counted(ranks, 'rank')} and {counted(cpus, 'CPU')} a node"
         self.say(f"seconds, for {used}; stage: send and unpack, which overlap", "dim")
         self.say(f"rates: {report['rates']['basis']}", "dim")
 
@@ -97,4 +104,5 @@ def _left_out(report: Mapping[str, Any]) -> list[str]:
     if not pruned["files"]:
         return []
     what = " and ".join(pruned["what"])
-    return [f"left out: {what} of the packages, {pruned['files']} files, {size(pruned['bytes'])}"]
+    much = f"{counted(pruned['files'], 'file')}, {size(pruned['bytes'])}"
+    return [f"left out: {what} of the packages, {much}"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bundle.counts import counted
 from bundle.talking.output import described
 
 from .. import trained
@@ -49,7 +50,9 @@ class Console(Events, Lookings):
             self._advise(outcome, left_out)
             return EXIT_OK
         bad = list(dict.fromkeys([*outcome.problems, *left_out]))
-        self._write(f"{len(bad)} of {count} nodes cannot run it: {','.join(bad)}", "error")
+        self._write(
+            f"{len(bad)} of {counted(count, 'node')} cannot run it: {','.join(bad)}", "error"
+        )
         self._advise(outcome, bad)
         return EXIT_JOB
 
@@ -80,7 +83,7 @@ class Console(Events, Lookings):
         seconds = outcome.result["seconds"]
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
         count = outcome.result["world_size"]
-        self.say(f"done: {count} {'rank' if count == 1 else 'ranks'}; {spent}", "good")
+        self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
         for one in outcome.trained:
             self.say(trained.line(one["path"], one["metrics"]), "good")
         for note in outcome.notes:
@@ -176,7 +179,9 @@ class Console(Events, Lookings):
         for loss in lost[:_NAMED]:
             self._write(f"warning: {loss['node']}: output of {described(loss)} is lost", "warning")
         if len(lost) > _NAMED:
-            self._write(f"warning: and output of {len(lost) - _NAMED} more ranks", "warning")
+            self._write(
+                f"warning: and output of {counted(len(lost) - _NAMED, 'more rank')}", "warning"
+            )
 
     def _interrupted(self, outcome: Outcome) -> int:
         self._write(f"interrupted; nothing is left running; logs: {outcome.job.log_dir}", "error")

@@ -37,8 +37,8 @@ _STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "
 class Voice:
     """One command's voice.
 
-    Args of the constructor: ``quiet`` leaves only errors, ``verbose`` adds the output of every
-    node, ``as_json`` keeps standard output for one JSON object.
+    Args of the constructor: ``quiet`` leaves only errors and warnings, ``verbose`` adds the output
+    of every node, ``as_json`` keeps standard output for one JSON object.
     """
 
     def __init__(
@@ -137,6 +137,11 @@ class Voice:
     def note(self, line: str) -> None:
         """Something the user should know."""
         self.say(f"  {line}")
+
+    def warn(self, line: str) -> None:
+        """Something the user must know, also of a quiet command."""
+        self.stop()
+        self._write(f"warning: {line}", "warning")
 
     def stop(self) -> None:
         """Take the progress bar away."""

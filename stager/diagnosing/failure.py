@@ -87,6 +87,10 @@ class Diagnosis:
     """Whether its user ended it."""
     read: int = 0
     """How many files were read."""
+    before_launch: bool = False
+    """Whether it failed before any rank was started, though ranks were to be started."""
+    command: str = ""
+    """The command that failed before it had a job; empty where there was one."""
 
     def to_json(self) -> dict[str, Any]:
         """The object of ``stager diagnose --json``."""
@@ -101,4 +105,5 @@ class Diagnosis:
             "consequences": list(self.consequences),
             "missing_ranks": list(self.missing),
             "files_read": self.read,
+            "before_launch": self.before_launch,
         }

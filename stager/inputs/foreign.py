@@ -20,6 +20,7 @@ UV_EXPORT = (
     "`uv export --no-emit-project --no-editable --emit-index-url --format requirements.txt "
     "-o requirements.txt`"
 )
+UV_COMPILE = "`uv pip compile --emit-index-url --emit-find-links requirements.txt -o pinned.txt`"
 POETRY_EXPORT = "`poetry export -f requirements.txt -o requirements.txt`"
 PDM_EXPORT = "`pdm export -f requirements -o requirements.txt`"
 
@@ -69,6 +70,11 @@ def known(name: str) -> str:
     """Return what to do with a file that is known by its name; empty for any other."""
     lower = name.lower()
     return next((what for glob, what in _REMEDIES if fnmatch.fnmatchcase(lower, glob)), "")
+
+
+def is_export_needed(name: str) -> bool:
+    """Return whether a file says what to install in a form that only another tool reads."""
+    return known(name) not in ("", _BUILD, _ALONE)
 
 
 def remedy(name: str) -> str:

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from ..errors import ConfigError
 from ..settings import toml
-from .foreign import PDM_EXPORT, POETRY_EXPORT, UV_EXPORT
+from .foreign import PDM_EXPORT, POETRY_EXPORT, UV_COMPILE, UV_EXPORT
 
 _UV_KEYS = (
     "conflicts",
@@ -102,6 +102,45 @@ def refuse_folder(folder: Path, python: str, *, shown: str) -> list[str]:
         return [exc.message]
     found = refuse(data, path, shown=shown, asked=_declared(data))
     return [message for message in (*found, wrong_python(data, python, shown=shown)) if message]
+
+
+def refuse_beside(folder: Path, texts: Iterable[str], *, shown: str) -> str:
+    """Refuse a ``uv.toml`` beside requirement files that leave something for a resolver to choose.
+
+    Where every version is pinned, as uv itself writes them, its settings have done their part.
+
+    Args:
+        folder: where the requirement files lie.
+        texts: the requirements in them.
+        shown: the name of the ``uv.toml`` in the message.
+
+    Returns:
+        The message; empty where there is nothing to refuse.
+    """
+    own = folder / "uv.toml"
+    if not own.is_file() or all(map(_is_pinned, texts)):
+        return ""
+    try:
+        keys = _uv_keys(toml.read(own), None, prefix="")
+    except ConfigError as exc:
+        return exc.message
+    if not keys:
+        return ""
+    return (
+        f"{shown}: {', '.join(keys)}: only uv honours this, and without it other packages would "
+        f"be installed; run {UV_COMPILE} there and name pinned.txt instead"
+    )
+
+
+def _is_pinned(text: str) -> bool:
+    """Return whether a requirement leaves no choice; a path or a URL does not, either."""
+    try:
+        wanted = Requirement(text)
+    except InvalidRequirement:  # a path, or whoever reads it next refuses it
+        return True
+    return wanted.url is not None or any(
+        one.operator in ("==", "===") and not one.version.endswith(".*") for one in wanted.specifier
+    )
 
 
 def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:

@@ -86,6 +86,11 @@ class JobFiles:
         return self.folder / f"run_wrapper.{self.job_id}.py"
 
 
+def default_folder(asked: Path | None) -> Path:
+    """Return where a job's logs are: the directory that is named, else the usual one."""
+    return (asked or Path(DEFAULT_LOG_DIR)).expanduser()
+
+
 def find(wanted: str | None, log_dir: Path) -> JobFiles:
     """The files of a job.
 
@@ -136,6 +141,17 @@ def _jobs(folder: Path) -> list[str]:
         if name and _is_regular(path):
             found[name[1]] = max(found.get(name[1], 0.0), _changed(path))
     return sorted(found, key=lambda job: (found[job], len(job), job))
+
+
+def newest_change(folder: Path) -> float:
+    """When a job has last told something, in seconds since the epoch; 0.0 for none.
+
+    The empty file by which a local job claims its number tells nothing yet.
+    """
+    named = [
+        path for path in _entries(folder) if _EVENTS.match(path.name) or _BATCH.match(path.name)
+    ]
+    return max((_changed(path) for path in named if _size(path)), default=0.0)
 
 
 def of_job(folder: Path, job_id: str) -> JobFiles:
@@ -229,6 +245,13 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _changed(path: Path) -> float:

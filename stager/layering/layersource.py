@@ -102,13 +102,14 @@ def layer_id(source: Source, target: Target) -> Digest:
 
 
 def project_sources(
-    config: Config, offline_root: Path, note: Callable[[str], None] = lambda line: None
+    config: Config, own: Sequence[Path], note: Callable[[str], None] = lambda line: None
 ) -> list[Source]:
     """What the layers that are not wheels are made from: the project, the trainer, each asset.
 
     Args:
         config: the project's settings.
-        offline_root: left out where it lies in the project.
+        own: what stager itself keeps, left out where it lies in the project: the offline root, and
+            the lock, which is of no use on a node and may name wheels by paths of this machine.
         note: told what else was left out without being asked to.
 
     Raises:
@@ -123,8 +124,9 @@ def project_sources(
         leave = [*config.project.exclude, *asset_excludes(assets, folder)]
         for path in config.project.outputs:
             leave += [f"/{path.rstrip('/')}{more}" for more in ("", *_CAME_HOME)]
-        if offline_root.is_relative_to(folder):
-            leave.append(anchored(str(offline_root.relative_to(folder))))
+        leave += [
+            anchored(str(path.relative_to(folder))) for path in own if path.is_relative_to(folder)
+        ]
         tree = project_files(folder, leave)
         for line in tree.skipped:
             note(line)

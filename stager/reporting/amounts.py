@@ -1,4 +1,4 @@
-"""Amounts as a person reads them: seconds, bytes, counts; and the round numbers of an axis."""
+"""Amounts as a person reads them: seconds, bytes; and the round numbers of an axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLOCK = (1, 2, 5, 10, 15, 30)
 _ALIKE = 1e-9
 """Numbers that differ by less than this part of them are one to an axis."""
 
-__all__ = ["count", "decimal", "duration", "nice", "percent", "size", "ticks", "time_ticks"]
+__all__ = ["decimal", "duration", "nice", "percent", "size", "ticks", "time_ticks"]
 
 
 def duration(seconds: float) -> str:
@@ -26,11 +26,6 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
-
-
-def count(number: int, noun: str) -> str:
-    """``1 node``, ``3 nodes``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def decimal(value: float) -> str:

@@ -7,9 +7,11 @@ import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
+from bundle.counts import counted
+
 from ..diagnosing.failure import Diagnosis
 from ..diagnosing.words import when
-from .amounts import count, decimal, duration, size
+from .amounts import decimal, duration, size
 from .chart import Lines, line_chart
 from .contents import Contents
 from .curves import Curves, Epoch, Training
@@ -138,7 +140,7 @@ def _job(story: Story) -> list[Html]:
         ("Project", facts.name),
         ("Verdict", story.verdict),
         ("Nodes", f"{len(nodes):,}: {names}" if nodes else ""),
-        ("World size", "" if facts.world_size is None else count(facts.world_size, "rank")),
+        ("World size", "" if facts.world_size is None else counted(facts.world_size, "rank")),
         ("Launcher", facts.launcher),
         ("Backend", facts.backend),
         ("Command", "" if not facts.command else element("code", facts.command)),
@@ -157,7 +159,7 @@ def _job(story: Story) -> list[Html]:
         )
         found.append(element("p", what))
     elif not facts.job_id:
-        found.append(element("p", f"{count(story.diagnosis.read, 'file')} were read."))
+        found.append(element("p", f"Read: {counted(story.diagnosis.read, 'file')}."))
     return found
 
 

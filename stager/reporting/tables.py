@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .amounts import count, size
+from bundle.counts import counted
+
+from .amounts import size
 from .chart import bar
 from .contents import Contents, Part
 from .markup import Content, Html, clipped, element
@@ -98,7 +100,7 @@ def bundle_table(contents: Contents) -> list[Html]:
     if contents.missing:
         return [path, element("p", f"What was in it cannot be said: {contents.missing}.")]
     parts = contents.parts
-    total = f"{count(len(parts), 'part')}, {count(sum(p.files for p in parts), 'file')}: "
+    total = f"{counted(len(parts), 'part')}, {counted(sum(p.files for p in parts), 'file')}: "
     total += f"{size(sum(p.packed for p in parts))} in the bundle, "
     total += f"{size(sum(p.unpacked for p in parts))} on a node."
     return [path, element("p", total), box(_parts(parts), "Contents of the bundle")]
@@ -114,7 +116,7 @@ def _parts(parts: Sequence[Part]) -> Html:
     rest = parts[LARGEST:]
     if rest:
         total = Part(
-            name=f"{count(len(rest), 'smaller one')} together",
+            name=f"{counted(len(rest), 'smaller one')} together",
             kind="",
             packed=sum(part.packed for part in rest),
             unpacked=sum(part.unpacked for part in rest),

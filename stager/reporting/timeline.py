@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .amounts import count, duration, percent, time_ticks
+from bundle.counts import counted
+
+from .amounts import duration, percent, time_ticks
 from .chart import labels
 from .markup import Html, element
 from .spans import FAILED, OPEN, PHASES, SILENT, STAGING, TRAIN, Passage, Row, Span
@@ -243,7 +245,7 @@ def _swatch(phase: str, state: str = "") -> Html:
 
 
 def _in_words(title: str, rows: Sequence[Row], length: float, first: str) -> str:
-    told = [f"{title}: {count(len(rows), 'node')} over {duration(length)}."]
+    told = [f"{title}: {counted(len(rows), 'node')} over {duration(length)}."]
     for phase in (*STAGING, TRAIN):
         spans = [span for row in rows for span in _of(row, phase)]
         longest = max(spans, key=lambda span: span.seconds, default=None)

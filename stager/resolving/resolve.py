@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from bundle.counts import counted
+
 from ..errors import ResolveError
 from .solve_pip import PipTools
 from .solve_uv import Uv
@@ -82,7 +84,7 @@ def explain(first: NoSolution, question: Question, solver: Solver) -> ResolveErr
     absent = {a.requirement: a for failure in failures for a in failure.absent}
     reasons += absent_lines(list(absent.values()), question)
     target = question.target
-    many = "1 problem" if len(reasons) == 1 else f"{len(reasons)} problems"
+    many = counted(len(reasons), "problem")
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{many}",

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from bundle.counts import counted
 from bundle.masking import masked
 
 if TYPE_CHECKING:
@@ -94,9 +95,8 @@ def _purpose(facts: ScriptFacts) -> str:
         return f"checks that {where} can run the bundle; nothing is launched."
     launch = facts.job.launch
     nproc = launch.nproc_per_node
-    ranks = "one rank a GPU, or one a node," if nproc is None else f"{nproc} ranks a node"
-    ranks = "1 rank a node" if nproc == 1 else ranks
-    return f"runs {ranks} on {where}, from each node's own disk ({launch.launcher})."
+    many = "one rank a GPU, or one a node," if nproc is None else f"{counted(nproc, 'rank')} a node"
+    return f"runs {many} on {where}, from each node's own disk ({launch.launcher})."
 
 
 def _last_step(facts: ScriptFacts) -> str:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bundle.counts import counted
 from bundle.manifest import canonical_json
 from bundle.unpacking.limits import abridged, excess
 
@@ -136,7 +137,7 @@ class Collector:
             self.refuse(path, "a file and a link would both go there")
         if self.refused:
             count = len(self.refused)
-            some = "an entry" if count == 1 else f"{count} entries"
+            some = "an entry" if count == 1 else counted(count, "entry", "entries")
             raise StagerError(
                 f"{some} of {what} cannot be shipped", hint=hint, context=sorted(self.refused)
             )

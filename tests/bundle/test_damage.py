@@ -253,7 +253,7 @@ def test_exec_names_it_and_goes_on(single: Packed, program: Path, env: Path) -> 
     done = run_node(program, "exec", single.path, env.parents[2], "--", "python", "-c", code)
     assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
     assert f"{MODULE}: it has 0 bytes" in done.stderr
-    assert "it is repaired before it is used" in done.stderr
+    assert "stager repairs the environment before using it" in done.stderr
     again = run_node(program, "exec", single.path, env.parents[2], "--", "python", "-c", code)
     assert (again.stdout, again.stderr) == ("1.0\n", "")
 
@@ -283,9 +283,11 @@ def test_a_job_names_it_and_goes_on(
     (victim,) = Path(os.environ["STAGER_NODE_ROOT"]).glob(pattern)
     act(victim)
     events = drive()
-    notes = " ".join(event["text"] for event in events if event["event"] == "note")
-    assert path in notes
-    assert why in notes
+    (note,) = [event for event in events if event["event"] == "note"]
+    assert note["warning"]
+    assert note["text"].startswith("local2: ")
+    assert path in note["text"]
+    assert why in note["text"]
     assert unpacked(events) == {"local1": True, "local2": False}
     assert list(events[-1]["repaired"]) == ["local2"]
     events = drive()

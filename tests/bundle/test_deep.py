@@ -98,7 +98,7 @@ def test_every_kind_of_damage_is_found_at_once_and_named(copy: Path) -> None:
         "more",
     }
     assert said["project/main.py"].startswith("its sha256 begins with ")
-    assert said["project/empty"] == "it has 1 bytes, not 0"
+    assert said["project/empty"] == "it has 1 byte, not 0"
     assert said["project/inner/tool.sh"] == "its mode is 0644, not 0755"
     assert said["project/inner/up"] == "it is missing; it must lead to ../main.py"
     assert said["bin/cli-tool"] == "it is missing"
@@ -193,7 +193,7 @@ def test_many_are_counted(copy: Path) -> None:
     problems = damaged_files(str(copy), 2)
     assert len(problems) == SHOWN + 1
     assert problems[0].where == str(copy / SITE / "stray00.py")
-    assert problems[-1].why == "15 more paths in it are not as they were built"
+    assert problems[-1].why == "15 more paths in it differ from what was built"
     json.dumps([problem.to_json() for problem in problems])
 
 

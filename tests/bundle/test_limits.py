@@ -94,7 +94,7 @@ def test_too_many_pipes_are_refused_before_anything_is_started(tmp_path: Path) -
 def test_what_is_said_of_it() -> None:
     place = Place(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
     problem = ranked._no_pipes(place, OSError(24, "Too many open files"), 300)
-    assert "300 ranks need a pipe each" in problem.why
+    assert "a pipe is needed for 300 ranks" in problem.why
     assert "ulimit -Hn" in problem.fix
 
 

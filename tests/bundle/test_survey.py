@@ -46,7 +46,9 @@ def test_all_is_well(single: Packed, program: Path, tmp_path: Path) -> None:
     begun = [event["phase"] for event in events if event["event"] == "begin"]
     assert begun[-3:] == ["probe", "deep", "all_reduce"]
     assert result["deep"] == {"all_reduce": None, "skipped": "torch is not in the bundle"}
-    assert "no all-reduce: torch is not in the bundle" in [event.get("text") for event in events]
+    assert "the all-reduce is left out: torch is not in the bundle" in [
+        event.get("text") for event in events
+    ]
     log = (tmp_path / "logs" / "demo.4711.local2.1.out").read_text()
     assert "local2 deep: the environment is as it was built, every file" in log
 

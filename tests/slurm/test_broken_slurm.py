@@ -165,7 +165,7 @@ def test_nodes_that_there_never_will_be(bench: Bench, batch: tuple[str, ...]) ->
     """Slurm would let the job wait for ever."""
     said = bench.stager("run", *batch, "--nproc-per-node", "8", *ALL, "all=none", seconds=30)
     assert said.code == 1, said.talk
-    assert "8 CPUs a node are asked for (8 ranks of 1 CPU)" in said.error["message"]
+    assert "the job asks for 8 CPUs a node (8 ranks of 1 CPU)" in said.error["message"]
     assert "the largest node of partition torch has 4" in said.error["message"]
     assert "--nproc-per-node" in said.error["hint"]
     assert bench.queued() == ""

@@ -103,7 +103,7 @@ def test_all_is_well(cluster: Cluster, small: Project) -> None:
     for clock in found["clocks"].values():  # the nodes share one clock, but it is not known
         assert abs(clock["ahead"]) <= clock["give_or_take"] + 0.05
     assert (found["all_reduce"], found["skipped"]) == (None, "torch is not in the bundle")
-    assert "no all-reduce: torch is not in the bundle" in said
+    assert "the all-reduce is left out: torch is not in the bundle" in said
     assert {"deep", "all_reduce"} <= set(report["seconds"])
 
 
@@ -159,7 +159,7 @@ def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, small: Proje
     assert "the head node cannot be reached" in found["node02"][0]
     assert "from node02: " in found["node02"][0]
     assert "names of nodes lead back to the node itself; node01 is 127.0.1.1" in found["node03"][0]
-    assert report["deep"]["skipped"] == "no node is without a problem"
+    assert report["deep"]["skipped"] == "every node has a problem"
 
 
 def test_nodes_that_fail_can_be_left_out(cluster: Cluster, small: Project) -> None:

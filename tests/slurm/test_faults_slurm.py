@@ -30,7 +30,7 @@ TRAINING = (
 """Some thousands of short steps: long enough to be hurt in the middle."""
 PICTURES = ("--data", "data", "--epochs", "1", "--out", "out")
 AGAIN = "[environment]\nrequirements = []\n[launch]\nmax-restarts = 2\n"
-RESUMED = re.compile(r"resuming from \S+, after (\d+) steps \((\d+) steps are done again\)")
+RESUMED = re.compile(r"resuming from \S+, after (\d+) steps? \((\d+) steps? to do again\)")
 SAVE_EVERY = 25
 LATE = 3
 """Steps between what a rank has done and what rank 0 has heard of."""

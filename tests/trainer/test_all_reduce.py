@@ -247,7 +247,7 @@ def test_a_wrong_sum_is_told_by_every_rank_and_written_once():
     ("setting", "named"),
     [
         ({"GLOO_SOCKET_IFNAME": "nope0"}, "n2: there is no interface nope0 on "),
-        ({"PYTORCH_DIST_BACKEND": "nccl", "CUDA_VISIBLE_DEVICES": ""}, "0 GPUs for 1 ranks"),
+        ({"PYTORCH_DIST_BACKEND": "nccl", "CUDA_VISIBLE_DEVICES": ""}, "0 GPUs for 1 rank"),
         ({"PYTORCH_DIST_BACKEND": "mpi"}, "PYTORCH_DIST_BACKEND=mpi is neither gloo nor nccl"),
     ],
 )

@@ -114,7 +114,7 @@ def test_told_to_stop_it_saves_and_goes_on_from_there(alone, tmp_path, number):
     assert "with --resume at its end goes on from there" in said
     stopped = int(said.partition("stopped after step ")[2].partition(":")[0])
     done = train(0, tmp_path, *LONG, "--resume")
-    assert f"after {stopped} steps (0 steps are done again)" in done.stdout
+    assert f"after {stopped} steps (0 steps to do again)" in done.stdout
     assert losses(tmp_path / "out") == losses(alone)
     assert same_bits(weights(alone), weights(tmp_path / "out"))
 

@@ -61,7 +61,7 @@ def test_a_loss_that_is_no_number_any_more_ends_the_run(tmp_path):
 
 def test_a_step_that_needs_more_rows_than_there_are(tmp_path):
     done = train(0, tmp_path, *SMALL, "--batch-size", "321", code=1)
-    assert "error: --batch-size 321: there are only 320 rows to train on" in said(done)
+    assert "error: --batch-size 321: only 320 rows to train on" in said(done)
 
 
 def test_a_misspelt_option_is_told_with_the_nearest(tmp_path):

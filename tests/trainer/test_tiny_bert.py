@@ -110,7 +110,7 @@ def test_resume_goes_on_where_the_first_run_stopped(tmp_path):
 
     again = train(2, tmp_path, *small, "--epochs", "2")
     assert again.returncode == 0, again.stderr
-    assert "resuming from tiny_out/checkpoint-7, after 1 epochs" in again.stdout
+    assert "resuming from tiny_out/checkpoint-7, after epoch 1" in again.stdout
     assert "step 10/14 " in again.stdout
     assert "step 7/" not in again.stdout
     found = metrics(tmp_path / "tiny_out")

@@ -152,7 +152,7 @@ def test_a_step_of_all_ranks_may_be_larger_than_the_data_but_not_that_of_one(tmp
     train(2, tmp_path, "mlp", "--subset", "10", "--batch-size", "8", "--epochs", "2")
     assert sorted(losses(tmp_path / "mlp_out")) == [1, 2]
     done = train(2, tmp_path, "mlp", "--subset", "10", "--batch-size", "11", code=1)
-    assert done.stderr.count("--batch-size 11: there are only 10 rows to train on") == 1
+    assert done.stderr.count("--batch-size 11: only 10 rows to train on") == 1
 
 
 @pytest.mark.slow
