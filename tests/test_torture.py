@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from torture import isolation
+from torture import deadline, isolation
 from torture.registry import MODULES, areas
 from torture.rounds import BROKEN, SAME, Broken, Round
 from torture.world import World
@@ -109,6 +110,20 @@ def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path)
     assert (told["outcome"], told["promise"]) == (BROKEN, promise)
     if attempt in (hangs, breaks):
         assert told["steps"]
+
+
+def test_a_deadline_waits_for_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = tmp_path / "loadavg"
+    monkeypatch.setattr(deadline, "_LOAD", load)
+    limit = deadline.Deadline(0.02)
+    load.write_text("900.00 400.00 200.00 1000000/1000100 5\n")  # thousands of times too many
+    time.sleep(0.1)
+    assert not limit.passed()
+    load.write_text("0.10 0.10 0.10 1/100 5\n")
+    time.sleep(0.1)
+    assert limit.passed()
 
 
 def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:

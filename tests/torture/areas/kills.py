@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 from .. import checks
+from ..deadline import Deadline
 from ..product import Done, finish, sound, stager, start
 from ..registry import Area
 from ..rounds import HEALED, SAME, Round, require
@@ -112,9 +113,9 @@ def _ended(ended: Done, number: signal.Signals) -> None:
 
 def _wait_for_children(session: int) -> None:
     """Wait until all of a command's session has ended; hold that it does."""
-    end = time.monotonic() + 15
+    deadline = Deadline(15)
     left = _living(session)
-    while left and time.monotonic() < end:
+    while left and not deadline.passed():
         time.sleep(0.02)
         left = _living(session)
     require(not left, "the children of a killed command end", "\n".join(left))
