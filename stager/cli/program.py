@@ -95,6 +95,17 @@ def boundary(console: Console) -> Iterator[None]:
     except StagerError as exc:
         console.error(exc)
         raise typer.Exit(exc.exit_code) from None
+    except OSError as exc:
+        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        console.error(
+            StagerError(
+                f"too many files are open: {exc}",
+                hint="allow more: `ulimit -n` shows how many one process may open, "
+                "`ulimit -n 1024` sets it",
+            )
+        )
+        raise typer.Exit(EXIT_FAILURE) from None
     except KeyboardInterrupt:  # typer makes an exit code of it, without a word
         console.stop()
         print("interrupted", file=sys.stderr)
