@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -110,6 +111,18 @@ def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path)
     assert (told["outcome"], told["promise"]) == (BROKEN, promise)
     if attempt in (hangs, breaks):
         assert told["steps"]
+
+
+def test_ctrl_c_ends_the_suite_and_leaves_nothing(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tests.torture", "settings", "--seconds", "300", "-v"]
+    with subprocess.Popen(argv, cwd=REPO, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("settings"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == -signal.SIGINT, said
+    assert not list(Path("/var/tmp").glob(f"stager-torture-{process.pid}-*"))
 
 
 def test_a_deadline_waits_for_a_busy_machine(

@@ -81,7 +81,7 @@ def play(chosen: Sequence[Area], options: argparse.Namespace, seed: int, on_play
     _CACHE.mkdir(parents=True, exist_ok=True)
     decompressor = fetch_zstandard(_CACHE)
     # Not below /tmp: the nodes of a cluster on this machine have one of their own.
-    place = Path(tempfile.mkdtemp(prefix="stager-torture-", dir="/var/tmp"))
+    place = Path(tempfile.mkdtemp(prefix=f"stager-torture-{os.getpid()}-", dir="/var/tmp"))
     named = {area.name: area for area in chosen}
     try:
         for apart in (False, True):
