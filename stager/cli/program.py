@@ -50,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: standard output cannot be written: {exc.strerror}", file=sys.stderr)
         return EXIT_FAILURE
     except Exception as exc:
+        if isinstance(exc.__cause__, KeyboardInterrupt):  # before 3.12, from within a class's body
+            return EXIT_INTERRUPTED
         show = getattr(exc, "show", None)  # a usage error, as typer words it
         if show is None:
             raise
