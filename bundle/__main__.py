@@ -72,9 +72,13 @@ def _drive(path: str) -> int:
         from . import local
 
         begun = local.begin(job)
-    from . import drive  # most of it: the agents start meanwhile
+    from . import drive, signals  # most of it: the agents start meanwhile
 
-    return drive.drive(job, begun)
+    try:
+        return drive.drive(job, begun)
+    except signals.Stopped:  # before there was a log to say it in
+        print("stager: the job was told to end before it had begun", file=sys.stderr)
+        return drive.EXIT_INTERRUPTED
 
 
 def _agent(phase: str, handle: int | None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import kinds, private
 from .delivering.rates import Rates, rates_from
-from .manifest import Digest, Requires
+from .manifest import Digest, Requires, check_requires
 from .masking import masked, without_url_secrets
 from .problem import NodeError, Problem
 
@@ -199,6 +199,7 @@ def _check(job: Job) -> None:
         ValueError: a field cannot be used; the message names it.
     """
     Digest(job.bundle_id)
+    check_requires(job.requires)
     if job.allocation not in ("local", "slurm"):
         raise ValueError(f"allocation {job.allocation!r} is neither local nor slurm")
     if job.allocation == "slurm" and not job.id and not job.nodes:

@@ -323,15 +323,10 @@ def _check(manifest: Manifest) -> None:
     Raises:
         ValueError: a value is of another type, or out of bounds; the message names it.
     """
-    needs, layers = manifest.requires, manifest.layers
-    for value in (needs.machine, needs.libc, needs.libc_version):
-        _text(value, "requires")
+    layers = manifest.layers
+    check_requires(manifest.requires)
     for value in (manifest.name, *manifest.packages, *manifest.imports):
         _text(value, "name, packages or imports")
-    if not _LIBC_VERSION.fullmatch(needs.libc_version):
-        raise ValueError(f"requires.libc_version is {needs.libc_version[:20]!r}")
-    if not _PYTHON.fullmatch(_text(needs.python, "requires.python")):
-        raise ValueError(f"requires.python is {needs.python!r}")
     for part in (manifest.node, manifest.decompressor):
         if part is None:
             continue
@@ -349,6 +344,20 @@ def _check(manifest: Manifest) -> None:
     names = [name for name, _ in manifest.members()]
     if len(set(names)) != len(names):
         raise ValueError("two members have the same name")
+
+
+def check_requires(needs: Requires) -> None:
+    """Refuse what no node can be compared with.
+
+    Raises:
+        ValueError: a value is of another type or form; the message names it.
+    """
+    for value in (needs.machine, needs.libc, needs.libc_version):
+        _text(value, "requires")
+    if not _LIBC_VERSION.fullmatch(needs.libc_version):
+        raise ValueError(f"requires.libc_version is {needs.libc_version[:20]!r}")
+    if not _PYTHON.fullmatch(_text(needs.python, "requires.python")):
+        raise ValueError(f"requires.python is {needs.python[:20]!r}")
 
 
 def _text(value: object, what: str) -> str:

@@ -2,8 +2,9 @@
 
 A node whose network is gone ends no connection: ``srun`` waits for its tasks, and Slurm notices
 only after ``SlurmdTimeout``, five minutes as a rule. So once other nodes are done, and nothing has
-come for a while, an empty step is started on those that are not: ``srun`` then names the ones on
-which it can start nothing.
+come for a while, a step is started on those that are not: ``srun`` then names the ones on which it
+can start nothing. Neither does ``srun`` notice that the ``slurmstepd`` of a node was killed, by the
+kernel where memory ran out for example: so the step also looks whether the job still runs there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,21 @@ QUIET_SECONDS = 10.0
 _LONGEST_SECONDS = 300.0
 _LOOK_SECONDS = 60.0
 """How long a look may take: to a node that does not answer, Slurm needs ten and more."""
+_DESERTED = "stager-deserted "
+_LOOK = f"""\
+of() {{ grep -sqzx "$1=$2" "$3/environ"; }}
+of SLURM_STEP_ID "$SLURM_STEP_ID" "/proc/$$" || exit 0
+for place in /proc/[0-9]*; do
+    if of SLURM_JOB_ID "$SLURM_JOB_ID" "$place" && of SLURM_STEP_ID '[0-9]*' "$place" &&
+        ! of SLURM_STEP_ID "$SLURM_STEP_ID" "$place"; then exit 0; fi
+done
+echo "{_DESERTED}$SLURMD_NODENAME" >&2
+"""
+"""Says so where no process of another step of the job runs; nothing where that cannot be known."""
+_DESERTED_ADVICE = (
+    "see on {node} what ended slurmstepd and the job's processes: `dmesg` shows the out-of-memory "
+    "killer's work; or leave the node out with --exclude={node}"
+)
 
 
 class Waiting:
@@ -86,6 +102,7 @@ class Watch:
         self._pause = QUIET_SECONDS
         self._next = 0.0
         self._look: _Look | None = None
+        self._deserted: frozenset[str] = frozenset()
 
     def take(self, event: dict[str, Any]) -> None:
         """Learn from an event of a node, and pass it on."""
@@ -107,8 +124,9 @@ class Watch:
         """
         if self._look is not None:
             if self._look.ended:
-                self._note(self._look.unreachable())
+                said = self._look.errors()
                 self.close()
+                self._note(said)
             return
         silent = [n for n in self._nodes if n not in self._done and n not in {*gone, *self.lost}]
         if not self._done or not silent or time.monotonic() < self._next:
@@ -123,17 +141,28 @@ class Watch:
             self._look.close()
             self._look = None
 
-    def _note(self, found: Mapping[str, str]) -> None:
-        for node, fault in found.items():
-            if node in self._nodes and node not in self._done:
+    def _note(self, said: str) -> None:
+        for node, fault in slurm.step_faults(said).items():
+            if slurm.unreachable(fault):
                 why = f"others are done, and it cannot be reached any more: {fault}"
-                self.lost[node] = Ended(1, why, slurm.lost_advice(node))
-                text = f"{node} is lost: {why}"
-                self._on_event({"v": 1, "event": "note", "text": text})
+                self._lose(node, why, slurm.lost_advice(node))
+        lines = [line for line in said.splitlines() if line.startswith(_DESERTED)]
+        deserted = frozenset(line[len(_DESERTED) :].strip() for line in lines)
+        # Twice in a row: its last word may have been on its way.
+        for node in sorted(deserted & self._deserted):
+            why = "others are done, and nothing of the job runs there any more"
+            self._lose(node, why, _DESERTED_ADVICE.format(node=node))
+        self._deserted = deserted
+
+    def _lose(self, node: str, why: str, advice: str) -> None:
+        if node in self._nodes and node not in self._done:
+            self.lost[node] = Ended(1, why, advice)
+            text = f"{node} is lost: {why}"
+            self._on_event({"v": 1, "event": "note", "text": text})
 
 
 class _Look:
-    """An empty step on some nodes."""
+    """A step on some nodes that looks whether the job is still there."""
 
     def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
         self._until = time.monotonic() + _LOOK_SECONDS
@@ -142,7 +171,7 @@ class _Look:
         step = slurm.Step(phase="look", nodes=tuple(nodes), cpus=1)
         try:
             self._process = process.start(
-                slurm.step_argv(step, ["true"]),
+                slurm.step_argv(step, ["sh", "-c", _LOOK]),
                 env=env,
                 stdout=process.DEVNULL,
                 stderr=self._errors,
@@ -156,11 +185,10 @@ class _Look:
         running = self._process is not None and self._process.poll() is None
         return not running or time.monotonic() > self._until
 
-    def unreachable(self) -> dict[str, str]:
-        """The nodes on which nothing could be started, and what Slurm says of each."""
+    def errors(self) -> str:
+        """What Slurm and the step have said on standard error."""
         self._errors.seek(0)
-        faults = slurm.step_faults(self._errors.read().decode(errors="replace"))
-        return {node: text for node, text in faults.items() if slurm.unreachable(text)}
+        return self._errors.read().decode(errors="replace")
 
     def close(self) -> None:
         """End it."""

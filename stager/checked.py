@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .errors import StagerError
 from .model import Digest
+from .regular import text_of
 from .store import Store, sha256_of, stamp
 
 FILE_NAME = "checked.json"
@@ -28,7 +29,7 @@ class CheckedFiles:
         self._known: dict[str, list[object]] = {}
         self._changed = False
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads((store.root / FILE_NAME).read_text(encoding="utf-8"))
+            found = json.loads(text_of(store.root / FILE_NAME))
             if isinstance(found, dict):
                 self._known = found
 

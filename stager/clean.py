@@ -26,6 +26,7 @@ from .checked import CheckedFiles
 from .cleaning.files import content_of, files_in, folders_in, is_outdated, nobody_has_open
 from .deletion import size_of
 from .errors import BundleError, StagerError
+from .regular import text_of
 from .store import Store
 
 UNUSED_SECONDS = 86400.0
@@ -250,7 +251,7 @@ class _Planning:
 def _project(note: Path) -> tuple[Path, str] | None:
     """The settings file and the newest bundle's name; None where the note makes no sense."""
     try:
-        raw = json.loads(note.read_text(encoding="utf-8"))
+        raw = json.loads(text_of(note))
         return Path(raw["project"]), str(raw["bundle"])
     except (ValueError, KeyError, TypeError):
         return None

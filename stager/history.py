@@ -20,6 +20,7 @@ from bundle.delivering.plan import BROADCAST, SHARED
 from bundle.delivering.rates import ASSUMED, Rates
 
 from .errors import StagerError
+from .regular import text_of
 from .store import Store
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -152,7 +153,7 @@ def record(store: Store, seen: Seen) -> bool:
 def read(store: Store) -> tuple[Seen, ...]:
     """The jobs that are kept, the newest last; none where they cannot be read."""
     try:
-        raw = json.loads((store.root / FILE).read_text(encoding="utf-8"))
+        raw = json.loads(text_of(store.root / FILE))
         if raw["version"] != VERSION:
             return ()
         return tuple(_seen(one) for one in raw["jobs"][-KEPT:])

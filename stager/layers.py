@@ -7,6 +7,7 @@ import io
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import types
@@ -32,6 +33,7 @@ from .layering.layersource import Source, layer_id, origin
 from .layering.orphans import end_with_parent
 from .layering.unwheel import add_wheel
 from .model import Target
+from .regular import opened
 from .shipping.tree import Tree, digest_of
 from .store import Store, cannot_write
 
@@ -87,6 +89,7 @@ def make_layers(
         spools = sorted(map(_spooled, missing.values()), reverse=True)[:jobs]
         room = sum(source.size for source in missing.values()) * 3 // 2 + sum(spools)
         store.require_space(room, "the layers")
+        _require_files(min(jobs, len(missing)))
         _build_all(missing, store=store, target=target, jobs=jobs, progress=progress)
     return MadeLayers(
         layers=tuple(_describe(store, key, source) for key, source in ids.items()),
@@ -94,6 +97,16 @@ def make_layers(
         reused=len(ids) - len(missing),
         notes=() if target.is_host_python else (_no_bytecode(target),),
     )
+
+
+def _require_files(processes: int) -> None:
+    """Refuse to start processes where the server that forks them would fail, with a traceback."""
+    needed, most = 24 + 3 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most < needed:
+        raise StagerError(
+            f"too few files may be open to make the layers: {most}, where {needed} are needed",
+            hint="allow more in this shell: ulimit -n 1024",
+        )
 
 
 def _spooled(source: Source) -> int:
@@ -128,7 +141,7 @@ def _usable(store: Store, key: Digest) -> bool:
     """
     path = store.layer(key)
     try:
-        with path.open("rb") as handle:
+        with opened(path) as handle:
             prefix = handle.read(HEAD_PREFIX)
             summary = head_summary(prefix)
             made_from = origin_of(prefix + handle.read(summary.origin_size))
@@ -149,7 +162,7 @@ def _usable(store: Store, key: Digest) -> bool:
 
 
 def _describe(store: Store, key: Digest, source: Source) -> Layer:
-    with store.layer(key).open("rb") as handle:
+    with opened(store.layer(key)) as handle:
         prefix = handle.read(HEAD_PREFIX)
         summary = head_summary(prefix)
         head = prefix + handle.read(summary.head_size - HEAD_PREFIX)

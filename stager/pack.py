@@ -30,6 +30,7 @@ from .bundling.program import make_node_program
 from .errors import BundleError, WheelError
 from .layering.layerfile import decompress_index
 from .model import Target, Wheel
+from .regular import bytes_of, opened, text_of
 from .shipping.tree import folders_of
 from .store import Store, stamp
 
@@ -92,7 +93,7 @@ def pack(contents: Contents, store: Store) -> Packed:
         _member(out, MANIFEST_NAME, manifest.to_bytes())
         _member(out, NODE_NAME, node)
         if manifest.decompressor is not None and contents.decompressor is not None:
-            _member(out, manifest.decompressor.name, contents.decompressor.path.read_bytes())
+            _member(out, manifest.decompressor.name, bytes_of(contents.decompressor.path))
         for layer, head in zip(manifest.layers, heads, strict=True):
             _member(out, layer.head_member, head)
         for layer, index in zip(manifest.layers, indexes, strict=True):
@@ -114,7 +115,7 @@ def _is_sealed(store: Store, path: Path, size: int, key: Digest) -> bool:
     To read all of it again would cost more than the rest of a build in which nothing has changed.
     """
     try:
-        written = _seal(store, path).read_text(encoding="utf-8")
+        written = text_of(_seal(store, path))
         return path.stat().st_size == size and written == _stamp(path, key)
     except (OSError, UnicodeDecodeError):
         return False
@@ -193,7 +194,7 @@ def stored_index(store: Store, layer: Layer) -> Index:
 
 def _stored_head(store: Store, layer: Layer) -> bytes:
     try:
-        with store.layer(layer.id).open("rb") as handle:
+        with opened(store.layer(layer.id)) as handle:
             head = handle.read(layer.head_size)
     except OSError as exc:
         raise _damaged(store, layer, str(exc)) from exc
@@ -249,7 +250,7 @@ def _copy_frames(out: BinaryIO, store: Store, layer: Layer, index: Index) -> Non
 def _checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[bytes]:
     """A layer's frames, each checked on the way: a damaged store must not make a bundle."""
     try:
-        with store.layer(layer.id).open("rb") as handle:
+        with opened(store.layer(layer.id)) as handle:
             handle.seek(layer.head_size)
             for frame in index.frames:
                 data = handle.read(frame.size)

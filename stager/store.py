@@ -23,6 +23,7 @@ from pathlib import Path
 from .deletion import remove
 from .errors import SpaceError, StagerError
 from .model import Digest
+from .regular import opened
 
 CHUNK = 1 << 20
 FEW_INODES = 100
@@ -236,6 +237,11 @@ class Store:
                 path.mkdir(exist_ok=True)
                 self.open_up(path)
         except OSError as exc:
+            if exc.filename == str(path) != str(self.root) and exc.errno == errno.EEXIST:
+                raise StagerError(
+                    f"{path} is not a directory, though a directory belongs there",
+                    hint="move it away and run the command again",
+                ) from exc
             raise cannot_write(path, exc) from exc
 
 
@@ -274,7 +280,7 @@ def stamp(status: os.stat_result) -> list[int]:
 def sha256_of(path: Path) -> Digest:
     """The digest of a file's bytes, read in pieces so that memory stays flat."""
     state = hashlib.sha256()
-    with path.open("rb") as handle:
+    with opened(path) as handle:
         while chunk := handle.read(CHUNK):
             state.update(chunk)
     return Digest(state.hexdigest())

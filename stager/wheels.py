@@ -20,6 +20,7 @@ from .deletion import remove
 from .errors import ResolveError, StagerError, WheelError
 from .inputs import sources
 from .model import Digest, LockedFile, Wheel
+from .regular import text_of
 from .resolving.indexes import Indexes
 from .resolving.locked import Lock
 from .resolving.pip import Pip, condense, index_unreachable, unreachable
@@ -264,6 +265,6 @@ def _note(wheel: Path) -> Path:
 
 def _noted(wheel: Path) -> str:
     try:
-        return Digest(_note(wheel).read_text(encoding="utf-8").strip())
+        return Digest(text_of(_note(wheel)).strip())
     except (OSError, ValueError):
         return ""

@@ -252,6 +252,42 @@ def test_an_offline_root_that_cannot_be_written(project: Project) -> None:
     assert "file" in refused(project, OFFLINE_ROOT=str(project.root / "file"))
 
 
+def test_a_pipe_in_place_of_a_file_of_the_store_keeps_nobody_waiting(project: Project) -> None:
+    """Nobody ever writes to it: whoever opened it to be read would wait for good."""
+    built(project)
+    files = [path for path in project.store.root.rglob("*") if path.is_file()]
+    folders = {"layers", "seals", "projects", "proofs", project.store.root.name}
+    files = [path for path in files if path.parent.name in folders and "lock" not in path.name]
+    assert {path.parent.name for path in files} == folders
+    for path in files:
+        before = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        for command in (("build", "--no-prove"), ("inspect",)):
+            done = project.stager(*command, timeout=60)
+            assert done.returncode in (0, 1), (path, done.stderr)
+            assert "Traceback" not in done.stderr, (path, done.stderr)
+        path.unlink()
+        path.write_bytes(before)
+
+
+def test_too_few_files_may_be_open(project: Project) -> None:
+    """Wherever it is that one too many is opened."""
+    for most in range(11, 40, 2):
+        shutil.rmtree(project.store.root / "layers", ignore_errors=True)
+        shutil.rmtree(project.store.root / "bundles", ignore_errors=True)
+        done = subprocess.run(
+            ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *STAGER, "build", "--no-prove"],
+            cwd=project.root,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, (most, done.stderr)
+        assert done.returncode in (0, 1), (most, done.stderr)
+
+
 @pytest.mark.parametrize(
     ("what", "there", "size"),
     [

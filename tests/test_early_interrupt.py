@@ -43,3 +43,38 @@ def test_no_traceback_of_ours_whenever_it_comes() -> None:
         assert OURS not in said, said
         if "Traceback" not in said and "no Python frame" not in said:
             assert code in (0, 130, -signal.SIGINT), (code, said)
+
+
+IN_A_CLASS = """
+import signal, sys
+from importlib.abc import MetaPathFinder
+
+class Now:
+    def __set_name__(self, owner, name):
+        signal.raise_signal(signal.SIGINT)
+
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "stager.report":
+            class Node:
+                field = Now()
+
+sys.meta_path.insert(0, Finder())
+from stager.cli import main
+sys.exit(main(["report"]))
+"""
+"""A command imports what it needs; Ctrl-C comes while a class of it is made, a dataclass mostly."""
+
+
+def test_ctrl_c_while_a_command_imports(tmp_path: Path) -> None:
+    """Python before 3.12 makes another exception of it there."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CLASS],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 130

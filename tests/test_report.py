@@ -244,6 +244,15 @@ def test_the_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert names == {"link.html", "logs", "nodes", "pipe", "target.html"}
 
 
+def test_a_pipe_in_place_of_the_job(project: Project, tmp_path: Path) -> None:
+    files = went_well(tmp_path / "logs", NODES).write()
+    for name in (files.job.name, ".job.1.2.json"):
+        (files.folder / name).unlink(missing_ok=True)
+        os.mkfifo(files.folder / name)
+    done = project.stager("report", str(files.folder), timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_there_is_no_such_job(project: Project) -> None:
     done = reported(project, "4711")
     assert done.returncode == 1

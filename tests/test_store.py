@@ -57,6 +57,14 @@ def test_folders_are_made_when_asked_for(store: Store) -> None:
     assert all(folder.is_dir() and folder.parent == store.root for folder in folders)
 
 
+def test_a_file_where_a_folder_belongs(store: Store) -> None:
+    store.make_folder(store.root)
+    (store.root / "programs").write_text("x")
+    with pytest.raises(StagerError, match="programs is not a directory") as caught:
+        _ = store.programs
+    assert "move it away" in caught.value.hint
+
+
 def test_a_published_file_appears_whole(store: Store) -> None:
     final = store.layers / "a.tar.zst"
     with store.publishing(final) as partial:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from torture import isolation
+from torture import deadline, isolation
 from torture.registry import MODULES, areas
 from torture.rounds import BROKEN, SAME, Broken, Round
 from torture.world import World, nest
@@ -109,6 +111,32 @@ def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path)
     assert (told["outcome"], told["promise"]) == (BROKEN, promise)
     if attempt in (hangs, breaks):
         assert told["steps"]
+
+
+def test_ctrl_c_ends_the_suite_and_leaves_nothing(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tests.torture", "settings", "--seconds", "300", "-v"]
+    with subprocess.Popen(argv, cwd=REPO, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("settings"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == -signal.SIGINT, said
+    assert not list(Path("/var/tmp").glob(f"stager-torture-{process.pid}-*"))
+
+
+def test_a_deadline_waits_for_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = tmp_path / "loadavg"
+    monkeypatch.setattr(deadline, "_LOAD", load)
+    limit = deadline.Deadline(0.02)
+    load.write_text("900.00 400.00 200.00 1000000/1000100 5\n")  # thousands of times too many
+    time.sleep(0.1)
+    assert not limit.passed()
+    load.write_text("0.10 0.10 0.10 1/100 5\n")
+    time.sleep(0.1)
+    assert limit.passed()
 
 
 def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:

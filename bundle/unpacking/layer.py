@@ -198,6 +198,8 @@ def decode_head(
         raw = json.loads(decompress(packed_index(head)))
         if raw["format"] != INDEX_FORMAT:
             raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
+        if not all(isinstance(raw[key], list) for key in ("files", "links", "frames")):
+            raise TypeError("files, links and frames are lists")
         index = Index(
             files=tuple(map(Entry._make, raw["files"])),
             links=tuple(map(Link._make, raw["links"])),

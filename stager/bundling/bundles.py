@@ -24,6 +24,7 @@ from bundle.manifest import (
 )
 from bundle.problem import NodeError
 
+from .. import regular
 from ..errors import BundleError
 from ..store import Store, sha256_of
 
@@ -52,7 +53,7 @@ def made_here(store: Store, path: Path, key: str) -> bool:
     """
     note = store.root / "seals" / f"{path.name}.txt"  # no folder is made in a store to look at it
     try:
-        return note.read_text(encoding="utf-8").split()[-1:] == [key]
+        return regular.text_of(note).split()[-1:] == [key]
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -145,7 +146,7 @@ def format_of(path: Path) -> int:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as handle:
+    with regular.opened(path) as handle:
         header = handle.read(BLOCK)
         try:
             size = int(header[124:135], 8)
@@ -215,7 +216,7 @@ def remember(store: Store, project: Path, newest: Newest) -> None:
 def newest(store: Store, project: Path) -> Newest | None:
     """Return the bundle that the last build of a project made, if it is still there."""
     try:
-        raw = json.loads(_note(store, project).read_text(encoding="utf-8"))
+        raw = json.loads(regular.text_of(_note(store, project)))
         found = Newest(
             path=store.bundles / raw["bundle"],
             id=Digest(raw["id"]) if "id" in raw else None,
@@ -230,7 +231,7 @@ def is_named(store: Store, path: Path) -> bool:
     """Whether a bundle is the newest one of some project: two with the same content share it."""
     for note in store.projects.glob("*.json"):
         with suppress(OSError, ValueError, KeyError):
-            if json.loads(note.read_text(encoding="utf-8"))["bundle"] == path.name:
+            if json.loads(regular.text_of(note))["bundle"] == path.name:
                 return True
     return False
 
@@ -242,7 +243,7 @@ def clear_away(path: Path) -> bool:
         Whether it is gone.
     """
     try:
-        with path.open("rb") as handle:
+        with regular.opened(path) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
     except OSError:

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 from ..layering.bytecode import compile_module
+from ..regular import bytes_of
 from ..store import Store
 
 _DIGITS = 64
@@ -32,7 +33,7 @@ def compiled_program(program: Path, store: Store) -> Path:
     """
     final = program.with_name(f"{program.stem}.{sys.implementation.cache_tag}.pyz")
     if not _is_whole(final, program.stem):
-        data = with_bytecode(program.read_bytes())
+        data = with_bytecode(bytes_of(program))
         with store.publishing(final) as partial:
             partial.write_bytes(data)
     return final
@@ -66,7 +67,7 @@ def _seal(program: str, content: bytes) -> bytes:
 def _is_whole(path: Path, program: str) -> bool:
     """Tell whether a file is there and is what was written for the program of this digest."""
     try:
-        data = path.read_bytes()
+        data = bytes_of(path)
     except OSError:
         return False
     return _seal(program, data[:-_DIGITS]) == data[-_DIGITS:]

@@ -12,6 +12,7 @@ from bundle.unpacking.origin import ORIGIN_LIMIT
 
 from ..bundling.bundles import format_of
 from ..layering.layerfile import compression
+from ..regular import opened
 
 
 def content_of(layer: Path, key: str) -> str | None:
@@ -21,7 +22,7 @@ def content_of(layer: Path, key: str) -> str | None:
     is not what its name says. Empty for a wheel's layer that leaves something out: it is needed by
     the bundles that name it, and not by a lock.
     """
-    with layer.open("rb") as handle:
+    with opened(layer) as handle:
         try:
             origin = origin_of(handle.read(HEAD_PREFIX + ORIGIN_LIMIT))
         except LayerError:
@@ -42,7 +43,7 @@ def nobody_has_open(path: Path) -> bool:
     """Whether no job and no command has a file of the store open, or a lock of it taken."""
     # A build asks for this one alone; shared, the question cannot keep it waiting.
     operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
-    with path.open("rb") as handle:
+    with opened(path) as handle:
         try:
             fcntl.flock(handle, operation | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -50,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: standard output cannot be written: {exc.strerror}", file=sys.stderr)
         return EXIT_FAILURE
     except Exception as exc:
+        if isinstance(exc.__cause__, KeyboardInterrupt):  # before 3.12, from within a class's body
+            return EXIT_INTERRUPTED
         show = getattr(exc, "show", None)  # a usage error, as typer words it
         if show is None:
             raise
@@ -95,6 +97,17 @@ def boundary(console: Console) -> Iterator[None]:
     except StagerError as exc:
         console.error(exc)
         raise typer.Exit(exc.exit_code) from None
+    except OSError as exc:
+        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        console.error(
+            StagerError(
+                f"too many files are open: {exc}",
+                hint="allow more: `ulimit -n` shows how many one process may open, "
+                "`ulimit -n 1024` sets it",
+            )
+        )
+        raise typer.Exit(EXIT_FAILURE) from None
     except KeyboardInterrupt:  # typer makes an exit code of it, without a word
         console.stop()
         print("interrupted", file=sys.stderr)

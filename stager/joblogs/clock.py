@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from .files import JobFiles, LogFile, opened
+from ..regular import opened
+from .files import JobFiles, LogFile
 
 _STAMPS = (
     # torch and glog: E1122 05:21:32.123456 4711 ..., [W1122 05:21:32.123456789 file.cpp:1] ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .files import opened
+from ..regular import opened
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from ..errors import StagerError
 
@@ -190,19 +188,6 @@ def _is_log(path: Path) -> bool:
         return False
     # A few may be in a log: PyTorch ends what it says of a bus error with a zero byte.
     return (text.count("\0") + text.count("\ufffd")) * 20 <= len(text)
-
-
-def opened(path: Path) -> BinaryIO:
-    """A regular file, to be read; what else has a file's name might never end.
-
-    Raises:
-        OSError: there is none, or it cannot be read.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
-    return os.fdopen(handle, "rb")
 
 
 def _readable(paths: Sequence[Path]) -> None:

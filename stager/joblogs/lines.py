@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from ..regular import opened
 from .clock import piece_of, stamp, year_of
-from .files import JobFiles, LogFile, opened
+from .files import JobFiles, LogFile
 from .suspects import Open, Suspects
 
 _MARK = re.compile(r"^\[rank(\d+)\]: ?")

@@ -12,6 +12,7 @@ from typing import Any
 from ..joblogs import events
 from ..joblogs.files import JobFiles
 from ..joblogs.values import number, text
+from ..regular import bytes_of
 
 Event = Mapping[str, Any]
 
@@ -79,7 +80,7 @@ def last_attempt(files: JobFiles) -> Attempt:
 def _job(path: Path) -> Mapping[str, Any]:
     """``job.json``, whichever version of it."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        raw = json.loads(bytes_of(path).decode("utf-8", "replace"))
     except (OSError, ValueError, RecursionError):
         return {}
     return raw if isinstance(raw, dict) else {}

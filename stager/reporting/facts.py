@@ -17,6 +17,7 @@ from ..diagnosing import accounting
 from ..diagnosing.failure import Diagnosis
 from ..joblogs.files import JobFiles
 from ..joblogs.values import listing, number, table, text, texts, whole
+from ..regular import text_of
 from .attempt import Attempt, Event
 
 WELL, FAILED, RUNNING = "ended well", "failed", "still running"
@@ -124,7 +125,7 @@ def _driven_here(files: JobFiles) -> bool:
     """
     for path in files.folder.glob(".job.*.json") if files.job_id else ():
         with suppress(OSError, ValueError, RecursionError, IndexError):
-            raw: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            raw: Mapping[str, Any] = json.loads(text_of(path))
             process = Path("/proc", str(int(path.name.split(".")[2])))
             if isinstance(raw, dict) and text(raw, "id") == files.job_id:
                 return b"stager" in (process / "cmdline").read_bytes()

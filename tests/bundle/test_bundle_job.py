@@ -162,6 +162,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (("launch", "interface"), {"node01": None}),
         (("launch", "command"), [None]),
         (("requires", "python"), None),
+        (("requires", "python"), ""),
+        (("requires", "libc_version"), "new"),
         (("run_dir",), []),
         (("node_root",), "a\0b"),
         (("attempt",), 10**30),

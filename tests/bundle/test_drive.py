@@ -59,6 +59,17 @@ def test_a_job_goes_through_its_phases(single: Packed, program: Path, tmp_path: 
     assert set(result["seconds"]) == set(begun)
 
 
+def test_told_to_end_before_there_is_a_log_to_say_it_in(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    """The signal comes when the driver makes the directory of its logs."""
+    at = ["-e", "trace=/^mkdir", "-e", "inject=/^mkdir:signal=SIGTERM:when=1"]
+    strace = ["strace", "-o", "/dev/null", *at, "-P", str(tmp_path / "logs")]
+    code, events, said = drive(program, job_for(single, tmp_path), *strace)
+    assert (code, events) == (130, [])
+    assert said == "stager: the job was told to end before it had begun\n"
+
+
 def test_what_a_job_leaves(single: Packed, program: Path, tmp_path: Path) -> None:
     _, events, _ = drive(program, job_for(single, tmp_path))
     logs = tmp_path / "logs"

@@ -191,6 +191,12 @@ def test_links_inside_are_kept(path: str, target: str) -> None:
     assert decode(links=[[path, target]]).links == (Link(path, target),)
 
 
+@pytest.mark.parametrize("key", ["files", "links", "frames"])
+@pytest.mark.parametrize("empty", [{}, ""])
+def test_what_is_no_list_is_refused_however_empty(key: str, empty: Any) -> None:
+    refused(**{key: empty})
+
+
 CHAINED = {"lib/x/l1": "..", "lib/x/y/l2": "../l1/..", "lib/x/y/z/l3": "../l2/../other"}
 """Each stays inside by its words; followed one after the other they climb above the environment."""
 

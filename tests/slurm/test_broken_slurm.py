@@ -82,6 +82,19 @@ def test_a_node_that_is_cut_off_while_the_others_are_done(bench: Bench) -> None:
     bench.assert_clean(60, killed=True)
 
 
+def test_a_slurmstepd_that_is_killed(bench: Bench) -> None:
+    """srun does not notice, and the node answers: without a look the job would wait for good."""
+    started = bench.start("run", *ALL, "1=sleep", "all=linger")
+    bench.at_work(started, 3)
+    for number, line in bench.processes("node02").items():
+        if line.startswith("slurmstepd"):
+            os.kill(number, signal.SIGKILL)
+    said = bench.finish(started, 100)
+    assert (said.code, said.failure["node"]) == (3, "node02"), said.talk
+    assert "nothing of the job runs there any more" in said.talk
+    bench.assert_clean(60, killed=True)
+
+
 def test_a_slurmd_that_has_died_unnoticed(bench: Bench) -> None:
     """The node's name is in what srun says; the others do without it."""
     with dead_slurmd(bench.cluster, "node02"):

@@ -20,6 +20,8 @@ from .workers import Played, Task, Workers
 from .world import fetch_zstandard
 
 WORKERS = 2
+_EVERY_SECONDS = 15
+"""Between two lines of progress."""
 _CACHE = Path(sys.prefix, ".cache", "torture")
 
 
@@ -58,9 +60,11 @@ def main(argv: Sequence[str]) -> int:
     print(f"seed {seed}", file=sys.stderr)
     tallies = {area.name: Tally(area) for area in chosen}
     started = time.monotonic()
+    progress = _Progress(_count(chosen, options))
 
     def on_played(played: Played) -> None:
         tallies[played.task.area].add(played)
+        progress.add(played)
         if played.outcome == BROKEN:
             _show(played, seed)
         elif options.verbose:
@@ -81,7 +85,7 @@ def play(chosen: Sequence[Area], options: argparse.Namespace, seed: int, on_play
     _CACHE.mkdir(parents=True, exist_ok=True)
     decompressor = fetch_zstandard(_CACHE)
     # Not below /tmp: the nodes of a cluster on this machine have one of their own.
-    place = Path(tempfile.mkdtemp(prefix="stager-torture-", dir="/var/tmp"))
+    place = Path(tempfile.mkdtemp(prefix=f"stager-torture-{os.getpid()}-", dir="/var/tmp"))
     named = {area.name: area for area in chosen}
     try:
         for apart in (False, True):
@@ -105,10 +109,23 @@ def _tasks(chosen: Sequence[Area], options: argparse.Namespace) -> Iterator[Task
         return
     waiting = []
     for area in chosen:
-        count = options.count or (area.sample if options.sample else area.rounds)
+        count = _rounds(area, options)
         waiting += [((number + 1) / (count + 1), area.name, number) for number in range(count)]
     for _, name, number in sorted(waiting):
         yield Task(area=name, number=number)
+
+
+def _rounds(area: Area, options: argparse.Namespace) -> int:
+    return options.count or (area.sample if options.sample else area.rounds)
+
+
+def _count(chosen: Sequence[Area], options: argparse.Namespace) -> int | None:
+    """Return how many rounds there are going to be; None for as many as there is time for."""
+    if options.seconds is not None:
+        return None
+    if options.round is not None:
+        return len(chosen)
+    return sum(_rounds(area, options) for area in chosen)
 
 
 def _endless(chosen: Sequence[Area], end: float) -> Iterator[Task]:
@@ -144,6 +161,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("-v", "--verbose", action="store_true", help="say how each round ended")
     return parser
+
+
+class _Progress:
+    """A line on standard error now and then: how far it is."""
+
+    def __init__(self, total: int | None) -> None:
+        self._total = "" if total is None else f" of {total}"
+        self._started = self._shown = time.monotonic()
+        self._rounds = self._broken = 0
+
+    def add(self, played: Played) -> None:
+        """Count a round, and say so if nothing has been said for a while."""
+        self._rounds += 1
+        self._broken += played.outcome == BROKEN
+        now = time.monotonic()
+        if now - self._shown < _EVERY_SECONDS:
+            return
+        self._shown = now
+        minutes, seconds = divmod(int(now - self._started), 60)
+        said = f"{self._rounds}{self._total} rounds, {self._broken} broken; {played.task.area}"
+        print(f"{minutes}:{seconds:02d} {said}", file=sys.stderr, flush=True)
 
 
 def _show(played: Played, seed: int) -> None:

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from .deadline import Deadline
 from .rounds import BROKEN, Broken, Round
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -90,11 +91,12 @@ def play(
         _child(attempt, round_, says_write, own=own)
     os.close(says_write)
     started = time.monotonic()
-    said = [json.loads(line) for line in _listen(says_read, child, seconds).splitlines()]
+    lines, hangs = _listen(says_read, seconds)
+    said = [json.loads(line) for line in lines.splitlines()]
     told: dict[str, object] = {"counts": {}, "promise": "", "evidence": ""}
     told["steps"] = [line for line in said if isinstance(line, str)]
     ended = next((line for line in said if isinstance(line, dict)), None)
-    told.update(ended or _silent(child, started, seconds))
+    told.update(ended or _silent(child, seconds, hangs=hangs))
     left = _end_descendants()
     if left and told["outcome"] != BROKEN:
         told = {**told, "outcome": BROKEN, "promise": "no process is left behind"}
@@ -141,24 +143,25 @@ def _outcome(attempt: Callable[[Round], str], round_: Round) -> dict[str, object
         return {"outcome": BROKEN, "promise": promise, "evidence": trace}
 
 
-def _listen(handle: int, child: int, seconds: float) -> bytes:
-    """Return what the round's process says; end it when its time is over."""
+def _listen(handle: int, seconds: float) -> tuple[bytes, bool]:
+    """Return what the round's process says, and whether its time was over before it ended."""
     pieces = []
-    end = time.monotonic() + seconds
-    while True:
-        ready, _, _ = select.select([handle], [], [], max(0.0, end - time.monotonic()))
-        if not ready:
-            break
-        piece = os.read(handle, 1 << 16)
-        if not piece:
-            break
-        pieces.append(piece)
+    deadline = Deadline(seconds)
+    hangs = False
+    while not hangs:
+        ready, _, _ = select.select([handle], [], [], 0.2)
+        hangs = deadline.passed()
+        if ready:
+            piece = os.read(handle, 1 << 16)
+            if not piece:
+                hangs = False
+                break
+            pieces.append(piece)
     os.close(handle)
-    return b"".join(pieces)
+    return b"".join(pieces), hangs
 
 
-def _silent(child: int, started: float, seconds: float) -> dict[str, object]:
-    hangs = time.monotonic() - started >= seconds
+def _silent(child: int, seconds: float, *, hangs: bool) -> dict[str, object]:
     promise = f"it ends within {seconds:.0f} seconds" if hangs else "the process does not die"
     evidence = "\n".join(_descendants().values()) if hangs else _how_it_ended(child)
     if hangs:
@@ -188,8 +191,8 @@ def _descendants() -> dict[int, str]:
 
 def _end_descendants() -> list[str]:
     """Wait for what is left of a round, then end it; return what had to be ended."""
-    end = time.monotonic() + _LEFT_SECONDS
-    while _reaped() and time.monotonic() < end:
+    deadline = Deadline(_LEFT_SECONDS)
+    while _reaped() and not deadline.passed():
         time.sleep(0.01)
     left = _descendants()
     while current := _descendants():

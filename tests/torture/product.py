@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .deadline import Deadline
 from .rounds import REFUSED, Round, require
 
 REPO = Path(__file__).resolve().parents[2]
@@ -122,10 +123,10 @@ def finish(
     process: subprocess.Popen[bytes] | _Forked, argv: Sequence[str], out: Path, seconds: float
 ) -> Done:
     """Wait for a command that was started; one that goes on for too long breaks a promise."""
-    end = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     pause = 0.001
     while (code := process.poll()) is None:
-        if time.monotonic() > end:
+        if deadline.passed():
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             done = said(argv, -9, out)

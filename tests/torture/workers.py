@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -77,6 +78,8 @@ class Workers:
 
     def __exit__(self, *exc: object) -> None:
         for connection in self._processes.values():
+            with contextlib.suppress(OSError):  # that end is closed already
+                connection.shutdown(socket.SHUT_RDWR)  # also where a reader still holds it open
             connection.close()
         for number in self._processes:
             os.waitpid(number, 0)

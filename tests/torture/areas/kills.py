@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 
 from .. import checks
-from ..product import Done, finish, sound, stager, start
+from ..deadline import Deadline
+from ..product import REPO, Done, finish, sound, stager, start
 from ..registry import Area
 from ..rounds import HEALED, SAME, Round, require
 from ..world import ANSWER, PROGRAM
@@ -103,7 +104,9 @@ def _ended(ended: Done, number: signal.Signals) -> None:
     """Hold that what could end in its own way did: with an exit code, and no traceback."""
     if ended.code in (-signal.SIGKILL, 0):
         return
-    require("Traceback" not in ended.err, "no traceback", ended)
+    # What Python says while it starts, before a line of ours has run, nobody can help.
+    early = ended.code == -signal.SIGINT and f'File "{REPO}/' not in ended.err
+    require("Traceback" not in ended.err or early, "no traceback", ended)
     # Python itself ends by the signal until the program has begun, and by SIGINT (which a shell
     # shows as 130) where an interrupt comes in the last moments.
     fine = {-number, 128 + number, 1, 3, 130, -signal.SIGINT}
@@ -112,9 +115,9 @@ def _ended(ended: Done, number: signal.Signals) -> None:
 
 def _wait_for_children(session: int) -> None:
     """Wait until all of a command's session has ended; hold that it does."""
-    end = time.monotonic() + 15
+    deadline = Deadline(15)
     left = _living(session)
-    while left and time.monotonic() < end:
+    while left and not deadline.passed():
         time.sleep(0.02)
         left = _living(session)
     require(not left, "the children of a killed command end", "\n".join(left))

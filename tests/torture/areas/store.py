@@ -51,6 +51,8 @@ def play(round_: Round) -> str:
     # What a build has said yes to must be what was asked for.
     used = sound(stager(round_, *_EXEC, seconds=25))
     _right_or_refused(used, _EXEC)
+    if used.code and "move it away" in used.err:  # no build needs what is in the way there
+        return REFUSED
     require(used.code == 0, "what was built can be used", used)
     other = sound(stager(round_, *_EXEC, seconds=25, folder="project2"))
     if other.code == 0:

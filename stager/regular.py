@@ -1,0 +1,45 @@
+"""Regular files, opened to be read: what else bears a file's name might never end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a regular file; a pipe would keep a reader waiting, a device may do anything.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def bytes_of(path: Path) -> bytes:
+    """Read a regular file.
+
+    Raises:
+        OSError: see :func:`opened`.
+    """
+    with opened(path) as handle:
+        return handle.read()
+
+
+def text_of(path: Path) -> str:
+    """Read a regular file of UTF-8.
+
+    Raises:
+        OSError: see :func:`opened`.
+        UnicodeDecodeError: it is none.
+    """
+    return bytes_of(path).decode("utf-8")

@@ -1,0 +1,26 @@
+"""A few rounds of the torture suite on a real cluster: faults during jobs, and what must hold."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from cluster import needs_slurm
+from test_torture import torture
+
+pytestmark = pytest.mark.slow
+
+SEED = os.environ.get("STAGER_TORTURE_SEED", "11")
+"""Fixed, so that a change is not refused by chance."""
+ROUNDS = 3
+
+
+def test_no_promise_is_broken_in_a_sample_on_slurm() -> None:
+    needs_slurm()
+    done = torture("slurm", "--sample", "--seed", SEED, "--json", "-v")
+    print(done.stderr)  # the seed, what was done, and how to play a round again
+    report = json.loads(done.stdout)
+    assert (report["broken"], report["absent"]) == ([], {})
+    assert done.returncode == 0
+    assert [row["rounds"] for row in report["areas"] if row["area"] == "slurm"] == [ROUNDS]
