@@ -48,5 +48,11 @@ def line(event: Mapping[str, Any]) -> bytes:
 def described(loss: Mapping[str, Any]) -> str:
     """Return a loss in words: ``rank 3 (120 bytes)``."""
     who = "the node's ranks" if loss.get("rank") is None else f"rank {loss['rank']}"
-    many = f"{loss['bytes']} bytes" if "bytes" in loss else f"{loss['frames']} frames of messages"
-    return f"{who} ({many})"
+    if "bytes" in loss:
+        return f"{who} ({loss['bytes']} bytes)"
+    return f"{who} ({loss.get('frames', 'some')} frames of messages)"
+
+
+def lost(loss: Mapping[str, Any]) -> str:
+    """Return what is wrong where output is lost, as the driver's problem and a warning say it."""
+    return f"output of {described(loss)} is lost"
