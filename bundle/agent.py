@@ -6,10 +6,11 @@ It is asked with one JSON object (:mod:`bundle.talking.hearing`) and answers wit
 
 and, by phase: ``preflight`` takes ``marker``, ``heads`` and ``wheel``; ``unpack`` needs ``root``,
 ``python`` and ``bundle`` or ``incoming``; ``probe`` needs ``root`` and ``head``; ``launch`` needs
-``root``, ``shared`` and ``group``, and where the program is ours and not the user's ``own`` and
-``limit``, seconds; ``deep`` is told of in :mod:`bundle.checking.checkup`. Each answers with one
-event of its phase's name, ``{"v": 1, "event": ..., "node": ..., "ok": ..., "seconds": ...,
-"problems": [...]}`` and more; ``launch`` also sends ``output`` events with what its ranks write
+``root``, ``shared`` and ``group``, where the program is ours and not the user's ``own`` and
+``limit``, seconds, and with ``hold`` it says ``ready`` and waits for a word before a rank begins;
+``deep`` is told of in :mod:`bundle.checking.checkup`. Each answers with one event of its phase's
+name, ``{"v": 1, "event": ..., "node": ..., "ok": ..., "seconds": ..., "problems": [...]}`` and
+more; ``launch`` also sends ``output`` events with what its ranks write
 (:mod:`bundle.talking.output`), and says at last how many bytes of each that were (``sent``).
 """
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from . import limits, signals
 from .job import Job, parse
 from .problem import NodeError
-from .talking.hearing import Hearing
+from .talking.hearing import GO, Hearing
 
 if TYPE_CHECKING:
     from .launching.early import EarlyLauncher
@@ -204,6 +205,10 @@ def _deep(job: Job, hearing: Hearing) -> dict[str, Any]:
 def _launch(job: Job, hearing: Hearing) -> dict[str, Any]:
     from .launching.ranked import run_ranks
 
+    if hearing.request.get("hold"):
+        hearing.emit({"event": "ready"})
+        while hearing.command() != GO:  # what ends it instead comes as a signal
+            pass
     return run_ranks(job, hearing)
 
 

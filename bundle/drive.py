@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +121,8 @@ def _open(job: Job, kept_open: contextlib.ExitStack) -> BundleFile | None:
 
 def _conclude(state: State, problems: dict[str, list[dict[str, str]]], interrupted: bool) -> int:
     """Bring the results home, tidy up, and say how it went."""
+    if interrupted and state.begun:
+        state.transport.hurry()
     ended_by = state.transport.ended_by() if (problems or interrupted) and state.begun else ""
     homecoming.come_home(state, standing=not ended_by)
     if ended_by:
@@ -261,6 +263,17 @@ def _all_reduce(state: State) -> None:
 
 def _launch(state: State) -> None:
     """Start the ranks, and wait for all of them."""
+    _start_ranks(state)
+    while state.leave_out_unreachable():
+        _start_ranks(state)
+    state.result["notes"] = _notes(state)
+    if state.job.launch.elastic is not None:
+        state.leave_out_or_fail()  # the group may have gone on without them
+    state.fail_if_any()
+
+
+def _start_ranks(state: State) -> None:
+    """Start the ranks on the nodes that there are, and wait for what becomes of them."""
     job, head = state.job, state.facts[state.job.nodes[0]]
     gpus = {node: int(facts["host"]["gpus"]) for node, facts in state.facts.items()}
     try:
@@ -284,16 +297,21 @@ def _launch(state: State) -> None:
     shared = all(facts["proj"] for facts in state.facts.values())
     state.result |= {"world_size": state.nproc * len(job.nodes), "backend": backend}
     state.apart = not shared
-    if job.launch.elastic is None and not job.launch.max_restarts:  # else ranks change nodes
+    settled = job.launch.elastic is None and not job.launch.max_restarts  # else ranks change nodes
+    if settled and job.min_nodes is None:
         state.begin_logs()
+
+    def hear(event: Mapping[str, Any]) -> None:
+        nonlocal settled
+        if settled and event["event"] == "started":  # before, ranks may still get other numbers
+            state.begin_logs()
+            settled = False
+
+    asked = {"group": group, "shared": shared}
     try:
-        state.ask("launch", lambda node: {**state.found(node), "group": group, "shared": shared})
+        state.ask("launch", lambda node: {**state.found(node), **asked}, hear)
     finally:  # also of a job that is interrupted: something may have failed before
         state.result |= _outcome(state)
-    state.result["notes"] = _notes(state)
-    if job.launch.elastic is not None:
-        state.leave_out_or_fail()  # the group may have gone on without them
-    state.fail_if_any()
 
 
 def _say_on_cpus(state: State) -> None:

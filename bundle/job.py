@@ -153,7 +153,7 @@ def parse(raw: Mapping[str, Any]) -> Job:
         job = Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
         for whole in (job, job.launch, job.requires):
             kinds.check(whole)
-        _check(job)
+        check(job)
         return job
     except (KeyError, TypeError, ValueError) as exc:
         raise NodeError(
@@ -192,8 +192,10 @@ def load(path: str) -> Job:
     return parse(raw)
 
 
-def _check(job: Job) -> None:
+def check(job: Job) -> None:
     """Refuse what would become the name of a file elsewhere, or the start of no rank.
+
+    To be asked again when values come in later, as those of an allocation do.
 
     Raises:
         ValueError: a field cannot be used; the message names it.
@@ -203,7 +205,7 @@ def _check(job: Job) -> None:
     if job.allocation not in ("local", "slurm"):
         raise ValueError(f"allocation {job.allocation!r} is neither local nor slurm")
     if job.allocation == "slurm" and not job.id and not job.nodes:
-        # To be bound to an allocation first; then it is checked again.
+        # To be bound to an allocation first; slurm.bind then checks it again.
         job = replace(job, id="unbound", nodes=("unbound",))
     for what, name in [("id", job.id), ("name", job.name), *(("node", n) for n in job.nodes)]:
         if (

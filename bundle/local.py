@@ -124,6 +124,9 @@ class LocalTransport:
         """Nobody ends it but the user."""
         return ""
 
+    def hurry(self) -> None:
+        """Nobody is waited for who is not here."""
+
     def begin(self, job: Job) -> None:
         """Start the agents, and let them start what takes long before anything else is done."""
         for node in job.nodes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from . import process, slurm
@@ -52,20 +52,33 @@ _DESERTED_ADVICE = (
 class Waiting:
     """Waits for a controller that does not answer: for a while, and only saying so once."""
 
-    def __init__(self, on_event: OnEvent) -> None:
-        self._on_event = on_event
+    def __init__(
+        self,
+        on_event: OnEvent,
+        seconds: float = CONTROLLER_SECONDS,
+        fault: Callable[[str], str] = slurm.controller_fault,
+    ) -> None:
+        """Begin; nothing is waited for yet.
+
+        Args:
+            on_event: called once with what is waited for.
+            seconds: how long.
+            fault: finds in what a command wrote to standard error why nothing has begun; empty
+                for any other reason than a controller that does not answer.
+        """
+        self._on_event, self._seconds, self._fault = on_event, seconds, fault
         self._until = 0.0
         self._settled = 0.0
 
     def again(self, said: str) -> bool:
         """Whether to try again, after a pause, what ended with these lines on standard error."""
         now = time.monotonic()
-        fault = slurm.controller_fault(said)
+        fault = self._fault(said)
         if fault and not self._until:
-            self._until = now + CONTROLLER_SECONDS
+            self._until = now + self._seconds
             text = (
                 f"Slurm's controller does not answer ({fault}); trying again for up to "
-                f"{CONTROLLER_SECONDS:.0f} s"
+                f"{self._seconds:.0f} s"
             )
             self._on_event({"v": 1, "event": "note", "text": text})
         if not fault and self._until and slurm.not_created(said):

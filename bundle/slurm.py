@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from .delivering import forecast
 from .hostlist import expand_hostlist, fold
-from .job import Job
+from .job import Job, check
 from .problem import NodeError, Problem
 
 PATIENCE = 600
@@ -105,7 +105,8 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
     """A job that knows its allocation: id, nodes, and how often it was started before.
 
     Raises:
-        NodeError: there is no allocation, or it has fewer nodes than the job needs.
+        NodeError: there is no allocation, it has fewer nodes than the job needs, or its id or
+            its nodes' names cannot be part of a file's name.
     """
     job_id, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
     if not job_id or not listed:
@@ -120,12 +121,18 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
         fix = f"use --nodes {len(nodes)}, or ask Slurm for more"
         raise NodeError(Problem("the allocation has too few nodes", "", why, fix))
     restart = env.get("SLURM_RESTART_COUNT", "0")
-    return replace(
+    bound = replace(
         job,
         id=job_id,
         nodes=tuple(nodes[:most]),
         attempt=int(restart) if restart.isdigit() else 0,
     )
+    try:
+        check(bound)
+    except ValueError as exc:
+        fix = "see who has set SLURM_JOB_ID and SLURM_JOB_NODELIST: they are not Slurm's own"
+        raise NodeError(Problem("the Slurm allocation cannot be used", "", str(exc), fix)) from exc
+    return bound
 
 
 def patience(env: Mapping[str, str]) -> int:

@@ -149,12 +149,17 @@ class State:
         ]
 
     def loss_problems(self, losses: list[dict[str, Any]]) -> dict[str, list[dict[str, str]]]:
-        """Return what is lost as problems, by node."""
+        """Return what is lost as problems, by node; no problem is what was of a node left out.
+
+        That may have crashed amid a message, and the job has gone on without it.
+        """
         found: dict[str, list[dict[str, str]]] = {}
         for one in losses:
-            node, what = str(one["node"]), f"output of {output.described(one)} is lost"
+            node = str(one["node"])
+            if node in self.left_out:
+                continue
             fix = "the ranks have ended as their exit codes say; run it again if the logs matter"
-            problem = Problem(what, node, str(one["why"]), fix)
+            problem = Problem(output.lost(one), node, str(one["why"]), fix)
             found.setdefault(node, []).append(problem.to_json())
         return found
 
@@ -254,6 +259,24 @@ class State:
         self.facts = {node: self.facts[node] for node in good if node in self.facts}
         self.answers = {node: self.answers[node] for node in good}
 
+    def leave_out_unreachable(self) -> bool:
+        """Leave out the nodes that kept the ranks of all others from beginning; False for none.
+
+        Raises:
+            NodesFailed: too few would be left; only those nodes are to blame.
+        """
+        if not any(answer.get("unreachable") for answer in self.answers.values()):
+            return False
+        well = {"ok": True, "problems": []}
+        self.answers = {
+            node: answer if answer.get("unreachable") else well
+            for node, answer in self.answers.items()
+        }
+        self.leave_out_or_fail()
+        for known in (self.task_codes, self._missing, self._received, self._counted):
+            known.clear()  # of a launch in which no rank was
+        return True
+
     def _requests(self, nodes: tuple[str, ...], extra: Extra) -> dict[str, dict[str, Any]]:
         job = self.job.to_json()
         return {
@@ -318,6 +341,7 @@ class State:
                 "lost": True,
                 "exit_code": end.code,
                 "problems": [lost.to_json()],
+                "unreachable": end.unreachable,
             }
             self.answers[node] = silent if answer is None else _both(answer, silent)
             first = self.job.nodes.index(node) * tasks

@@ -14,8 +14,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import IO, Any, cast
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import IO, cast
 
 from . import agent, process, signals, slurm
 from .agent import SESSION
@@ -24,11 +25,11 @@ from .job import Job
 from .launching import following
 from .masking import without_secrets
 from .problem import NodeError, Problem
-from .silence import Waiting, Watch, endings
+from .silence import CONTROLLER_SECONDS, Waiting, Watch, endings
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
-from .talking.opening import packed
+from .talking.opening import packed, shortened
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests, mounts, saving_note
 from .unpacking import venv
 
@@ -49,6 +50,10 @@ Short: what ranks need to save what they have, they get once they are told to en
 _LOST_SECONDS = 1.0
 """What ``srun`` gets to end by itself when all nodes but those that are lost have answered."""
 _ASK_SECONDS = 30.0
+_HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0
+"""How long an absent controller is waited for, and asked, once the user has asked for the end."""
+_HOLD_SECONDS = 180.0
+"""After which ranks that are held back may begin although not all nodes have said a word."""
 _ODD_LINES, _ODD_CHARACTERS = 5, 200
 """How much is shown of what came through ``srun`` from nobody."""
 _TICK_SECONDS = 0.02
@@ -66,6 +71,7 @@ class SlurmTransport:
         """
         self.nodes_here = 1
         self._job = job
+        self._controller_seconds, self._ask_seconds = CONTROLLER_SECONDS, _ASK_SECONDS
         with open(sys.argv[0], "rb") as handle:
             self._program = packed(handle.read())
         own = slurm.CREDENTIALS
@@ -93,12 +99,13 @@ class SlurmTransport:
         joins = phase != "launch" or self._joins
         if not joins:
             self.close()
-        waiting = Waiting(on_event)
+        waiting = Waiting(on_event, self._controller_seconds)
         try:
             while True:
                 step, tasks = self._begin(phase, requests, joins=joins)
                 watch = Watch(phase, requests, on_event, self._plain)
                 answers = Answers(requests, tasks, watch.take, phase)
+                answers.held = self._holds(phase)
                 try:
                     with contextlib.closing(watch):
                         self._listen(step, answers, watch)
@@ -119,16 +126,17 @@ class SlurmTransport:
             raise
         if not joins or step.ended:
             self.close()
-        rest = self._rest(requests, answers, ended) if phase != "launch" else {}
-        if not rest:
+        dead = self._dead(requests, answers, ended) if phase != "launch" or answers.held else set()
+        rest = [node for node in requests if node not in dead and node not in answers.answered]
+        if phase == "launch":  # the others are to know that they are fewer: the driver asks again
+            return {**ended, **{node: replace(ended[node], unreachable=True) for node in dead}}
+        if not dead or not rest:
             return ended
         self.close()  # srun may not have ended yet, but has told all tasks to
-        return {**ended, **self.run(phase, rest, on_event)}
+        return {**ended, **self.run(phase, {node: requests[node] for node in rest}, on_event)}
 
-    def _rest(
-        self, requests: Requests, answers: Answers, ended: dict[str, Ended]
-    ) -> dict[str, Mapping[str, Any]]:
-        """The nodes to ask again, as others had kept the step from beginning on any of them.
+    def _dead(self, requests: Requests, answers: Answers, ended: dict[str, Ended]) -> set[str]:
+        """The nodes that have kept the step from beginning on the others, too.
 
         Slurm starts a step on all of its nodes or on none. Who is to blame is noted in ``ended``:
         ``srun`` names the nodes that it cannot reach, and ``sinfo`` has those that Slurm gave up.
@@ -139,7 +147,18 @@ class SlurmTransport:
             down = self._down(requests)
             ended.update(down)
             dead = set(down)
-        return {node: requests[node] for node in silent if node not in dead} if dead else {}
+        return dead
+
+    def _holds(self, phase: str) -> bool:
+        """Whether ranks begin only when all nodes are there: without one, others could do it."""
+        return phase == "launch" and not self._joins and self._job.min_nodes is not None
+
+    @staticmethod
+    def _let_go(step: Conversation, answers: Answers, until: float) -> None:
+        """Let ranks begin that are held back, once all nodes are there."""
+        if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
+            answers.held = False
+            step.tell(hearing.GO)
 
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[Conversation, int]:
         """Ask the agents that are there, or start some in a new step; with the tasks of a node."""
@@ -149,7 +168,7 @@ class SlurmTransport:
             return step, tasks
         there = self._step
         if there is not None and not there.ended and requests.keys() <= self._nodes:
-            asked = {"phase": phase, "nodes": list(requests), **_shortened(requests)}
+            asked = {"phase": phase, "nodes": list(requests), **shortened(requests)}
             there.tell(json.dumps(asked))
             return there, 1
         self.close()
@@ -164,8 +183,10 @@ class SlurmTransport:
         deadline = None if limit is None else time.monotonic() + limit
         elastic = self._job.launch.elastic
         spare = max(0, len(answers.nodes) - elastic[0]) if elastic else 0
+        hold_until = time.monotonic() + _HOLD_SECONDS
         while not step.ended:
             step.pump(answers.take)
+            self._let_go(step, answers, hold_until)
             faults = step.faults.keys() & answers.nodes
             watch.look(faults)
             faults |= watch.lost.keys()
@@ -209,7 +230,7 @@ class SlurmTransport:
         a step of their own.
         """
         joins = requests.keys() == self._nodes
-        waiting = Waiting(on_event)
+        waiting = Waiting(on_event, self._controller_seconds)
         with contextlib.ExitStack() as running:
             while True:
                 watch = Watch("unpack", requests, on_event, self._plain)
@@ -282,6 +303,10 @@ class SlurmTransport:
             finally:
                 process.stop(running, self._grace)
 
+    def hurry(self) -> None:
+        """Wait for an absent controller for some seconds only."""
+        self._controller_seconds, self._ask_seconds = _HURRIED_SECONDS, _HURRIED_ASK_SECONDS
+
     def close(self) -> None:
         """End the step that is there for all phases."""
         self._step = None
@@ -331,13 +356,15 @@ class SlurmTransport:
         )
         boot = venv.source_of("talking.bootstrap").decode()
         program = slurm.starter(boot, word or phase, self._job.python_hints)
-        request = json.dumps({"phase": phase, **_shortened(requests)}).encode()
+        if self._holds(phase):
+            requests = {node: {**request, "hold": True} for node, request in requests.items()}
+        request = json.dumps({"phase": phase, **shortened(requests)}).encode()
         head = b"%d %d\n" % (len(self._program), len(request))
         return slurm.step_argv(step, program), head + self._program + request
 
     def _ask(self, *argv: str) -> str:
         try:
-            return process.run(argv, timeout=_ASK_SECONDS, env=self._plain).stdout
+            return process.run(argv, timeout=self._ask_seconds, env=self._plain).stdout
         except process.ProcessError as exc:
             why = "; ".join([exc.reason, *exc.tail[-1:]])
             fix = "run it where Slurm's commands are on PATH and the controller answers"
@@ -357,23 +384,3 @@ def _account(step: Conversation, answers: Answers, on_event: OnEvent) -> None:
     if lines := step.oddities():
         shown = [line[:_ODD_CHARACTERS] for line in lines[:_ODD_LINES]]
         on_event({"v": 1, "event": "stray", "count": len(lines), "lines": shown})
-
-
-def _shortened(requests: Requests) -> dict[str, Any]:
-    """The requests with what is the same for all nodes written once: there may be thousands."""
-    every = list(requests.values())
-    common = {
-        key: value
-        for key, value in every[0].items()
-        if key not in ("node", "node_rank")  # an agent knows these
-        and all(key in other and other[key] == value for other in every)
-    }
-    own = {
-        node: {
-            key: value
-            for key, value in request.items()
-            if key not in common and key not in ("node", "node_rank")
-        }
-        for node, request in requests.items()
-    }
-    return {"common": common, "own": {node: extra for node, extra in own.items() if extra}}

@@ -41,6 +41,8 @@ class Ended:
     """The same in words, with what is known besides."""
     fix: str = ""
     """What to do about it; empty where only the log can tell."""
+    unreachable: bool = False
+    """Whether no rank has begun anywhere because none could here."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,9 @@ class Transport(Protocol):
 
     def ended_by(self) -> str:
         """Why the allocation ended, ``time-limit`` for example; empty while it stands."""
+
+    def hurry(self) -> None:
+        """Wait for nobody for long from now on: the user has asked for the end."""
 
     def close(self) -> None:
         """Let go of the nodes: there is nothing more to ask."""

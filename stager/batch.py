@@ -102,27 +102,34 @@ def script_of(
     )
 
 
-def submit(submission: Submission) -> Submitted:
-    """Hand the script to Slurm.
+def submit(submission: Submission, on_event: OnEvent) -> Submitted:
+    """Hand the script to Slurm, as soon as its controller answers.
+
+    It is handed over again only where that has certainly not been done before.
+
+    Args:
+        submission: the script.
+        on_event: called when the controller is waited for.
 
     Raises:
         StagerError: Slurm does not take it; the hint says what to change.
     """
-    try:
-        done = feed(
-            submission.argv,
-            submission.script,
-            environment=submission.environment,
-            timeout=SUBMIT_SECONDS,
-        )
-    except CommandError as exc:
-        said = exc.completed.stderr.splitlines()
-        errors = [told.text for told in map(slurmtalk.read, said) if told.kind == "error"]
-        raise StagerError(
-            f"Slurm does not take the batch job: {'; '.join(errors) or exc.message}",
-            hint=slurmtalk.hint_for(" ".join(said)),
-            context=[] if errors else exc.context,
-        ) from exc
+    from bundle.silence import Waiting
+
+    waiting = Waiting(on_event, fault=slurmtalk.unsent)
+    while True:
+        try:
+            done = feed(
+                submission.argv,
+                submission.script,
+                environment=submission.environment,
+                timeout=SUBMIT_SECONDS,
+            )
+            break
+        except CommandError as exc:
+            # One that took too long and was killed may have been heard.
+            if exc.completed.returncode < 0 or not waiting.again(exc.completed.stderr):
+                raise _refused(exc) from exc
     last = (done.stdout.split() or [""])[-1]
     found = re.fullmatch(r"(\d+)(?:;(\S+))?", last)
     if found is None:
@@ -131,6 +138,17 @@ def submit(submission: Submission) -> Submitted:
             hint="`squeue --me` shows whether it was made",
         )
     return Submitted(job_id=found[1], cluster=found[2] or "")
+
+
+def _refused(exc: CommandError) -> StagerError:
+    """Why Slurm does not take a batch job."""
+    said = exc.completed.stderr.splitlines()
+    errors = [told.text for told in map(slurmtalk.read, said) if told.kind == "error"]
+    return StagerError(
+        f"Slurm does not take the batch job: {'; '.join(errors) or exc.message}",
+        hint=slurmtalk.hint_for(" ".join(said)),
+        context=[] if errors else exc.context,
+    )
 
 
 def follow(

@@ -30,6 +30,14 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("quiet", re.compile(r"Nodes \S+ are ready for job()")),
 )
 
+_UNSENT = re.compile(r"Unable to contact slurm controller \(connect failure\)|in standby mode")
+"""How Slurm's library says that nobody took the request: it had not been sent, or was refused.
+
+After any other fault of the network (a time-out, an answer that was cut) it may have been taken.
+"""
+
+_KEPT = re.compile(r"Unable to clean up job allocation (\d+): (.+)")
+
 _HINTS = (
     (
         r"[Ii]nvalid partition",
@@ -103,9 +111,23 @@ def plain(told: Told) -> str:
         return "Slurm has not that many nodes of this kind now: too few, or some are down"
     if told.kind == "granted":
         return f"job {told.job_id}: the nodes are ours"
+    kept = _KEPT.match(told.text) if told.kind == "error" else None
+    if kept is not None:
+        return f"job {kept[1]} still has its nodes ({kept[2]}); scancel {kept[1]} gives them back"
     if told.kind == "error" and "retrying" in told.text:
         return f"Slurm does not answer: {told.text} (Ctrl-C gives it up)"
     return told.text if told.kind == "other" else ""
+
+
+def unsent(said: str) -> str:
+    """Why a request for nodes cannot have reached Slurm's controller; empty where it may have.
+
+    Args:
+        said: all that the command wrote to standard error.
+    """
+    told = [one for one in map(read, said.splitlines()) if one.kind != "other"]
+    nobody = bool(told) and all(one.kind == "error" and _UNSENT.search(one.text) for one in told)
+    return told[-1].text if nobody else ""
 
 
 def time_is_up(lines: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from .config import Config
 from .errors import JobError, StagerError
 from .newest import offline_root
 from .outcome import Outcome
-from .run import become, stream
+from .run import Streamed, become, stream
 from .store import Store
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -75,13 +75,7 @@ def carry_out(
     # Held open while the job waits for nodes, too: so nobody clears the bundle away.
     with opened(outcome.bundle, asked), _job_file(outcome.job) as file:
         driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
-        ended = stream(
-            [*way.argv, "sh", "-c", _TELL_PID, "stager", *driver] if way.asks_slurm else driver,
-            driven.take,
-            on_talk=driven.talk,
-            environment=way.environment,
-            end_it=driven.end if way.asks_slurm else None,
-        )
+        ended = driven.run(way, driver)
     if ended.interrupted and outcome.ended_by == "cancelled":  # that was ourselves
         outcome.result |= {"interrupted": True, "ended_by": ""}
     if outcome.ended_by and slurmtalk.time_is_up(driven.said):
@@ -102,7 +96,7 @@ def carry_out(
 
 
 class _Driven:
-    """A driver that runs, as seen from here.
+    """A driver, as seen from here.
 
     Attributes:
         said: what it and Slurm's commands said that is no event.
@@ -112,6 +106,30 @@ class _Driven:
         self.said: list[str] = []
         self._outcome, self._on_event, self._on_talk = outcome, on_event, on_talk
         self._pid: int | None = None
+
+    def run(self, way: Way, driver: Sequence[str]) -> Streamed:
+        """Start it, as soon as Slurm's controller answers, and follow it to its end."""
+        if not way.asks_slurm:
+            return stream(driver, self.take, on_talk=self.talk, environment=way.environment)
+        from bundle.silence import Waiting
+
+        waiting = Waiting(self._on_event, fault=slurmtalk.unsent)
+        while True:
+            self.said.clear()
+            ended = stream(
+                [*way.argv, "sh", "-c", _TELL_PID, "stager", *driver],
+                self.take,
+                on_talk=self.talk,
+                environment=way.environment,
+                end_it=self.end,
+            )
+            if ended.interrupted or ended.returncode == 0 or self._pid is not None:
+                return ended
+            try:
+                if not waiting.again("\n".join(self.said)):
+                    return ended
+            except KeyboardInterrupt:
+                return replace(ended, interrupted=True)
 
     def take(self, line: str) -> None:
         """A line of its standard output."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,39 @@ class Cluster:
     def lose(self, node: str) -> None:
         """Pull the node's plug: every process on it is gone, and its ``/tmp``."""
         script("lose", node, "--name", self.name)
+
+    def controller(self) -> int | None:
+        """The number of its slurmctld; None while there is none."""
+        conf = os.fsencode(self.state_dir / "slurm.conf")
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has ended
+                continue
+            if words[0].endswith(b"slurmctld") and conf in words:
+                return int(entry.name)
+        return None
+
+    def stop_controller(self) -> None:
+        """End it as a restart would, with all it knows written down."""
+        number = self.controller()
+        assert number is not None
+        os.kill(number, signal.SIGTERM)
+        assert until(lambda: self.controller() is None, 30)
+
+    def start_controller(self) -> None:
+        """Start it again as ``scripts/cluster up`` does, which also runs a job of its own."""
+        program = shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        with (self.state_dir / "up.log").open("ab") as log:
+            subprocess.run(
+                ["setsid", str(program), "-f", str(self.state_dir / "slurm.conf")],
+                cwd="/",
+                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                check=True,
+            )
 
     def settle(self) -> None:
         """End the jobs that are left; bring back what was stopped or lost."""

@@ -419,6 +419,17 @@ def test_logs_that_are_not_complete_are_told(capsys: pytest.CaptureFixture[str])
     assert "warning: and output of 12 more ranks\n" in said
 
 
+def test_a_loss_that_is_the_error_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = [{"node": node, "rank": 3, "bytes": 5, "why": "a reason"} for node in ("n1", "n2")]
+    what = Problem("output of rank 3 (5 bytes) is lost", "n1", "a reason", "do this")
+    ended = outcome(problems={"n1": [what.to_json()]}, logs_lost=lost)
+    Console().verified(ended)
+    said = capsys.readouterr().err
+    assert said.count("n1: output of rank 3 (5 bytes) is lost") == 1
+    assert "error: n1: output of rank 3 (5 bytes) is lost; a reason; do this\n" in said
+    assert "warning: n2: output of rank 3 (5 bytes) is lost\n" in said
+
+
 def test_what_standard_output_has_no_letters_for_is_escaped() -> None:
     code = r"from stager.console import Console; Console().data('a \u2603 \udcff')"
     done = subprocess.run(

@@ -67,6 +67,17 @@ def test_text_stays_text(hostile_page: Path) -> None:
     assert "hunter2" not in source
 
 
+def test_what_the_logs_lack_is_told_with_how_much(tmp_path: Path) -> None:
+    lost = [
+        {"node": "n1", "rank": 3, "bytes": 120, "why": "a reason"},
+        {"node": "n2", "rank": None, "frames": 2, "why": "a reason"},
+    ]
+    told = went_well(tmp_path / "logs", ["n1", "n2"], logs_lost=lost)
+    page = Parsed(report(told.write()).path.read_text(encoding="utf-8"))
+    said = "n1 rank 3 (120 bytes), n2 the node's ranks (2 frames of messages)"
+    assert page.facts()["Logs lost"] == said
+
+
 def test_nothing_is_fetched_and_nothing_runs(hostile_page: Path) -> None:
     source = hostile_page.read_text(encoding="utf-8")
     assert "<script" not in source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stager.errors import JobError, StagerError
-from stager.slurmtalk import failure, hint_for, plain, read, time_is_up
+from stager.slurmtalk import failure, hint_for, plain, read, time_is_up, unsent
 
 PARTITION = """\
 salloc: error: invalid partition specified: nope
@@ -74,6 +74,14 @@ salloc: Relinquishing job allocation 11
             "Slurm does not answer: s_p_parse_file: cannot stat file /x: No such file, "
             "retrying in 1sec (Ctrl-C gives it up)",
         ),
+        (
+            "salloc: error: Unable to clean up job allocation 9: Unable to contact slurm "
+            "controller (connect failure)",
+            "error",
+            "",
+            "job 9 still has its nodes (Unable to contact slurm controller (connect failure)); "
+            "scancel 9 gives them back",
+        ),
         ("salloc: something new", "other", "", "salloc: something new"),
         ("Traceback (most recent call last):", "other", "", "Traceback (most recent call last):"),
     ],
@@ -82,6 +90,31 @@ def test_single_lines(line: str, kind: str, job_id: str, shown: str) -> None:
     told = read(line)
     assert (told.kind, told.job_id) == (kind, job_id)
     assert plain(told) == shown
+
+
+ABSENT = "error: Job submit/allocate failed: Unable to contact slurm controller (connect failure)"
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (f"salloc: {ABSENT}\n", "Unable to contact slurm controller (connect failure)"),
+        (
+            "a line of a plugin's\nsbatch: error: Batch job submission failed: "
+            "Slurm backup controller in standby mode",
+            "Slurm backup controller in standby mode",
+        ),
+        # It may have been heard.
+        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", ""),
+        ("sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received", ""),
+        (f"salloc: Pending job allocation 9\nsalloc: {ABSENT}", ""),
+        (f"sbatch: error: Message receive failure\nsbatch: {ABSENT}", ""),
+        ("sbatch: error: Batch job submission failed: Invalid account", ""),
+        ("", ""),
+    ],
+)
+def test_what_has_not_reached_the_controller(said: str, fault: str) -> None:
+    assert unsent(said) == fault
 
 
 @pytest.mark.parametrize(

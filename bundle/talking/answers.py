@@ -21,6 +21,7 @@ class Answers:
     ) -> None:
         self._requests, self._tasks, self._on_event = requests, tasks, on_event
         self.phase = phase
+        self.held = False  # whether those who are ready wait for a word
         self.ready: set[str] = set()
         self.answered: dict[str, int] = {}
         self._done: dict[str, set[int]] = {}
@@ -85,7 +86,7 @@ class Answers:
             event["event"] = self.phase
         if event["event"] == "ready":
             self.ready.add(node)
-            self.step_id = str(event["step"])
+            self.step_id = str(event.get("step", ""))
             return
         if "ok" in event:
             self.answered[node] = self.answered.get(node, 0) + 1

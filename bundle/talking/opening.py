@@ -1,4 +1,4 @@
-"""The node program as it travels to a step of Slurm's: what agents need of it, compressed.
+"""What a step of Slurm's is sent first: the node program, and the requests, as short as can be.
 
 Slurm sends a step's standard input to each of its tasks, one by one.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 DRIVERS = frozenset(
     f"bundle/{name}"
@@ -34,3 +36,23 @@ def packed(program: bytes) -> bytes:
             if name.rpartition(".")[0] not in DRIVERS:
                 made.writestr(zipfile.ZipInfo(name), source.read(name))
     return zlib.compress(memory.getvalue())
+
+
+def shortened(requests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The requests with what is the same for all nodes written once: there may be thousands."""
+    every = list(requests.values())
+    common = {
+        key: value
+        for key, value in every[0].items()
+        if key not in ("node", "node_rank")  # an agent knows these
+        and all(key in other and other[key] == value for other in every)
+    }
+    own = {
+        node: {
+            key: value
+            for key, value in request.items()
+            if key not in common and key not in ("node", "node_rank")
+        }
+        for node, request in requests.items()
+    }
+    return {"common": common, "own": {node: extra for node, extra in own.items() if extra}}

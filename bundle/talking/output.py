@@ -50,6 +50,12 @@ def line(event: Mapping[str, Any]) -> bytes:
 def described(loss: Mapping[str, Any]) -> str:
     """Return a loss in words: ``rank 3 (120 bytes)``."""
     who = "the node's ranks" if loss.get("rank") is None else f"rank {loss['rank']}"
-    many = counted(loss["bytes"], "byte") if "bytes" in loss else None
-    many = many or f"{counted(loss['frames'], 'frame')} of messages"
-    return f"{who} ({many})"
+    if "bytes" in loss:
+        return f"{who} ({counted(loss['bytes'], 'byte')})"
+    many = counted(loss["frames"], "frame") if "frames" in loss else "some frames"
+    return f"{who} ({many} of messages)"
+
+
+def lost(loss: Mapping[str, Any]) -> str:
+    """Return what is wrong where output is lost, as the driver's problem and a warning say it."""
+    return f"output of {described(loss)} is lost"

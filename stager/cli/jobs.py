@@ -195,7 +195,7 @@ def _submit(
     if flags.dry_run:
         _planned(console, prepared, submission.argv)
     _refuse_impossible(prepared)
-    submitted = submit(submission)
+    submitted = submit(submission, listen)
     report = submitted.to_json(prepared.job)
     console.submitted(report)
     if not flags.wait:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.counts import counted
-from bundle.talking.output import described
+from bundle.talking import output
 
 from .. import trained
 from ..errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
@@ -172,12 +172,13 @@ class Console(Events, Lookings):
             self._write(f"error: {','.join(having)}: {text}", "error")
 
     def _log_loss(self, outcome: Outcome) -> None:
-        """What the logs do not have; where nothing else went wrong it is told as the error."""
+        """What the logs do not have, unless a problem says it: where nothing else went wrong."""
         if fault := outcome.result.get("logs_fault"):
             self._write(f"warning: the logs are not complete: {fault}", "warning")
-        lost = outcome.logs_lost
+        said = {(node, one.what) for node, found in outcome.problems.items() for one in found}
+        lost = [one for one in outcome.logs_lost if (one["node"], output.lost(one)) not in said]
         for loss in lost[:_NAMED]:
-            self._write(f"warning: {loss['node']}: output of {described(loss)} is lost", "warning")
+            self._write(f"warning: {loss['node']}: {output.lost(loss)}", "warning")
         if len(lost) > _NAMED:
             self._write(
                 f"warning: and output of {counted(len(lost) - _NAMED, 'more rank')}", "warning"

@@ -12,6 +12,7 @@ from typing import Any
 
 from bundle import private
 from bundle.masking import masked
+from bundle.talking.output import described
 
 from ..diagnosing import accounting
 from ..diagnosing.failure import Diagnosis
@@ -133,8 +134,8 @@ def _driven_here(files: JobFiles) -> bool:
 
 
 def _losses(result: Mapping[str, Any]) -> str:
-    """Why the logs are not complete, and whose output they lack."""
+    """Why the logs are not complete, and whose output they lack, and how much of it."""
     lost = [one for one in listing(result, "logs_lost") if isinstance(one, dict)]
-    who = [f"{text(one, 'node')} {text(one, 'rank')}".strip() for one in lost]
+    who = [f"{text(one, 'node')} {described(one)}".strip() for one in lost]
     why = [text(result, "logs_fault"), text(result, "logs_lost")]  # of older jobs it is a text
     return "; ".join(filter(None, [*why, ", ".join(who)]))

@@ -241,6 +241,21 @@ def test_without_an_allocation(missing: str) -> None:
         slurm.bind(unbound(), env)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("SLURM_JOB_ID", "../42", "id '../42' cannot be part of a file's name"),
+        ("SLURM_JOB_ID", "4\n2", "cannot be part of a file's name"),
+        ("SLURM_JOB_NODELIST", "n1,a/b", "node 'a/b' cannot be part of a file's name"),
+        ("SLURM_JOB_NODELIST", "n[1-2],n2", "the nodes must be one or more, and different"),
+    ],
+)
+def test_what_an_allocation_adds_is_checked_as_well(name: str, value: str, fault: str) -> None:
+    with pytest.raises(NodeError, match="the Slurm allocation cannot be used") as told:
+        slurm.bind(unbound(), {**ALLOCATION, name: value})
+    assert fault in told.value.problem.why
+
+
 @pytest.mark.parametrize(("wanted", "min_nodes"), [((5, 5), None), ((5, 5), 5), (None, 5)])
 def test_too_small_an_allocation(wanted: tuple[int, int] | None, min_nodes: int | None) -> None:
     with pytest.raises(NodeError, match=r"too few nodes.*has 4, 5 are asked for"):

@@ -15,6 +15,7 @@ from typing import IO, Any
 import pytest
 from jobs import LAUNCH, job_for
 
+from bundle import drive
 from bundle.job import Job, Launch
 from bundle.logs import Logs
 from bundle.problem import Problem
@@ -49,6 +50,9 @@ class Scripted:
 
     def ended_by(self) -> str:
         return ""
+
+    def hurry(self) -> None:
+        pass
 
 
 def state_of(job: Job) -> State:
@@ -335,6 +339,24 @@ def test_frames_of_one_that_never_answered_are_counted(job: Job) -> None:
     state = lose(job, {"event": "lost", "node": "n3", "task": "2", "frames": 5})
     (loss,) = state.losses()
     assert (loss["node"], loss["rank"], loss["frames"]) == ("n3", None, 5)
+
+
+def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It crashed amid a message; the group went on without it."""
+    said = [{"node": node, "sent": {}} for node in ("n1", "n2")]
+    half = {"event": "lost", "node": "n3", "task": "0", "frames": 1}
+    codes = []
+    for left_out in {"n3": ["launch gave no answer"]}, {}:
+        state = lose(job, *said, half)
+        state.left_out |= left_out
+        codes.append(drive._conclude(state, {}, interrupted=False))
+    first, second = (one for one in printed(capsys) if one["event"] == "result")
+    assert codes == [0, 3]
+    assert (first["ok"], first["problems"]) == (True, {})
+    assert first["logs_lost"] == second["logs_lost"] != []
+    assert list(second["problems"]) == ["n3"]
 
 
 def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -17,27 +18,6 @@ from provoking import Bench
 pytestmark = pytest.mark.slow
 
 ALL = ("--nodes", "3", "--", "train.py")
-
-
-def controller(cluster: Cluster) -> int | None:
-    """The number of the cluster's slurmctld; None while there is none."""
-    conf = os.fsencode(cluster.state_dir / "slurm.conf")
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has ended
-            continue
-        if words[0].endswith(b"slurmctld") and conf in words:
-            return int(entry.name)
-    return None
-
-
-def stop_controller(cluster: Cluster) -> None:
-    """End it as a restart would, with all it knows written down."""
-    number = controller(cluster)
-    assert number is not None
-    os.kill(number, signal.SIGTERM)
-    assert until(lambda: controller(cluster) is None, 30)
 
 
 @contextmanager
@@ -106,12 +86,39 @@ def test_a_slurmd_that_has_died_unnoticed(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.parametrize(("dead", "least"), [("node01", 2), ("node02", 2), ("node02", 3)])
+def test_a_slurmd_that_dies_before_the_ranks_are_started(
+    bench: Bench, dead: str, least: int
+) -> None:
+    """No rank has begun anywhere: they begin on the others, if these are enough."""
+    gate = bench.gate("srun", "--job-name=stager-launch")
+    started = bench.start("run", f"--min-nodes={least}", *ALL, "all=none")
+    gate.reached(started)
+    with dead_slurmd(bench.cluster, dead):
+        gate.open()
+        said = bench.finish(started, 90)
+    assert "launch gave no answer; Slurm can start nothing there" in said.talk
+    assert f"--exclude={dead}" in said.talk
+    ranks = [line for line in bench.lines() if "[RANK" in line]
+    if least == 3:
+        assert (said.code, said.failure["node"], ranks) == (3, dead, []), said.talk
+        assert said.talk.count("gave no answer") == 1
+        return
+    assert said.code == 0, said.talk
+    assert (said.report["left_out"], said.report["world_size"]) == ([dead], 2)
+    head = next(node for node in bench.cluster.nodes if node != dead)
+    (address,) = {one["address"] for one in bench.events("preflight") if one["node"] == head}
+    meeting = f"WORLD_SIZE=2 MASTER_ADDR={address}"
+    assert ranks == [f"[RANK 0] {meeting}", f"[RANK 1] {meeting}"]
+    bench.assert_clean()
+
+
 def test_a_controller_that_is_restarted(bench: Bench) -> None:
     """While it is away no step can be made; it is waited for, which is said once."""
     gate = bench.gate("srun", "--job-name=stager-launch")
     started = bench.start("run", *ALL, "all=none")
     gate.reached(started)
-    stop_controller(bench.cluster)
+    bench.cluster.stop_controller()
     gate.open()
     waits = "Slurm's controller does not answer"
     try:
@@ -123,6 +130,66 @@ def test_a_controller_that_is_restarted(bench: Bench) -> None:
     assert said.talk.count(waits) == 1
     assert sum("[RANK" in line for line in bench.lines()) == 3
     bench.assert_clean()
+
+
+def counted(bench: Bench, command: str) -> Path:
+    """Count how often a command of Slurm's is started: a line each in the file that is returned."""
+    folder = bench.logs.parent / f"counted-{command}"
+    folder.mkdir()
+    program = folder / command
+    real = shutil.which(command)
+    program.write_text(f'#!/bin/sh\necho "$*" >>{folder}/calls\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    bench.env["PATH"] = f"{folder}:{bench.env.get('PATH', os.environ['PATH'])}"
+    return folder / "calls"
+
+
+def tries(calls: Path) -> int:
+    """How many lines are in it so far."""
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+def jobs_so_far(cluster: Cluster) -> int:
+    """How many jobs Slurm has ever taken."""
+    shown = cluster.run(["scontrol", "show", "config"]).stdout
+    (found,) = re.findall(r"NEXT_JOB_ID\s*=\s*(\d+)", shown)
+    return int(found)
+
+
+@pytest.mark.parametrize(("command", "batch"), [("salloc", ()), ("sbatch", ("--batch", "--wait"))])
+def test_a_controller_that_is_away_when_nodes_are_asked_for(
+    bench: Bench, command: str, batch: tuple[str, ...]
+) -> None:
+    """They are asked for again until it is back, which is said once; and there is one job."""
+    before, calls = jobs_so_far(bench.cluster), counted(bench, command)
+    bench.cluster.stop_controller()
+    try:
+        started = bench.start("run", *batch, *ALL, "all=none")
+        again = until(lambda: started.poll() is not None or tries(calls) > 1, 90)
+    finally:
+        bench.cluster.start_controller()
+    said = bench.finish(started, 120)
+    assert again
+    assert said.code == 0, said.talk
+    assert said.talk.count("Slurm's controller does not answer") == 1
+    assert sum("[RANK" in line for line in bench.lines()) == 3
+    assert jobs_so_far(bench.cluster) == before + 1
+    bench.assert_clean()
+
+
+def test_a_batch_job_that_may_have_been_taken_is_not_submitted_again(bench: Bench) -> None:
+    """The controller has the request, and does not answer in time: it acts on it later."""
+    calls = counted(bench, "sbatch")
+    number = bench.cluster.controller()
+    assert number is not None
+    os.kill(number, signal.SIGSTOP)
+    try:
+        said = bench.stager("run", "--batch", *ALL, "all=none", seconds=120)
+    finally:
+        os.kill(number, signal.SIGCONT)
+    assert said.code == 1, said.talk
+    assert "Socket timed out" in said.error["message"]
+    assert tries(calls) == 1
 
 
 DAMAGING = """\

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from building import Project
 from cluster import Cluster
+from provoking import Bench
 
 from stager.store import Store
 
@@ -43,6 +46,8 @@ out.mkdir(exist_ok=True)
 if sys.argv[1:2] == ["large"]:
     (out / f"large{rank}").write_bytes(os.urandom(3 << 20))
 print("[LAST]", rank, flush=True)
+if sys.argv[1:] == ["sleep"]:
+    time.sleep(600)
 meet(int(rank), int(size))
 if sys.argv[1:] == ["fail"] and rank == "3":
     raise ValueError("rank three is unhappy")
@@ -153,6 +158,26 @@ def test_results_come_home(veiled: Cluster, at_home: Project) -> None:
     # What came home is not shipped with the project the next time, under any of its names.
     before = newest(at_home)
     assert at_home.build().packed.path == before
+
+
+def test_ctrl_c_while_the_controller_is_away(veiled: Cluster, at_home: Project) -> None:
+    """What is on the nodes still goes, should it come back; but nobody waits for minutes."""
+    at_home.settings("alpha", more=SETTINGS.replace('["out"]', "[]"))
+    logs = at_home.root.parent / "logs"
+    bench = Bench(cluster=veiled, root=at_home.root, logs=logs, env={})
+    argv = ("--nodes", "3", "--bundle", str(newest(at_home)), "--", "train.py", "sleep")
+    started = bench.start("run", *argv)
+    bench.at_work(started, 6)
+    veiled.stop_controller()
+    try:
+        os.killpg(started.pid, signal.SIGINT)
+        said = bench.finish(started, 150)
+    finally:
+        veiled.start_controller()
+    assert said.code == 130, said.talk
+    assert "does not answer" in said.talk
+    assert "trying again for up to 5 s" in said.talk
+    assert f"scancel {bench.job_id()} gives them back" in said.talk
 
 
 def test_no_room_at_home(veiled: Cluster, at_home: Project) -> None:
