@@ -16,6 +16,7 @@ from time import time
 from bundle import private
 
 from ..errors import StagerError
+from ..regular import opened
 from . import files
 
 NAME = ".refused.json"
@@ -73,7 +74,7 @@ def newest(log_dir: Path) -> Refused | None:
     """Return the last such command; None where a job has begun since, or there was none."""
     path = log_dir / NAME
     try:
-        with files.opened(path) as handle:
+        with opened(path) as handle:
             raw = json.load(handle)
         if path.stat().st_mtime < files.newest_change(log_dir):
             return None
