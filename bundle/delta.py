@@ -1,9 +1,8 @@
 """Taking unchanged layers from environments that are already on the node.
 
 A hard link costs no space and next to no time. It is safe because a published environment is never
-modified. Where somebody did so nevertheless, it shows: a file of another length or mode is not
-linked, and one that was written to after the environment was published only if it has its digest;
-else the file is taken from another environment, or its layer is unpacked.
+modified. Where somebody did so nevertheless, it shows: a file of another length, mode or time than
+it was published with is not linked, but taken from another environment, or its layer is unpacked.
 
 Environments share the damage of a file that they share. One that is found to have another digest is
 marked as written to just now, so that each of them notices when it is used next.
@@ -12,17 +11,19 @@ marked as written to just now, so that each of them notices when it is used next
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from .fs import digest_of, read_file
 from .manifest import Digest, Layer, Manifest, ManifestError, Part, parse
 from .unpacking import damage, listing
 from .unpacking.layer import Entry
+from .unpacking.listing import Window
 from .unpacking.merge import STATE
 from .unpacking.pool import share
 
@@ -31,10 +32,6 @@ _RUN = 400
 
 They are next to one another in the order of paths, so that two processes seldom work in one
 directory, for which they would wait for each other."""
-
-
-_UNTOUCHED = 315_532_800 * 10**9
-"""A time before every environment's, 1980: a file that was touched, and has its digest, gets it."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +78,45 @@ def sound_layers(envs: str, processes: int) -> set[str]:
     return sound
 
 
-def link_layers(
-    wanted: Sequence[tuple[Sequence[str], Sequence[Entry]]], staging: str, how: Linking
-) -> list[bool]:
+@dataclass(frozen=True)
+class Known:
+    """A layer that older environments may have."""
+
+    head: str
+    """The digest of its head."""
+    sources: Sequence[str]
+    """The environments."""
+    entries: Sequence[Entry]
+    """Its files."""
+
+
+def link_layers(wanted: Sequence[Known], staging: str, how: Linking) -> dict[str, Window]:
     """Link every file of each layer, or none that counts; in several processes.
 
     Args:
-        wanted: for each layer the environments that may have it, and its files.
+        wanted: the layers.
         staging: where they are linked to; the directories are there.
         how: how they are linked.
 
     Returns:
-        For each layer whether it is linked. It is not where a file is missing or damaged in all of
-        its environments, or cannot be linked; the caller then writes the layer.
+        When the files of each layer that is linked were written, by its head. It is not where a
+        file is missing or damaged in all of its environments, or cannot be linked; the caller then
+        writes the layer.
 
     Raises:
         NodeError: a process was killed.
     """
-    published = {source: listing.published(source) for sources, _ in wanted for source in sources}
-    link = _Links(staging, published, how.verify)
+    sources = {source for layer in wanted for source in layer.sources}
+    written = {source: listing.layers_written(source) for source in sources}
+    places = [
+        {source: window for source in layer.sources if (window := written[source].get(layer.head))}
+        for layer in wanted
+    ]
+    link = _Links(staging, how.verify)
     tasks = [
         (number, start)
-        for number, (_, entries) in enumerate(wanted)
-        for start in range(0, len(entries), _RUN)
+        for number, layer in enumerate(wanted)
+        for start in range(0, len(layer.entries), _RUN)
     ]
 
     # A byte for each layer, shared with the processes.
@@ -111,21 +124,24 @@ def link_layers(
 
         def work(task: int) -> None:
             number, start = tasks[task]
-            sources, files = wanted[number]
-            missing = list(files[start : start + _RUN])
-            for source in sources:
-                missing = link.make(source, missing) if missing else []
+            missing = list(wanted[number].entries[start : start + _RUN])
+            for source, window in places[number].items():
+                missing = link.make(source, missing, window) if missing else []
             if missing:
                 spoilt[number] = 1
 
         share(len(tasks), work, how.processes)
-        linked = [not spoilt[number] for number in range(len(wanted))]
-    for whole, (_, entries) in zip(linked, wanted):
+        whole = [bool(places[number]) and not spoilt[number] for number in range(len(wanted))]
+    for is_whole, layer in zip(whole, wanted):
         # Removed, so that the writer makes new files instead of writing into the shared ones.
-        for entry in () if whole else entries:
+        for entry in () if is_whole else layer.entries:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{staging}/{entry.path}")
-    return linked
+    return {
+        layer.head: functools.reduce(Window.around, windows.values())
+        for is_whole, layer, windows in zip(whole, wanted, places)
+        if is_whole
+    }
 
 
 def _folders(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -141,57 +157,54 @@ class _Links:
     """Links files from environments to where another one is built."""
 
     staging: str
-    published: Mapping[str, int]
-    """When each environment was published."""
     verify: bool
 
-    def make(self, source: str, files: Sequence[Entry]) -> list[Entry]:
-        """Link what one environment has; returns the files that it has not."""
+    def make(self, source: str, files: Sequence[Entry], window: Window) -> list[Entry]:
+        """Link what one environment has, written then; returns the files that it has not."""
         missing = []
         for folder, entries in _folders(files).items():
             try:
-                missing += self._folder(source, folder, entries)
+                missing += self._folder(f"{source}/{folder}", folder, entries, window)
             except OSError:
                 missing += entries  # what is linked already is found there, and replaced
         return missing
 
-    def _folder(self, source: str, folder: str, entries: Sequence[Entry]) -> list[Entry]:
+    def _folder(
+        self, source: str, folder: str, entries: Sequence[Entry], window: Window
+    ) -> list[Entry]:
         """Link the files of one directory, by names relative to it, which costs a fifth less."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         missing = []
         with contextlib.ExitStack() as opened:
-            old = os.open(f"{source}/{folder}", flags)
+            old = os.open(source, flags)
             opened.callback(os.close, old)
             new = os.open(f"{self.staging}/{folder}", flags)
             opened.callback(os.close, new)
-            if os.readlink(f"/proc/self/fd/{old}") != f"{source}/{folder}".rstrip("/"):
+            if os.readlink(f"/proc/self/fd/{old}") != source.rstrip("/"):
                 return list(entries)  # a link on the way leads elsewhere
             for entry in entries:
                 name = entry.path.rpartition("/")[2]
-                if self._is_sound(old, name, entry, self.published[source]):
+                if self._is_sound(old, name, entry, window):
                     os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
                 else:
                     missing.append(entry)
         return missing
 
-    def _is_sound(self, folder: int, name: str, entry: Entry, published: int) -> bool:
+    def _is_sound(self, folder: int, name: str, entry: Entry, window: Window) -> bool:
         """Whether a file is as it was published; it is read where there is a doubt."""
         try:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        if not _fits(found, entry):
+        if not _fits(found, entry) or not window.first <= found.st_mtime_ns <= window.last:
             return False
-        late = found.st_mtime_ns > published
-        if not late and not self.verify:
+        if not self.verify:
             return True
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        with open(handle, "rb") as file:
+        with open(handle, "rb"):
             if digest_of(handle) != entry.sha256:
                 mark(handle)
                 return False
-            if late:
-                os.utime(file.fileno(), ns=(found.st_atime_ns, _UNTOUCHED))
         return True
 
 
@@ -245,7 +258,7 @@ def _fits(found: os.stat_result, entry: Entry) -> bool:
     return (
         stat.S_ISREG(found.st_mode)
         and found.st_size == entry.size
-        and found.st_mode & 0o100 == entry.mode & 0o100
+        and found.st_mode & 0o500 == entry.mode & 0o500
     )
 
 

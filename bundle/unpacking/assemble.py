@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 from .. import delta
 from ..archive import BundleFile
-from ..delta import Linking
+from ..delta import Known, Linking
 from ..fs import facts_of, refusals
 from ..manifest import Layer, Manifest, room_for
 from ..node import removal
 from ..problem import NodeError, Problem
 from .decompressor import Decompress, load_decompressor
 from .layer import Index, LayerError
+from .listing import Window
 from .merge import Merged, merge
-from .venv import finish
+from .venv import Origin, finish
 from .writer import Work, write_layers
 
 
@@ -84,16 +85,20 @@ def assemble(
         merged = kept.merged
         for path in merged.directories:
             os.mkdir(os.path.join(staging, path), 0o755)
+        started = os.stat(staging).st_mtime_ns  # by the clock that files get their times from
         # Where there is damage already, more is likely: then nothing is linked without being read.
         linking = Linking(how.processes, verify=os.path.lexists(final))
-        written = _fill(bundle, staging, kept, older, linking, compare=how.compare)
+        linked = _fill(bundle, staging, kept, older, linking, compare=how.compare)
         for path, target in merged.links.items():
             os.symlink(target, os.path.join(staging, path))
         bundle.check_frame()  # could not be done before where the file was still being sent
-        finish(staging, manifest, python, merged, kept.heads, kept.wheel)
+        origin = Origin(kept.heads, kept.wheel, linked, started)
+        finish(staging, manifest, python, merged, origin)
         publish(staging, final)
     finally:
         removal.sweep(private)
+    fresh = [layer.head not in linked for layer in layers]
+    written = sum(len(entries) for entries, new in zip(merged.entries, fresh) if new)
     return sum(map(len, merged.entries)) - written, written
 
 
@@ -140,8 +145,11 @@ def _fill(
     linking: Linking,
     *,
     compare: bool,
-) -> int:
-    """Link what older environments have, and write the rest; returns how many were written."""
+) -> dict[str, Window]:
+    """Link what older environments have, and write the rest.
+
+    Returns when the files of the layers that are linked were written, by the layers' heads.
+    """
     layers = bundle.manifest.layers
     linked = _link(layers, kept.merged, older, staging, linking)
     fresh = [
@@ -153,7 +161,7 @@ def _fill(
         if not bundle.holds(layer.member):
             raise Lacking(layer.name, bundle.path)
     write_layers(bundle, staging, fresh, Work(kept.decompress, linking.processes, compare))
-    return sum(len(entries) for _, _, entries in fresh)
+    return linked
 
 
 def _sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
@@ -173,16 +181,14 @@ def _link(
     older: Mapping[str, Sequence[str]],
     staging: str,
     linking: Linking,
-) -> set[str]:
-    """Take from older environments what they have; returns the heads of the layers taken."""
-    known = [
-        (layer.head, entries)
+) -> dict[str, Window]:
+    """Take from older environments what they have; see ``_fill``."""
+    wanted = [
+        Known(layer.head, older[layer.head], entries)
         for layer, entries in zip(layers, merged.entries)
         if layer.head in older
     ]
-    wanted = [(older[head], entries) for head, entries in known]
-    done = delta.link_layers(wanted, staging, linking)
-    return {head for (head, _), whole in zip(known, done) if whole}
+    return delta.link_layers(wanted, staging, linking)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,18 @@ from ..counts import counted
 from ..fs import read_file
 from ..manifest import ManifestError, parse
 from ..problem import Problem
-from .listing import FOLDER, OWN, PATH, Folder, ListingError, names_in, read
+from .listing import (
+    FOLDER,
+    OWN,
+    PATH,
+    Folder,
+    ListingError,
+    Window,
+    Written,
+    names_in,
+    read,
+    windows_of,
+)
 from .merge import STATE
 from .pool import share
 
@@ -97,16 +108,17 @@ def faults(env_dir: str, processes: int) -> list[Fault]:
 
         def work(run: int) -> None:
             start = run * _RUN
-            for number, folder in enumerate(names_in(lines[start : start + _RUN]), start):
-                if _is_untouched(env_dir, *folder, listing.published):
+            some = names_in(lines[start : start + _RUN], listing.written)
+            for number, (folder, names, window) in enumerate(some, start):
+                if window is not None and _is_untouched(env_dir, folder, names, window):
                     continue
-                if any(_differences(env_dir, lines[number], listing.published)):
+                if any(_differences(env_dir, lines[number], listing.written)):
                     marks[number] = 1
 
         share(-(-len(lines) // _RUN), work, processes)
         bad = [line for number, line in enumerate(lines) if marks[number]]
     for line in bad:
-        found += _differences(env_dir, line, listing.published)
+        found += _differences(env_dir, line, listing.written)
     return sorted(found)
 
 
@@ -229,11 +241,12 @@ def _interpreter(env_dir: str) -> list[Fault]:
     return found
 
 
-def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], published: int) -> bool:
+def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: Window) -> bool:
     """Tell whether a directory has nothing but files and directories that are as they were.
 
     That is so for nearly all of them. The others, sound or not, are looked at more closely.
     """
+    first, last = window
     try:
         handle = os.open(f"{env_dir}/{folder}", _FOLDER)
     except OSError:
@@ -250,8 +263,8 @@ def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], published
                 mode = found.st_mode
                 if (
                     found.st_size * 2 + (mode >> 6 & 1) != what
-                    or found.st_mtime_ns > published
-                    or mode & 0o170000 != 0o100000
+                    or not first <= found.st_mtime_ns <= last
+                    or mode & 0o170400 != 0o100400
                 ):
                     return False
     except OSError:
@@ -261,10 +274,11 @@ def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], published
     return not expected
 
 
-def _differences(env_dir: str, line: bytes, published: int) -> Iterator[Fault]:
+def _differences(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]:
     """Compare one directory with its line."""
     folder, content = Folder.parse(line)
     expected = content.names
+    windows = dict(zip(expected, windows_of(content, written)))
     try:
         handle = os.open(f"{env_dir}/{folder}", _FOLDER)
     except OSError as exc:
@@ -277,7 +291,7 @@ def _differences(env_dir: str, line: bytes, published: int) -> Iterator[Fault]:
                 path = _join(folder, item.name)
                 found = item.stat(follow_symlinks=False)
                 if what >= 0:
-                    why = _file_difference(found, what, published)
+                    why = _file_difference(found, what, windows[item.name])
                 else:
                     target = os.readlink(item.name, dir_fd=handle) if item.is_symlink() else ""
                     leads_there = target == content.links.get(item.name)
@@ -304,16 +318,17 @@ def _difference(path: str, found: os.stat_result, what: int, leads_there: bool) 
     return "" if leads_there else "it is not the symbolic link that it was"
 
 
-def _file_difference(found: os.stat_result, what: int, published: int) -> str:
+def _file_difference(found: os.stat_result, what: int, window: Window) -> str:
     size, executable = divmod(what, 2)
     if not stat.S_ISREG(found.st_mode):
         return "it is not a file any more"
     if found.st_size != size:
         return f"it has {counted(found.st_size, 'byte')}, not {size:,}"
-    if found.st_mode >> 6 & 1 != executable:
+    if found.st_mode >> 6 & 1 != executable or not found.st_mode & stat.S_IRUSR:
         return f"its mode is {stat.S_IMODE(found.st_mode):04o}"
-    late = found.st_mtime_ns > published
-    return "it was written to after it was published" if late else ""
+    if found.st_mtime_ns > window.last:
+        return "it was written to after it was published"
+    return "another, older file is in its place" if found.st_mtime_ns < window.first else ""
 
 
 def _may_stay(path: str) -> bool:

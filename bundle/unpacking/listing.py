@@ -1,12 +1,13 @@
 """The list of all that an environment is made of: written as it is published, compared at each use.
 
-It is the file ``.stager/listing``: the sha256 of what follows, a line ``{"bundle", "published"}``
-with the bundle's id and a time by the file system's own clock, and for each directory one line
-``[path, names, codes, links, layers]``: names with slashes between them, numbers with commas, the
-targets of links by their names, and pairs of a layer's number and how many of the names are files
-of it, which come first and in this order. A file's number is twice its size, plus one where it can
-be executed; others are ``FOLDER``, ``LINK`` and ``OWN``, which each node writes for itself. (As an
-object, a million names would take a second to read.)
+It is the file ``.stager/listing``: the sha256 of what follows, a line ``{"bundle", "layers",
+"own"}`` with the bundle's id, the head of each layer with the times between which its files were
+written, and those of all other files, in nanoseconds by the file system's own clock; and for each
+directory one line ``[path, names, codes, links, layers]``: names with slashes between them, numbers
+with commas, the targets of links by their names, and pairs of a layer's number and how many of the
+names are files of it, which come first and in this order. A file's number is twice its size, plus
+one where it can be executed; others are ``FOLDER``, ``LINK`` and ``OWN``, which each node writes
+for itself. (As an object, a million names would take a second to read.)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import NamedTuple
 
 from ..fs import read_file
@@ -33,11 +34,35 @@ class ListingError(ValueError):
     """The listing is missing or damaged."""
 
 
+class Window(NamedTuple):
+    """The times between which files were written, in nanoseconds by the file system's clock.
+
+    A file that another time is found on has been replaced or changed since.
+    """
+
+    first: int
+    last: int
+
+    def around(self, other: Window) -> Window:
+        """Return the times that either includes."""
+        return Window(min(self.first, other.first), max(self.last, other.last))
+
+
+class Written(NamedTuple):
+    """When the files of an environment were written."""
+
+    layers: list[Window]
+    """Those of each layer: what is linked was written for an older environment."""
+    own: Window
+    """All others."""
+
+
 class Listing(NamedTuple):
     """A listing that has been read, its digest checked."""
 
-    published: int
-    """When the environment was published, in nanoseconds by the file system's clock."""
+    heads: list[str]
+    """The digest of each layer's head."""
+    written: Written
     folders: Sequence[bytes]
     """A line for each directory."""
 
@@ -66,13 +91,27 @@ class Folder:
         return path, cls(_listed(names, codes), links, layers)
 
 
-def names_in(lines: Sequence[bytes]) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield the path of each directory and its names from several lines.
+def names_in(
+    lines: Sequence[bytes], written: Written
+) -> Iterator[tuple[str, dict[str, int], Window | None]]:
+    """Yield the path of each directory, its names, and when its files were written.
 
-    Read together, and without the rest, they take half the time.
+    That is None where it is not the same for all of them. Read together, and without the rest,
+    lines take half the time.
     """
-    for path, names, codes, _, _ in json.loads(b"[%s]" % b",".join(lines)):
-        yield path, _listed(names, codes)
+    for path, names, codes, _, layers in json.loads(b"[%s]" % b",".join(lines)):
+        found = {written.layers[number] for number, _ in layers}
+        listed = _listed(names, codes)
+        if sum(count for _, count in layers) < len(listed) - codes.count("-"):
+            found.add(written.own)
+        yield path, listed, (found.pop() if len(found) == 1 else None if found else written.own)
+
+
+def windows_of(content: Folder, written: Written) -> Iterator[Window]:
+    """Yield when each name of a directory was written, in their order."""
+    for number, count in content.layers:
+        yield from repeat(written.layers[number], count)
+    yield from repeat(written.own)
 
 
 def _listed(names: str, codes: str) -> dict[str, int]:
@@ -113,12 +152,27 @@ def contents(
     return folders
 
 
-def write(env_dir: str, bundle_id: str, folders: Mapping[str, Folder]) -> None:
-    """Write the listing of an environment in which everything else is there."""
+def write(
+    env_dir: str,
+    bundle_id: str,
+    folders: Mapping[str, Folder],
+    layers: Sequence[tuple[str, Window | None]],
+    started: int,
+) -> None:
+    """Write the listing of an environment in which everything else is there.
+
+    Args:
+        env_dir: where it is built.
+        bundle_id: the bundle's id.
+        folders: what is in each directory.
+        layers: the head of each, and when its files were written; None for just now.
+        started: when the first of these was.
+    """
     with open(os.path.join(env_dir, PATH), "xb") as handle:
         # What was written before is not newer than this file, by whatever clock there is.
-        published = os.fstat(handle.fileno()).st_mtime_ns
-        lines = [canonical_json({"bundle": bundle_id, "published": published})]
+        own = Window(started, os.fstat(handle.fileno()).st_mtime_ns)
+        written = [[head, *(window or own)] for head, window in layers]
+        lines = [canonical_json({"bundle": bundle_id, "layers": written, "own": own})]
         lines += (folder.line(path) for path, folder in folders.items())
         body = b"\n".join(lines)
         handle.write(Digest.of(body).encode() + b"\n" + body)
@@ -126,12 +180,13 @@ def write(env_dir: str, bundle_id: str, folders: Mapping[str, Folder]) -> None:
         os.fsync(handle.fileno())
 
 
-def published(env_dir: str) -> int:
-    """When an environment was published, in nanoseconds; -1 where that is not known."""
+def layers_written(env_dir: str) -> dict[str, Window]:
+    """Return when the files of each layer were written, by its head; nothing where it is lost."""
     try:
-        return read(env_dir).published
+        listing = read(env_dir)
     except ListingError:
-        return -1
+        return {}
+    return dict(zip(listing.heads, listing.written.layers))
 
 
 def read(env_dir: str) -> Listing:
@@ -151,4 +206,6 @@ def read(env_dir: str) -> Listing:
     about = json.loads(head)
     if about["bundle"] != os.path.basename(env_dir):
         raise ListingError(f"it is that of bundle {about['bundle'][:12]}")
-    return Listing(int(about["published"]), lines)
+    heads = [head for head, _, _ in about["layers"]]
+    layers = [Window(first, last) for _, first, last in about["layers"]]
+    return Listing(heads, Written(layers, Window(*about["own"])), lines)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import pkgutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from .. import imports, patches
 from ..manifest import Manifest
 from ..problem import NodeError, Problem
 from . import listing
 from .damage import MANIFEST, pyvenv_cfg
+from .listing import Window
 from .merge import HOOK, STATE, Merged, site_packages
 
 
@@ -21,14 +23,21 @@ def renew(path: str, python: str) -> None:
         _interpreter(path, python)
 
 
-def finish(
-    staging: str,
-    manifest: Manifest,
-    python: str,
-    merged: Merged,
-    heads: Sequence[bytes],
-    wheel: bytes | None,
-) -> None:
+@dataclass(frozen=True)
+class Origin:
+    """What an environment was made from, and when."""
+
+    heads: Sequence[bytes]
+    """The head of each layer."""
+    wheel: bytes | None
+    """The decompressor, if not this Python's own."""
+    linked: Mapping[str, Window]
+    """When the files of layers that are linked were written, by the layers' heads."""
+    started: int
+    """When the first of the others was written, in nanoseconds by the file system's clock."""
+
+
+def finish(staging: str, manifest: Manifest, python: str, merged: Merged, origin: Origin) -> None:
     """Make a virtual environment of the tree (PEP 405), and note what it was made from."""
     version = manifest.requires.python
     links = own_links(version)
@@ -36,16 +45,18 @@ def finish(
         os.symlink(target, os.path.join(staging, path))
     _interpreter(staging, python)
     own = {**hooks(version), MANIFEST: manifest.to_bytes()}
-    for layer, head in zip(manifest.layers, heads):
+    for layer, head in zip(manifest.layers, origin.heads):
         own[f"{STATE}/layers/{layer.id}"] = head
-    if manifest.decompressor is not None and wheel is not None:
-        own[f"{STATE}/decompressor/{manifest.decompressor.name}"] = wheel
+    if manifest.decompressor is not None and origin.wheel is not None:
+        own[f"{STATE}/decompressor/{manifest.decompressor.name}"] = origin.wheel
     for path, data in own.items():
         _write(os.path.join(staging, path), data)
     _sync(os.path.join(staging, MANIFEST))
     links = {**merged.links, **links}
     folders = listing.contents(merged.entries, links, own, merged.directories)
-    listing.write(staging, manifest.id, folders)  # last of all: its time is the environment's
+    layers = [(layer.head, origin.linked.get(layer.head)) for layer in manifest.layers]
+    # Last of all: its time is the environment's.
+    listing.write(staging, manifest.id, folders, layers, origin.started)
 
 
 def own_links(python: str) -> dict[str, str]:

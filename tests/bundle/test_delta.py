@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from namespaces import namespace
 from wheelhouse import make_wheel
 
 from bundle import unpack
-from bundle.delta import Linking, link_layers, older_layers
+from bundle.delta import Known, Linking, link_layers, older_layers
 from bundle.manifest import Digest
 from bundle.node.root import secure_root
+from bundle.unpacking import listing
+from bundle.unpacking.damage import faults
 from bundle.unpacking.layer import Entry
 from stager.model import Wheel
 from stager.pack import Packed
@@ -115,6 +118,12 @@ def replace(path: Path) -> None:
     other.rename(path)
 
 
+def put_back(path: Path) -> None:
+    """As ``cp -p`` leaves an older file of the same length."""
+    replace(path)
+    os.utime(path, (1_600_000_000, 1_600_000_000))
+
+
 def turn_into_a_link(path: Path) -> None:
     """Its length as a link is the length of its target's name: that of the file."""
     path.unlink()
@@ -127,6 +136,7 @@ DAMAGE: dict[str, Damage] = {
     "empty": rewrite(""),
     "same-length": rewrite("N = 8\n"),
     "replaced": replace,
+    "older": put_back,
     "a-link": turn_into_a_link,
     "a-directory": lambda path: (path.unlink(), path.mkdir()),
     "mode": lambda path: path.chmod(0o755),
@@ -155,6 +165,22 @@ def test_a_damaged_file_is_written_afresh_and_never_shared(
     alone = made(pair[1], Path(secure_root(str(tmp_path / "alone"))))
     assert tree(new) == tree(Path(alone.path))
     assert os.listdir(root / "incoming") == []
+
+
+def test_a_linked_layer_keeps_the_time_it_was_written_at(
+    pair: tuple[Packed, Packed], root: Path
+) -> None:
+    """So a file from between its environment and an older one is found, too."""
+    first = Path(made(pair[0], root).path)
+    time.sleep(0.02)  # the clock of files ticks every few milliseconds
+    second = Path(made(pair[1], root).path)
+    victim = second / SITE / "steady" / "f7.py"
+    between = (first / ".stager" / "listing").stat().st_mtime_ns + 1
+    assert between < (second / ".stager" / "listing").stat().st_mtime_ns
+    replace(victim)
+    os.utime(victim, ns=(between, between))
+    (found,) = faults(str(second), 1)
+    assert found.path == f"{SITE}/steady/f7.py"
 
 
 def test_a_change_to_one_layer_costs_only_that_one(pair: tuple[Packed, Packed], root: Path) -> None:
@@ -194,38 +220,59 @@ def test_the_newest_environment_is_asked_first(pair: tuple[Packed, Packed], root
     assert found[steady.head] == (second.path, first.path)
 
 
+def listed(source: Path, head: str) -> None:
+    """Publish what lies in a directory as an environment of one layer."""
+    (source / ".stager").mkdir(exist_ok=True)
+    (source / ".stager" / "listing").unlink(missing_ok=True)
+    started = min(path.lstat().st_mtime_ns for path in source.iterdir())
+    listing.write(str(source), source.name, {}, [(head, None)], started)
+
+
 def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
     source, staging = tmp_path / "source", tmp_path / "staging"
-    (source / ".stager").mkdir(parents=True)
+    source.mkdir()
     staging.mkdir()
     for name in ("a", "c"):
         (source / name).write_text("1234")
-    (source / ".stager" / "manifest.json").touch()
+    listed(source, "one")
     entries = [Entry(name, 4, 0o644, Digest.of(b"1234"), 0) for name in "abc"]
-    wanted = [([str(source)], entries), ([str(source)], entries[:0])]
-    assert link_layers(wanted, str(staging), Linking(2)) == [False, True]
+    wanted = [Known("one", [str(source)], entries)]
+    assert link_layers(wanted, str(staging), Linking(2)) == {}
     assert os.listdir(staging) == []
     assert (source / "a").stat().st_nlink == 1
     (source / "b").write_text("1234")
-    os.utime(source / ".stager" / "manifest.json")
-    assert link_layers(wanted, str(staging), Linking(2)) == [True, True]
+    listed(source, "one")
+    assert link_layers(wanted, str(staging), Linking(2)).keys() == {"one"}
     assert sorted(os.listdir(staging)) == ["a", "b", "c"]
+
+
+def test_nothing_is_taken_from_one_whose_listing_is_lost(tmp_path: Path) -> None:
+    source, staging = tmp_path / "source", tmp_path / "staging"
+    source.mkdir()
+    staging.mkdir()
+    (source / "a").write_text("1234")
+    listed(source, "one")
+    (source / ".stager" / "listing").write_text("")
+    wanted = [Known("one", [str(source)], [Entry("a", 4, 0o644, Digest.of(b"1234"), 0)])]
+    assert link_layers(wanted, str(staging), Linking(1)) == {}
+    assert os.listdir(staging) == []
 
 
 def test_a_link_in_the_place_of_a_program_is_not_taken(tmp_path: Path) -> None:
     """As long as the program was, as old, and as executable as every link."""
     source, staging = tmp_path / "source", tmp_path / "staging"
-    (source / ".stager").mkdir(parents=True)
+    source.mkdir()
     staging.mkdir()
     (source / "tool").symlink_to("evil")
-    (source / ".stager" / "manifest.json").touch()
+    listed(source, "one")
     entry = Entry("tool", 4, 0o755, Digest.of(b"1234"), 0)
-    assert link_layers([([str(source)], [entry])], str(staging), Linking(1)) == [False]
+    wanted = [Known("one", [str(source)], [entry])]
+    assert link_layers(wanted, str(staging), Linking(1)) == {}
     (source / "tool").unlink()
     (source / "tool").write_text("1234")
     (source / "tool").chmod(0o755)
-    os.utime(source / ".stager" / "manifest.json")
-    assert link_layers([([str(source)], [entry])], str(staging), Linking(1)) == [True]
+    listed(source, "one")
+    assert link_layers(wanted, str(staging), Linking(1)).keys() == {"one"}
 
 
 def test_another_file_system_has_nothing_to_link_from(
@@ -281,7 +328,9 @@ def shared_memory() -> int:
 
 def test_shared_memory_is_given_back_also_where_linking_fails(tmp_path: Path) -> None:
     before = shared_memory()
-    wanted = [([str(tmp_path)], [Entry("a\0b", 1, 0o644, "0" * 64, 0)])]
+    (tmp_path / "kept").write_text("")
+    listed(tmp_path, "one")
+    wanted = [Known("one", [str(tmp_path)], [Entry("a\0b", 1, 0o644, "0" * 64, 0)])]
     with pytest.raises(ValueError, match="null") as caught:
         link_layers(wanted, str(tmp_path / "staging"), Linking(1))
     assert shared_memory() == before, caught  # which keeps all variables of the function
