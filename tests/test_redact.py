@@ -201,6 +201,25 @@ def forms() -> list[str]:
     return [line.replace("\u23ce", "\n") for line in made.split("\n")]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker login -u me -p 'pq7x1 rz8w2 tv9y3' registry.example",
+        'podman login -p "pq7x1 rz8w2 tv9y3" registry.example && ls',
+        "apptainer registry login -u me -p 'pq7x1 rz8w2 tv9y3' oras://r",
+        "curl -u 'me:pq7x1 rz8w2 tv9y3' https://h",
+        'wget --user="me:pq7x1 rz8w2 tv9y3" https://h',
+        "curl -H 'Authorization: Bearer pq7x1 rz8w2 tv9y3' https://h",
+        'export TOKEN="pq7x1 rz8w2 tv9y3"; python t.py',
+    ],
+)
+def test_no_piece_of_a_quoted_secret_stays(line: str) -> None:
+    shown = Redactor().words(f"before\n{line}\nbehind")
+    assert [piece for piece in ("pq7x1", "rz8w2", "tv9y3") if piece in shown] == []
+    assert shown.startswith("before\n" + line.partition(" ")[0])
+    assert shown.endswith("\nbehind")
+
+
 @pytest.mark.parametrize("secret", [SHORT, LONG])
 @pytest.mark.parametrize("form", forms())
 def test_a_secret_goes_in_whatever_form_it_is(form: str, secret: str) -> None:

@@ -37,7 +37,6 @@ SHOWN = 20
 """Damaged files that are named, each with what is wrong; the others are counted."""
 REMEDY = "remove it with `stager clean --nodes`, then stage it again"
 
-_DAMAGED = "the environment is damaged"
 _GROUPS = 1024  # as many tasks as pool.share hands out one by one
 
 
@@ -64,7 +63,7 @@ def damaged_files(env_dir: str, processes: int) -> list[Problem]:
             with making(root, manifest.id):  # else its scratch would be swept away
                 merged = _merged(env_dir, manifest, os.path.join(root, "incoming"))
         except LayerError as exc:
-            return [Problem(_DAMAGED, env_dir, str(exc), REMEDY)]
+            return [Problem(damage.DAMAGED, env_dir, str(exc), REMEDY)]
         except OSError as exc:
             raise NodeError(write_problem(exc, root)) from exc
         files = [entry for entries in merged.entries for entry in entries]
@@ -120,7 +119,7 @@ def _manifest(env_dir: str) -> Manifest:
         LayerError: it is missing, damaged, or another one.
     """
     try:
-        manifest = parse(read_file(os.path.join(env_dir, STATE, "manifest.json")))
+        manifest = parse(read_file(os.path.join(env_dir, damage.MANIFEST)))
     except (OSError, ManifestError) as exc:
         why = getattr(exc, "strerror", None) or exc
         raise LayerError(f"its manifest cannot be read: {why}") from exc
@@ -281,12 +280,12 @@ def _listing(env_dir: str, folders: Collection[str]) -> Iterator[tuple[str, str]
 def _worded(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
     problems = []
     for fault in faults[:SHOWN]:
-        shown = fault.path if fault.path.isprintable() else ascii(fault.path)
-        problems.append(Problem(_DAMAGED, os.path.join(env_dir, shown), fault.why, REMEDY))
+        where = os.path.join(env_dir, damage.shown(fault.path))
+        problems.append(Problem(damage.DAMAGED, where, fault.why, REMEDY))
     if len(faults) > SHOWN:
         more = counted(len(faults) - SHOWN, "more path")
         why = f"{more} in it differ from what was built"
-        problems.append(Problem(_DAMAGED, env_dir, why, REMEDY))
+        problems.append(Problem(damage.DAMAGED, env_dir, why, REMEDY))
     return problems
 
 

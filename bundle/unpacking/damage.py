@@ -130,7 +130,7 @@ def describe(env_dir: str, found: Sequence[Fault], fix: str) -> Problem:
         found: at least one.
         fix: what is done about it, or can be.
     """
-    named = [f"{_shown(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
+    named = [f"{shown(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
     more = len(found) - len(named)
     if more:
         named.append(f"and {more} more")
@@ -344,7 +344,8 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _shown(path: str) -> str:
+def shown(path: str) -> str:
+    """Return a path as it may stand in a message."""
     return path if path.isprintable() else ascii(path)
 
 

@@ -21,6 +21,8 @@ _PROGRAMS = {
     b"sshpass": rb"sshpass[ \t]{1,9}-p[ \t]{0,9}",
     b"docker": rb"docker[ \t]{1,9}login\b[^\n]{0,160}?[ \t]-p[ \t]{1,9}",
     b"podman": rb"podman[ \t]{1,9}login\b[^\n]{0,160}?[ \t]-p[ \t]{1,9}",
+    b"apptainer": rb"apptainer[^\n]{0,80}?[ \t]login\b[^\n]{0,160}?[ \t]-p[ \t]{1,9}",
+    b"singularity": rb"singularity[^\n]{0,80}?[ \t]login\b[^\n]{0,160}?[ \t]-p[ \t]{1,9}",
     b"mysql": rb"mysql(?:dump|admin)?\b[^\n]{0,160}?[ \t]-p(?=\S)",
     b"pass:": rb"pass:",
     b"ldap": rb"ldap(?:search|whoami|add|modify|passwd)\b[^\n]{0,160}?[ \t]-w[ \t]{0,9}",
@@ -45,6 +47,8 @@ _PGPASS = re.compile(
     rb"^[\w.*-]{1,80}:(?:[0-9]{1,5}|\*):[^:\s]{1,80}:[^:\s]{1,80}:([^:\s]{1,200})\r?$", re.M
 )
 """A line of PostgreSQL's file of passwords: host, port, database, user, password."""
+_LONGEST = 200
+"""Bytes of a password in quotes."""
 _STEP = 64
 """Bytes after one such command in which no other one of its kind is looked for."""
 
@@ -62,8 +66,21 @@ def spans(text: bytes) -> Iterator[Span]:
         while at >= 0:
             given = pattern.match(text, at)
             if given is not None:
-                yield Span.at(given.start(1), given.end(1), "password", at)
+                end = _end_of_quotes(text, at, given.start(1), given.end(1))
+                yield Span.at(given.start(1), end, "password", at)
             at = text.find(needle, given.end() if given else at + _STEP)
+
+
+def _end_of_quotes(text: bytes, command: int, start: int, end: int) -> int:
+    """Where a password ends: where the quotes end that it, or the user before it, began in."""
+    before = text[command:start]
+    for mark in (b'"', b"'"):
+        if before.count(mark) % 2:
+            close = text.find(mark, end, end + _LONGEST)
+            line = text.find(b"\n", end, end + _LONGEST)
+            if close >= 0 and (line < 0 or close < line):
+                return close
+    return end
 
 
 def _urls(text: bytes) -> Iterator[Span]:
