@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # Each command imports what it needs when it is known: an agent is started for every node.
 
-COLLECT = "collect"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -84,13 +83,13 @@ def _drive(path: str) -> int:
 def _agent(phase: str, handle: int | None) -> int:
     from . import agent
 
-    return agent.collect(handle) if phase == COLLECT else agent.main(phase, handle)
+    return agent.collect(handle) if phase == agent.COLLECT else agent.main(phase, handle)
 
 
 def _phases() -> list[str]:
     from . import agent
 
-    return [*sorted(agent.PHASES), agent.SESSION, COLLECT]
+    return [*sorted(agent.PHASES), agent.SESSION, agent.COLLECT]
 
 
 def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:

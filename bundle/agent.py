@@ -16,10 +16,12 @@ more; ``launch`` also sends ``output`` events with what its ranks write
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import limits, signals
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 300.0
 EARLY = "early"
 """Asks for the launcher alone, before the first phase; there is no answer."""
+COLLECT = "collect"
+"""Asks for the job's outputs."""
 SESSION = "session"
 """The word for phases that are asked for one after the other, each by its own request."""
 
@@ -60,6 +64,20 @@ def main(phase: str, handle: int | None = None) -> int:
         return 0 if answer["ok"] else 3
     except signals.Stopped:
         return signals.TOLD_TO_END
+
+
+def command(argv: Sequence[str]) -> int:
+    """Do what the bootstrap program asks: ``agent PHASE --request DESCRIPTOR``."""
+    # What is imported and read here stays; there is little else to collect.
+    gc.set_threshold(100_000, *gc.get_threshold()[1:])
+    # Where whoever started this ignores it, nobody could wait for a child: it passes through exec.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, phase, _, handle = argv
+    try:
+        return collect(int(handle)) if phase == COLLECT else main(phase, int(handle))
+    except NodeError as exc:
+        print(f"stager: {exc}", file=sys.stderr)
+        return 1
 
 
 def collect(handle: int | None) -> int:
@@ -127,10 +145,13 @@ def _start_early(request: Mapping[str, Any]) -> EarlyLauncher | None:
     """The launcher of a job's ranks, where its environment is there already."""
     if request["job"]["action"] != "run" or not _fits(request):
         return None
-    from .launching import early
-
     try:
-        return early.start(parse(request["job"]), str(request.get("root", "")))
+        job = parse(request["job"])
+        if job.allocation == "slurm" and not job.one_step:
+            return None
+        from .launching import early
+
+        return early.start(job, str(request.get("root", "")))
     except NodeError:  # the phase itself tells it
         return None
 
@@ -178,7 +199,7 @@ def _unpack(job: Job, hearing: Hearing) -> dict[str, Any]:
 def _probe(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Ask the environment's own Python what it is; imports are really made when the job says so."""
     from . import launch, net, probe
-    from .launching.ranked import place_of
+    from .node.places import place_of
 
     request = hearing.request
     place = place_of(job, request)
@@ -214,8 +235,8 @@ def _launch(job: Job, hearing: Hearing) -> dict[str, Any]:
 
 def _tidy(job: Job, hearing: Hearing) -> dict[str, Any]:
     """Remove what the job has left on this node."""
-    from .launching.ranked import work_dir
     from .node import removal
+    from .node.places import work_dir
 
     removal.sweep(work_dir(job, str(hearing.request["root"])))
     return {}

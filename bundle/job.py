@@ -16,7 +16,6 @@ from typing import Any
 from . import kinds, private
 from .delivering.rates import Rates, rates_from
 from .manifest import Digest, Requires, check_requires
-from .masking import masked, without_url_secrets
 from .problem import NodeError, Problem
 
 VERSION = 4
@@ -120,6 +119,16 @@ class Job:
     """Whether every node's output is printed as it comes, or only the first node's; logs have all.
     """
 
+    @property
+    def one_step(self) -> bool:
+        """Whether a step of Slurm's that takes its other phases may launch the ranks, too.
+
+        Ranks that Slurm starts are tasks of their own, and what only ranks may know is for their
+        own step alone; nor can nodes leave and stay by themselves in the step of all phases.
+        """
+        settings = self.launch
+        return not (settings.launcher == "srun" or settings.pass_env or settings.elastic)
+
     def to_json(self) -> dict[str, Any]:
         """The job as a JSON object."""
         return {"v": VERSION, **asdict(self)}
@@ -168,6 +177,8 @@ def parse(raw: Mapping[str, Any]) -> Job:
 
 def redacted(job: Job) -> Job:
     """Return the job as it may be kept and shown: without the secrets among its arguments."""
+    from .masking import masked, without_url_secrets  # an agent needs them later, if at all
+
     image = job.launch.container_image
     launch = replace(
         job.launch,

@@ -54,7 +54,7 @@ def resolve(hostname: str) -> list[str]:
         NodeError: this machine cannot resolve the name.
     """
     try:
-        found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(_plain(hostname), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
         raise NodeError(
             Problem(
@@ -67,6 +67,11 @@ def resolve(hostname: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
+def _plain(hostname: str) -> str | bytes:
+    """Return a name for the resolver: bytes, where no table of characters has to be loaded."""
+    return hostname.encode() if hostname.isascii() else hostname
+
+
 def route_to(address: str, port: int) -> str:
     """The address of this machine from which it would send to another, numeric one.
 
@@ -77,7 +82,7 @@ def route_to(address: str, port: int) -> str:
     """
     try:
         family, kind, _, _, target = socket.getaddrinfo(
-            address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+            _plain(address), port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
         )[0]
         with socket.socket(family, kind) as probe:
             probe.connect(target)

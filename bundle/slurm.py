@@ -25,7 +25,7 @@ STARTER = """\
 boot=$1 phase=$2; shift 2
 for python in "$@"; do
     if "$python" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-        exec "$python" -I -S -c "$boot" "$phase"
+        exec "$python" -I -S -c "$boot" agent "$phase"
     fi
 done
 printf '\\036%s 0 0 - . ' "$SLURMD_NODENAME:${SLURM_PROCID:-0}"

@@ -9,7 +9,6 @@ its own.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -29,9 +28,8 @@ from .silence import CONTROLLER_SECONDS, Waiting, Watch, endings
 from .talking import hearing
 from .talking.answers import Answers
 from .talking.conversation import Conversation
-from .talking.opening import packed, shortened
+from .talking.opening import Opening, line, shortened
 from .transport import Delivery, Ended, OnEvent, Parcel, Requests, mounts, saving_note
-from .unpacking import venv
 
 SECONDS = {
     "preflight": 180.0,
@@ -73,7 +71,7 @@ class SlurmTransport:
         self._job = job
         self._controller_seconds, self._ask_seconds = CONTROLLER_SECONDS, _ASK_SECONDS
         with open(sys.argv[0], "rb") as handle:
-            self._program = packed(handle.read())
+            self._opening = Opening(handle.read())
         own = slurm.CREDENTIALS
         self._plain = slurm.step_environment(without_secrets(os.environ, own))
         # What the ranks get besides is for their own step alone.
@@ -84,19 +82,17 @@ class SlurmTransport:
         counts = slurm.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self._cpus = job.cpus_per_task or min(counts, default=1)
         self._patience = slurm.patience(os.environ)
-        settings = job.launch
-        # Ranks that Slurm starts are tasks of their own, and what only ranks may know is for their
-        # own step alone; nor can nodes leave and stay by themselves in the step of all phases.
-        self._joins = not (settings.launcher == "srun" or settings.pass_env or settings.elastic)
         self._step: Conversation | None = None
         self._latest: Conversation | None = None
         self._nodes: frozenset[str] = frozenset()
+        self._told: object = None
+        """The job that the agents of that step know."""
         self._kept = contextlib.ExitStack()
-        self._grace = settings.grace_seconds + following.AGENT_SECONDS
+        self._grace = job.launch.grace_seconds + following.AGENT_SECONDS
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes: in the step that is there for all phases, if it may."""
-        joins = phase != "launch" or self._joins
+        joins = phase != "launch" or self._job.one_step
         if not joins:
             self.close()
         waiting = Waiting(on_event, self._controller_seconds)
@@ -151,7 +147,7 @@ class SlurmTransport:
 
     def _holds(self, phase: str) -> bool:
         """Whether ranks begin only when all nodes are there: without one, others could do it."""
-        return phase == "launch" and not self._joins and self._job.min_nodes is not None
+        return phase == "launch" and not self._job.one_step and self._job.min_nodes is not None
 
     @staticmethod
     def _let_go(step: Conversation, answers: Answers, until: float) -> None:
@@ -168,12 +164,17 @@ class SlurmTransport:
             return step, tasks
         there = self._step
         if there is not None and not there.ended and requests.keys() <= self._nodes:
-            asked = {"phase": phase, "nodes": list(requests), **shortened(requests)}
-            there.tell(json.dumps(asked))
+            asked = shortened(requests)
+            job = asked["common"].get("job")
+            if job is not None and job == self._told:
+                del asked["common"]["job"]
+            self._told = job or self._told
+            there.tell(line({"phase": phase, "nodes": list(requests), **asked}))
             return there, 1
         self.close()
         step = self._kept.enter_context(self._talk(phase, requests, 1, SESSION))
         self._step, self._nodes = step, frozenset(requests)
+        self._told = shortened(requests)["common"].get("job")
         return step, 1
 
     def _listen(self, step: Conversation, answers: Answers, watch: Watch) -> None:
@@ -354,13 +355,21 @@ class SlurmTransport:
             image=settings.container_image,
             mounts=mounts(self._job),
         )
-        boot = venv.source_of("talking.bootstrap").decode()
-        program = slurm.starter(boot, word or phase, self._job.python_hints)
+        program = slurm.starter(self._opening.bootstrap, word or phase, self._job.python_hints)
         if self._holds(phase):
             requests = {node: {**request, "hold": True} for node, request in requests.items()}
-        request = json.dumps({"phase": phase, **shortened(requests)}).encode()
-        head = b"%d %d\n" % (len(self._program), len(request))
-        return slurm.step_argv(step, program), head + self._program + request
+        opening = self._opening.of(
+            self._phases(word or phase), {"phase": phase, **shortened(requests)}
+        )
+        return slurm.step_argv(step, program), opening
+
+    def _phases(self, word: str) -> set[str]:
+        """The phases that agents of a step may be asked for, if they are told this word."""
+        if word != SESSION:
+            return {word}
+        phases = {self._job.action, *(("deep",) if self._job.deep else ())}
+        # A deep check launches, too; and so may the session of a job that runs.
+        return phases | ({"launch"} if self._job.one_step and phases & {"run", "deep"} else set())
 
     def _ask(self, *argv: str) -> str:
         try:

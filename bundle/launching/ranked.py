@@ -17,6 +17,7 @@ from ..counts import counted
 from ..job import Job
 from ..masking import masked
 from ..node import host, removal
+from ..node.places import place_of, work_dir
 from ..problem import NodeError, Problem
 from ..talking.hearing import Hearing
 from ..unpacking import venv
@@ -139,22 +140,6 @@ def _of_native(
         "exit_code": code if code <= 128 else 128 - code,
     }
     return ranks.single(place.job_dir, rank, lines)
-
-
-def place_of(job: Job, request: Mapping[str, Any]) -> launch.Place:
-    """Where things lie on this node."""
-    root = str(request["root"])
-    task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher == "srun" else "0"
-    return launch.Place(
-        root=root,
-        environment=unpack.env_path(root, job.bundle_id),
-        job_dir=os.path.join(root, "jobs", f"{job.id}.{request['node_rank']}.{task}"),
-    )
-
-
-def work_dir(job: Job, root: str) -> str:
-    """Where ranks run on a node that does not share the run directory."""
-    return os.path.join(root, "jobs", f"{job.id}.work")
 
 
 def _group(job: Job, request: Mapping[str, Any]) -> tuple[launch.Group, net.Link]:

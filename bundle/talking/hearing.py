@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import json
 import os
@@ -10,17 +11,19 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from .. import signals
 from . import output as encoding
-from .bootstrap import in_memory
 from .frames import Writer
 from .lines import Lines
 
 GO, STOP = "go", "stop"
 """What an agent that waits for a file is told: all of it has come, or it will not."""
+PACKED = "="
+"""How a request begins that was compressed; zlib's result follows, in base64."""
 END = "end"
 """What agents are told that are at work and shall not be: end it, and stay until all has come."""
 AGAIN = "again"
@@ -69,6 +72,7 @@ class Hearing:
             self._in_step = "common" in asked
             self.request = _own(asked) if self._in_step else asked
         self.node = str(self.request["node"])
+        self._job = self.request.get("job")
         task = os.environ.get("SLURM_PROCID", "0")
         self._source = f"{self.node}:{task}"
         self._writer: Writer | None = None
@@ -114,6 +118,8 @@ class Hearing:
             if not self._in_step:
                 self.request = asked
                 return True
+            # It travels again only where it is another one, be that for this node or not.
+            self._job = asked["common"].setdefault("job", self._job)
             if self.node in asked.get("nodes", (self.node,)):
                 self.request = _own(asked)
                 return True
@@ -135,6 +141,8 @@ class Hearing:
 
     def again(self) -> int:
         """The request at hand as an open file without a name, for the program that goes on."""
+        from .bootstrap import in_memory
+
         asked = {**self.request, "again": True}
         if self._writer is not None:
             asked["frames_sent"] = self._writer.number
@@ -202,8 +210,10 @@ class Hearing:
 def _request(line: str) -> dict[str, Any] | None:
     """Return a request; None for a line that was cut."""
     try:
+        if line.startswith(PACKED):
+            line = zlib.decompress(binascii.a2b_base64(line[len(PACKED) :])).decode()
         asked = json.loads(line)
-    except ValueError:
+    except (ValueError, zlib.error):
         return None
     return asked if isinstance(asked, dict) else None
 

@@ -13,6 +13,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from bundle.talking.opening import STRIPPED, agent_modules
+
 from ..layering.bytecode import compile_module
 from ..regular import bytes_of
 from ..store import Store
@@ -55,6 +57,8 @@ def with_bytecode(program: bytes) -> bytes:
             if info.filename.endswith(".py") and bytecode is not None:
                 made.writestr(f"{info.filename}c", bytecode)
             made.writestr(info.filename, text)
+        for name, text in agent_modules(program).items():
+            made.writestr(f"{STRIPPED}{name}", text)
         made.comment = b"0" * _DIGITS
     content = memory.getvalue()[:-_DIGITS]
     return content + _seal(hashlib.sha256(program).hexdigest(), content)

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +15,27 @@ import pytest
 
 from bundle import slurm
 from bundle.talking.frames import Reader
+from bundle.talking.opening import MAIN, compressed
 from bundle.unpacking import venv
 
 BOOT = venv.source_of("talking.bootstrap").decode()
 PROGRAM = """\
 import json, os, sys
-request = int(sys.argv[4])
-print(json.dumps({
-    "argv": sys.argv[1:4],
-    "program": sys.argv[0],
-    "python": sys.executable,
-    "flags": [sys.flags.isolated, sys.flags.no_site],
-    "request": json.load(os.fdopen(request)),
-    "behind": sys.stdin.readline(),
-}))
+
+def command(argv):
+    assert argv == sys.argv[1:]
+    print(json.dumps({
+        "argv": argv[:3],
+        "program": sys.argv[0],
+        "python": sys.executable,
+        "flags": [sys.flags.isolated, sys.flags.no_site],
+        "request": json.load(os.fdopen(int(argv[3]))),
+        "behind": sys.stdin.readline(),
+        "file": __file__,
+    }), flush=True)
+    return 0
 """
-
-
-@pytest.fixture
-def zipped(tmp_path: Path) -> bytes:
-    """A program like ``node.pyz``, as bytes."""
-    path = tmp_path / "program.pyz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("__main__.py", PROGRAM)
-    return path.read_bytes()
+MODULES = {"__main__.py": MAIN, "bundle/__init__.py": b"", "bundle/agent.py": PROGRAM.encode()}
 
 
 def start(
@@ -56,14 +53,16 @@ def start(
     )
 
 
-def opening(program: bytes, request: dict[str, Any], behind: bytes = b"go\n") -> bytes:
-    asked, program = json.dumps(request).encode(), zlib.compress(program)
+def opening(
+    request: dict[str, Any], modules: Mapping[str, bytes] = MODULES, behind: bytes = b"go\n"
+) -> bytes:
+    asked, program = zlib.compress(json.dumps(request).encode()), compressed(modules)
     return b"%d %d\n" % (len(program), len(asked)) + program + asked + behind
 
 
-def test_the_program_gets_the_request_and_the_rest_of_the_talk(zipped: bytes) -> None:
+def test_the_program_gets_the_request_and_the_rest_of_the_talk() -> None:
     request = {"common": {"job": {"id": "42"}}, "own": {"n08": {"root": "/b"}}}
-    done = start(opening(zipped, request))
+    done = start(opening(request))
     assert (done.returncode, done.stderr) == (0, b"")
     said = json.loads(done.stdout)
     assert said["argv"] == ["agent", "probe", "--request"]
@@ -71,47 +70,48 @@ def test_the_program_gets_the_request_and_the_rest_of_the_talk(zipped: bytes) ->
     assert said["request"] == request
     assert said["behind"] == "go\n"
     assert said["program"].startswith("/proc/self/fd/")  # there is no file of it
+    assert said["file"] == f"{said['program']}/bundle/agent.py"
 
 
-def test_a_large_program_comes_whole(zipped: bytes) -> None:
-    """In many reads; a zip's directory is at its end, so what comes before it does not matter."""
-    done = start(opening(os.urandom(5 << 20) + zipped, {"common": {}, "own": {}}))
+def test_a_large_program_comes_whole() -> None:
+    """In many reads, and in several blocks."""
+    done = start(opening({"common": {}, "own": {}}, {"noise": os.urandom(5 << 20), **MODULES}))
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_the_python_of_the_request_runs_the_program(zipped: bytes, tmp_path: Path) -> None:
+def test_the_python_of_the_request_runs_the_program(tmp_path: Path) -> None:
     own = tmp_path / "own-python"
     own.write_text(f'#!/bin/sh\necho "$0" >>{tmp_path}/ran\nexec {sys.executable} "$@"\n')
     own.chmod(0o755)
     request = {"common": {"python": "/no/such/python"}, "own": {"n07": {"python": str(own)}}}
-    done = start(opening(zipped, request))
+    done = start(opening(request))
     assert (done.returncode, done.stderr) == (0, b"")
     assert (tmp_path / "ran").read_text() == f"{own}\n"
     same = {"common": {"python": str(own)}, "own": {"n08": {"python": "/no/such/python"}}}
-    assert start(opening(zipped, same)).returncode == 0
+    assert start(opening(same)).returncode == 0
 
 
-def test_a_python_that_is_not_there_is_said(zipped: bytes) -> None:
-    done = start(opening(zipped, {"common": {"python": "/no/such/python"}, "own": {}}))
+def test_a_python_that_is_not_there_is_said() -> None:
+    done = start(opening({"common": {"python": "/no/such/python"}, "own": {}}))
     assert done.returncode == 1
     assert b"/no/such/python" in done.stderr or b"No such file" in done.stderr
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200])
-def test_a_driver_that_goes_away_early_ends_it(zipped: bytes, kept: int) -> None:
-    done = start(opening(zipped, {"common": {}, "own": {}})[:kept])
+def test_a_driver_that_goes_away_early_ends_it(kept: int) -> None:
+    done = start(opening({"common": {}, "own": {}})[:kept])
     assert done.returncode == 1
     assert b"EOFError: whoever asked has gone" in done.stderr
 
 
-def test_the_first_python_that_is_new_enough_is_taken(zipped: bytes, tmp_path: Path) -> None:
+def test_the_first_python_that_is_new_enough_is_taken(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("#!/bin/sh\nexit 1\n")
     new.write_text(f'#!/bin/sh\necho new >>{tmp_path}/ran\nexec {sys.executable} "$@"\n')
     for path in (old, new):
         path.chmod(0o755)
     request = {"common": {"python": sys.executable}, "own": {}}
-    done = start(opening(zipped, request), pythons=("/no/python", str(old), str(new)))
+    done = start(opening(request), pythons=("/no/python", str(old), str(new)))
     assert (done.returncode, done.stderr) == (0, b"")
     assert (tmp_path / "ran").read_text() == "new\nnew\n"  # asked for its version, then used
 
@@ -122,17 +122,17 @@ def test_it_stands_alone() -> None:
     assert "from ." not in BOOT
 
 
-def test_where_memory_files_are_forbidden(zipped: bytes) -> None:
+def test_where_memory_files_are_forbidden() -> None:
     """The vm.memfd_noexec setting: the program is then in a file without a name."""
     broken = BOOT.replace(
-        "import tempfile\n",
-        "import tempfile\ndef refuse(*_): raise PermissionError(13, 'memfd')\n"
+        "import zlib\n",
+        "import zlib\ndef refuse(*_): raise PermissionError(13, 'memfd')\n"
         "os.memfd_create = refuse\n",
     )
     assert broken != BOOT
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", broken, "probe"],
-        input=opening(zipped, {"common": {"x": 1}, "own": {}}),
+        [sys.executable, "-I", "-S", "-c", broken, "agent", "probe"],
+        input=opening({"common": {"x": 1}, "own": {}}),
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n07"},
         capture_output=True,
         check=False,

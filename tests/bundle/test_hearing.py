@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bundle.talking import hearing, opening
 from bundle.talking.frames import Reader
 
 REPO = str(Path(__file__).parents[2])
@@ -126,3 +127,43 @@ def test_one_that_works_is_told_to_end_and_stays(tmp_path: Path, agents: list[Ag
     said = events([b"\x1en1:7 0 0 - . {}\n", *agent.frames(2)])
     assert said == [{}]  # numbers 4 and 5 wait for those before
     assert agent.process.poll() is None
+
+
+FOLLOWING = f"""
+import json, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what the end of the input is to one at work
+sys.path.insert(0, {REPO!r})
+from bundle.talking import hearing
+heard = hearing.Hearing(int(sys.argv[1]))
+while heard.following():
+    print(json.dumps([heard.request["phase"], heard.request["job"]]), flush=True)
+"""
+
+
+def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_path: Path) -> None:
+    """Be it known from a request that was for other nodes."""
+    job = {"nodes": ["n0", "n1"]}
+    other = {**job, "id": "2"}
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"common": {"job": job}, "own": {}}))
+    told = [
+        {"phase": "unpack", "common": {"manifest": "x" * 500}, "own": {}},
+        {"phase": "probe", "nodes": ["n0"], "common": {"job": other}, "own": {}},
+        {"phase": "launch", "nodes": ["n1"], "common": {}, "own": {}},
+    ]
+    lines = [opening.line(one) for one in told]
+    assert lines[0].startswith(hearing.PACKED)
+    with request.open() as handle:
+        done = subprocess.run(
+            [sys.executable, "-c", FOLLOWING, str(handle.fileno())],
+            input="\n".join(["=cut", *lines, ""]),
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "SLURMD_NODENAME": "n1"},
+            pass_fds=[handle.fileno()],
+            check=False,
+        )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        ["unpack", job],
+        ["launch", other],
+    ]
