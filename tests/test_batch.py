@@ -43,6 +43,10 @@ def submission() -> Submission:
     )
 
 
+def unheard(event: object) -> None:
+    pytest.fail(f"nothing is waited for, and yet this is said: {event}")
+
+
 @pytest.mark.parametrize(
     ("printed", "job_id", "cluster"),
     [("12", "12", ""), ("12;east", "12", "east"), ("Welcome to this site\n12", "12", "")],
@@ -51,7 +55,7 @@ def test_the_script_is_handed_over(
     commands: Path, tmp_path: Path, printed: str, job_id: str, cluster: str
 ) -> None:
     program(commands, "sbatch", f"cat >{tmp_path}/got\necho '{printed}'")
-    assert submit(submission()) == Submitted(job_id=job_id, cluster=cluster)
+    assert submit(submission(), unheard) == Submitted(job_id=job_id, cluster=cluster)
     assert (tmp_path / "got").read_text() == "#!/bin/bash\ntrue\n"
 
 
@@ -59,7 +63,7 @@ def test_sbatch_says_no(commands: Path) -> None:
     said = "sbatch: error: Batch job submission failed: Invalid account or account/partition"
     program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
     with pytest.raises(StagerError, match="does not take the batch job: Invalid account") as caught:
-        submit(submission())
+        submit(submission(), unheard)
     assert "--account" in caught.value.hint
     assert caught.value.exit_code == 1
 
@@ -67,7 +71,7 @@ def test_sbatch_says_no(commands: Path) -> None:
 def test_sbatch_says_something_else(commands: Path) -> None:
     program(commands, "sbatch", "cat >/dev/null; echo who knows")
     with pytest.raises(StagerError, match="did not say which job it made: 'who knows'"):
-        submit(submission())
+        submit(submission(), unheard)
 
 
 def outcome(folder: Path) -> Outcome:

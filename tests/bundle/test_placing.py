@@ -74,6 +74,9 @@ class Sending:
     def ended_by(self) -> str:
         return ""
 
+    def hurry(self) -> None:
+        pass
+
 
 @contextlib.contextmanager
 def planned(
