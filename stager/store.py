@@ -293,6 +293,11 @@ def cannot_write(path: Path, exc: OSError) -> StagerError:
             f"no space left while writing {path}",
             hint=STORE_HINT,
         )
+    if exc.errno == errno.EISDIR:
+        return StagerError(
+            f"{path} is a directory, though a file belongs there",
+            hint="move it away and run the command again",
+        )
     return StagerError(
         f"cannot write {path}: {exc.strerror or exc}",
         hint="check the permissions (a root that a group shares has the mode 2770, and each of "

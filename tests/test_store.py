@@ -65,6 +65,16 @@ def test_a_file_where_a_folder_belongs(store: Store) -> None:
     assert "move it away" in caught.value.hint
 
 
+def test_a_folder_where_a_file_belongs(store: Store) -> None:
+    (store.programs / "a.pyz").mkdir()
+    with (
+        pytest.raises(StagerError, match="is a directory, though a file belongs") as caught,
+        store.publishing(store.programs / "a.pyz") as partial,
+    ):
+        partial.write_bytes(b"x")
+    assert "move it away" in caught.value.hint
+
+
 def test_a_published_file_appears_whole(store: Store) -> None:
     final = store.layers / "a.tar.zst"
     with store.publishing(final) as partial:

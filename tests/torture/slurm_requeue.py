@@ -47,7 +47,8 @@ def _again(round_: Round, cluster: Cluster, env: dict[str, str]) -> str:
     made = succeeded(stager(round_, "script", "--requeue", *_NODES, *_RANKS, *_PROGRAM, env=env))
     script.write_text(made.out)
     submit = ["sbatch", "--parsable", f"--chdir={round_.project}", str(script)]
-    job = cluster.run(["env", f"HOME={round_.folder / 'home'}", *submit]).stdout.strip()
+    own = [f"HOME={round_.folder / 'home'}", *(f"{name}={value}" for name, value in env.items())]
+    job = cluster.run(["env", *own, *submit]).stdout.strip()
     round_.did(f"sbatch, of stager script --requeue on 2 nodes: job {job}")
     time.sleep(round_.rng.uniform(0.2, 8))
     done = cluster.run(["scontrol", "requeue", job], check=False)
