@@ -58,6 +58,9 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"stager: {exc}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # what was begun is tidied up: it ends as Ctrl-C ends any program
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     return 0
 
 

@@ -18,8 +18,17 @@ if sys.version_info < (3, 9):
     found = "%d.%d" % sys.version_info[:2]
     sys.exit("stager: this is Python " + found + "; the node program needs 3.9 or newer")
 
+# A Ctrl-C while this imports ends it as it would end any other program, without a traceback.
+import _signal
+
+asked = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+if asked:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 from bundle.__main__ import main
 
+if asked:
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -432,7 +432,6 @@ def _decompressor(lie: Lie) -> str:
         "exits": _wheel({"zstandard/__init__.py": "raise SystemExit(0)\n"}),
         "no interface": _wheel({"zstandard/__init__.py": ""}),
         "syntax": _wheel({"zstandard/__init__.py": "(\n"}),
-        "interrupts": _wheel({"zstandard/__init__.py": "raise KeyboardInterrupt\n"}),
         "lies": _wheel({"zstandard/__init__.py": _LYING}),
         "odd type": _wheel({"zstandard/__init__.py": _ODD}),
         "raises late": _wheel({"zstandard/__init__.py": _LATE}),
