@@ -8,7 +8,8 @@ import random
 import pytest
 from stories import Parsed
 
-from stager.reporting.amounts import count, decimal, duration, percent, ticks, time_ticks
+from bundle.counts import counted
+from stager.reporting.amounts import decimal, duration, percent, ticks, time_ticks
 from stager.reporting.chart import Lines, bar, in_words, labels, line_chart, thinned
 
 
@@ -66,7 +67,7 @@ def test_amounts_in_words() -> None:
         *("0.00 s", "0.08 s", "12.3 s", "1 min 0 s", "3 min 5 s", "1 h 0 min", "2 h 10 min"),
         "25 h 0 min",
     ]
-    assert (count(1, "node"), count(1000, "node")) == ("1 node", "1,000 nodes")
+    assert (counted(1, "node"), counted(1000, "node")) == ("1 node", "1,000 nodes")
     assert (decimal(0.123456), decimal(123456.7)) == ("0.1235", "123,457")
     assert (percent(-1), percent(1 / 3), percent(7)) == ("0%", "33.33%", "100%")
 
