@@ -241,7 +241,7 @@ def _make_log_dir(log_dir: Path, mode: str) -> None:
     """
     try:
         private.make_folder(str(log_dir), mode)
-        keep_out_of_projects(log_dir)
+        keep_out_of_projects(log_dir, mode)
         group = log_dir.stat().st_gid
     except OSError as exc:
         raise _unwritable(log_dir, exc) from exc
