@@ -69,8 +69,9 @@ def _drive(path: str) -> int:
     job = load(path)
     begun = None
     if job.allocation == "local":
-        from . import local
+        from . import local, process
 
+        process.adopt_orphans()  # of agents that are killed
         begun = local.begin(job)
     from . import drive, signals  # most of it: the agents start meanwhile
 
@@ -82,9 +83,12 @@ def _drive(path: str) -> int:
 
 
 def _agent(phase: str, handle: int | None) -> int:
-    from . import agent
+    from . import agent, process
 
-    return agent.collect(handle) if phase == COLLECT else agent.main(phase, handle)
+    if phase == COLLECT:
+        return agent.collect(handle)
+    process.adopt_orphans()
+    return agent.main(phase, handle)
 
 
 def _phases() -> list[str]:
