@@ -80,7 +80,7 @@ def test_nothing_of_a_job_that_was_interrupted_goes_on(left: str, ready: Project
 
 
 def test_nothing_of_an_agent_that_was_killed_goes_on(ready: Project) -> None:
-    """The driver adopts what it leaves."""
+    """The driver adopts what it leaves; the next job removes its directory."""
     running = started(ready, "heeds", "600")
     note = ready.root / "left"
     begun = until(note.exists, 60)
@@ -90,6 +90,12 @@ def test_nothing_of_an_agent_that_was_killed_goes_on(ready: Project) -> None:
     assert begun, said
     assert gone(ready)
     assert running.returncode == 3, said
+    own = f"stager-{os.geteuid()}"
+    jobs = Path(os.environ["STAGER_NODE_ROOT"], own, "nodes", "local1", own, "jobs")
+    assert len(list(jobs.iterdir())) == 1
+    done = ready.stager("verify", "--allocation", "local", "--log-dir", "logs")
+    assert done.returncode == 0, done.stderr
+    assert list(jobs.iterdir()) == []
 
 
 def agents(project: Project) -> list[int]:
