@@ -71,8 +71,9 @@ def _drive(path: str) -> int:
     job = load(path)
     begun = None
     if job.allocation == "local":
-        from . import local
+        from . import local, process
 
+        process.adopt_orphans()  # of agents that are killed
         begun = local.begin(job)
     from . import drive, signals  # most of it: the agents start meanwhile
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import limits, signals
+from . import limits, process, signals
 from .job import Job, parse
 from .problem import NodeError
 from .talking.hearing import GO, Hearing
@@ -55,6 +55,7 @@ def main(phase: str, handle: int | None = None) -> int:
     """
     signals.end_on_signals()
     limits.raise_open_files()
+    process.adopt_orphans()
     try:
         hearing = Hearing(handle)
         if phase == SESSION:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, cast
 
-from . import fs, process, signals
+from . import fs, private, process, signals
 from .agent import EARLY, SESSION
 from .job import Job
 from .launching.following import AGENT_SECONDS
@@ -61,7 +61,7 @@ class LocalTransport:
         self._bases: dict[str, str] = {}
         for node in job.nodes:
             self._bases[node] = os.path.join(own, "nodes", node)
-            os.makedirs(self._bases[node], mode=0o700, exist_ok=True)
+            private.make_folder(self._bases[node], private.PRIVATE)
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes at the same time.

@@ -30,13 +30,18 @@ TAIL_LINES = 15
 MARK = "STAGER_PROCESS"
 """The variable by which :func:`stop` finds descendants that left for a session of their own.
 
-It holds one token for each :func:`start` on the way from the first process, joined by slashes.
+It holds one token for each :func:`start` on the way from the first process, joined by slashes. What
+has lost it besides, as by ``env -i``, is found where :func:`adopt_orphans` was called.
 """
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 10.0
 _STARTED = itertools.count()
+_waited_for: set[int] = set()
+"""Processes that :func:`start` has started and whose exit status nobody has taken yet."""
+_adopting = [False]
+"""Whether orphans become children of this process."""
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 
@@ -117,6 +122,7 @@ class Process(subprocess.Popen[bytes]):
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
         except ChildProcessError:  # somebody ignores SIGCHLD, or another thread was quicker
             self.returncode = 0 if self.returncode is None else self.returncode
+            _waited_for.discard(self.pid)
             return self.returncode
         if found is None:
             return None
@@ -124,6 +130,7 @@ class Process(subprocess.Popen[bytes]):
         self.returncode = found.si_status if exited else -found.si_status
         with suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
+        _waited_for.discard(self.pid)
         return self.returncode
 
 
@@ -221,15 +228,52 @@ def start(
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise ProcessError(argv, None, reason=f"cannot be started ({why})") from exc
     process.mark = mark
+    _waited_for.add(process.pid)
     return process
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended; :func:`stop` ends them, too.
+
+    It is for a process that looks after the user's programs: these may start others in a session of
+    their own and without our variable, and leave them behind. Whoever calls this must not start
+    processes in one thread and stop others in another at the same time: what was started just now
+    would pass for an orphan. A program that takes this one's place (``execve``) keeps the role.
+    """
+    with suppress(OSError, AttributeError):
+        _adopting[0] = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def reap_orphans() -> None:
+    """Let orphans go that have ended by themselves: an adopted zombie stays until it is waited for.
+
+    It costs one system call where there are none.
+    """
+    while _adopting[0]:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or not _is_orphan(ended.si_pid):
+                return  # its own waiter takes it soon, and those behind it come next time
+        except (ChildProcessError, ProcessLookupError):
+            return
+        with suppress(ChildProcessError):  # another thread was quicker
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def _is_orphan(child: int) -> bool:
+    """Tell a child that was adopted from one that was started, or forked, by this process.
+
+    Forked ones stay in our session, where none of those that are started here ever gets back.
+    """
+    return child not in _waited_for and os.getsid(child) != os.getsid(0)
 
 
 def stop(process: subprocess.Popen[bytes], grace: float) -> int:
     """End a process and all that it started; nothing of it is left running.
 
-    SIGTERM goes to its process group (to every descendant where the leader is gone already); what
-    still lives ``grace`` seconds later gets SIGKILL, also those in sessions of their own, as the
-    workers of ``torchrun`` are.
+    SIGTERM goes to its process group, and to every descendant that is there once the leader is
+    gone; what still lives ``grace`` seconds later gets SIGKILL, also those in sessions of their
+    own, as the workers of ``torchrun`` are.
 
     Returns:
         The exit status of the process, negative for a signal.
@@ -237,8 +281,6 @@ def stop(process: subprocess.Popen[bytes], grace: float) -> int:
     mark = process.mark if isinstance(process, Process) else ""
     if process.poll() is None:
         _signal_group(process.pid, signal.SIGTERM)
-    else:
-        _signal_each(_members(process.pid, mark), signal.SIGTERM)
     _end(process, mark, grace)
     return process.wait()
 
@@ -247,36 +289,48 @@ def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
     """Wait ``grace`` seconds for all members to be gone, then kill until they are."""
     term_until = time.monotonic() + grace
     kill_until = term_until + _KILL_SECONDS  # a process in uninterruptible sleep cannot be killed
+    told: set[int] = set()
     while time.monotonic() < kill_until:
         killing = time.monotonic() >= term_until
         gone = process.poll() is not None
         if gone or killing:
-            members = list(_members(process.pid, mark))
+            # A child that becomes an orphan while we look may be missed once.
+            members = set(_members(process.pid, mark)) or set(_members(process.pid, mark))
             if gone and not members:
                 return
-            if killing:
-                _signal_each(members, signal.SIGKILL)
+            if gone:
+                _signal_each(sorted(members - told), signal.SIGTERM)
+                told |= members
+            if killing:  # parents first, as a rule: a shell would tell of what happened to others
+                _signal_each(sorted(members), signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    members = list(_members(process.pid, mark))
-    log.warning("processes of group %d do not end: %s", process.pid, members)
+    members = set(_members(process.pid, mark))
+    log.warning("processes of group %d do not end: %s", process.pid, sorted(members))
 
 
 def _members(group: int, mark: str) -> Iterator[int]:
-    """Living processes of a group or session, and those that carry the mark; no zombies."""
+    """Living processes of a group or session, those that carry the mark, and orphans; no zombies.
+
+    Of several processes that end their orphans belong to the one that is stopped first.
+    """
+    reap_orphans()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):  # it ended meanwhile, or belongs to another user
             # proc(5): the name, in parentheses, may hold anything; then state ppid pgrp session
-            state, _, pgrp, session = (
+            state, parent, pgrp, session = (
                 (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
             )
+            pid = int(entry.name)
             if state in "ZX":
                 continue
-            if group in (int(pgrp), int(session)) or (
-                mark and mark in _marks((entry / "environ").read_bytes())
+            if (
+                group in (int(pgrp), int(session))
+                or (_adopting[0] and int(parent) == os.getpid() and _is_orphan(pid))
+                or (mark and mark in _marks((entry / "environ").read_bytes()))
             ):
-                yield int(entry.name)
+                yield pid
 
 
 def _marks(environ: bytes) -> list[str]:

@@ -17,6 +17,7 @@ from bundle.manifest import Layer
 
 from .bundling import bundles
 from .bundling.bundles import Chosen, Newest
+from .bundling.compiled import compiled_program
 from .bundling.decompressor import decompressor_lock
 from .config import Config
 from .errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
@@ -127,6 +128,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 imports=_imports(config, asked, made.layers, store),
             )
             packed = pack(contents, store)
+            compiled_program(bundles.node_program(packed.path, store, packed.manifest.id), store)
         proof = None
         if options.prove:
             with phase("proof"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import sys
 import time
@@ -20,6 +21,8 @@ from .errors import ConfigError, StagerError
 from .joblogs.files import DEFAULT_LOG_DIR
 from .store import keep_out_of_projects
 
+_CHANCE = 6
+"""How many digits of the number of a job that no Slurm has numbered are random."""
 INTERPRETERS = ("python", "python3", "torchrun")
 
 
@@ -241,7 +244,7 @@ def _make_log_dir(log_dir: Path, mode: str) -> None:
     """
     try:
         private.make_folder(str(log_dir), mode)
-        keep_out_of_projects(log_dir)
+        keep_out_of_projects(log_dir, mode)
         group = log_dir.stat().st_gid
     except OSError as exc:
         raise _unwritable(log_dir, exc) from exc
@@ -254,15 +257,18 @@ def _make_log_dir(log_dir: Path, mode: str) -> None:
 
 
 def _new_id(job: Job) -> str:
-    """A number for a job that no Slurm has numbered; claimed by creating its event log."""
+    """A number for a job that no Slurm has numbered; claimed by creating its event log.
+
+    It begins with the time, so that numbers sort by it. Jobs with other log directories do not see
+    the claim, but use the same node root under their number: the last digits are for chance.
+    """
     log_dir = Path(job.log_dir)
     while True:
-        number = time.time_ns() // 1_000_000 % 10**10
+        number = time.time_ns() // 1_000_000 % 10**10 * 10**_CHANCE + secrets.randbelow(10**_CHANCE)
         claim = log_dir / f"events.{number}.jsonl"
         try:
             open(claim, "xb", opener=private.opener(job.log_mode)).close()
         except FileExistsError:
-            time.sleep(0.002)
             continue
         except OSError as exc:
             raise _unwritable(log_dir, exc) from exc

@@ -20,6 +20,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bundle import private
+
 from .deletion import remove
 from .errors import SpaceError, StagerError
 from .model import Digest
@@ -253,17 +255,23 @@ def _try_lock(handle: int, operation: int) -> bool:
     return True
 
 
-def keep_out_of_projects(folder: Path) -> bool:
+def keep_out_of_projects(folder: Path, mode: str = private.PRIVATE) -> bool:
     """Let git, and a project that this directory happens to lie in, pass over it as a whole.
 
     Only an empty directory is marked, which is one that was made just now.
+
+    Args:
+        folder: the directory.
+        mode: who may read the mark, one of :data:`bundle.private.MODES`; the umask has no say.
 
     Returns:
         Whether it was marked.
     """
     with contextlib.suppress(OSError):
         if not any(folder.iterdir()):
-            (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+            mark = folder / ".gitignore"
+            with open(mark, "x", encoding="utf-8", opener=private.opener(mode)) as handle:
+                handle.write("*\n")
             return True
     return False
 

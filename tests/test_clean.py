@@ -147,7 +147,7 @@ def test_newest_bundles_go_on_request_but_the_locks_layers_stay(project: Project
     built = project.build()
     done = sweep(project.store, keep_newest=False)
     kinds = {kind for kind, _ in names(done.removed)}
-    assert kinds == {"bundle", "seal", "layer"}
+    assert kinds == {"bundle", "seal", "layer", "program"}
     wheels = [layer for layer in built.packed.manifest.layers if layer.kind == "wheel"]
     assert wheels
     assert all(project.store.layer(layer.id).exists() for layer in wheels)
@@ -302,7 +302,8 @@ def test_links_and_foreign_files_stay(project: Project, tmp_path: Path) -> None:
 def test_a_damaged_bundle_of_a_project_stays_and_needs_nothing(project: Project) -> None:
     made = project.build().packed.path
     made.write_bytes(b"damaged")
-    assert {item.kind for item in sweep(project.store).removed} == {"layer"}
+    removed = {item.kind for item in sweep(project.store).removed}
+    assert removed == {"layer", "program"}
     assert made.exists()
 
 

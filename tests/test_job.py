@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,20 @@ def test_ids_differ_even_at_the_same_moment(tmp_path: Path) -> None:
     assert all(number.isdecimal() for number in ids)
     logs = {path.name for path in (tmp_path / "logs").glob("events.*")}
     assert logs == {f"events.{number}.jsonl" for number in ids}
+
+
+def test_ids_differ_at_one_moment_in_different_log_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share a node root, and there a directory of that name."""
+    ids = []
+    for moment in range(1795406000123000000, 1795406000126000000, 1000000):
+        monkeypatch.setattr(time, "time_ns", lambda now=moment: now)
+        for number in range(3):
+            options = JobOptions(log_dir=tmp_path / f"logs{number}", command=("a",))
+            ids.append(numbered(make(tmp_path, options)).id)
+    assert len(set(ids)) == 9
+    assert [one[:10] for one in ids] == ["5406000123"] * 3 + ["5406000124"] * 3 + ["5406000125"] * 3
 
 
 def test_nothing_to_run(tmp_path: Path) -> None:

@@ -104,10 +104,15 @@ def test_a_local_rank_gets_no_secret_that_is_not_named(ready: Project, tmp_path:
     (started,) = [line for line in events.splitlines() if '"started"' in line]
     assert "--api-key=***" in started
 
-    files = {name: mode for name, mode in modes(logs).items() if name != ".gitignore"}
+    files = modes(logs)
+    assert ".gitignore" in files
     assert set(files.values()) == {0o600}, files
     assert stat.S_IMODE(logs.stat().st_mode) == 0o700
     assert stat.S_IMODE(logs.parent.stat().st_mode) == 0o700
+    own = Path(os.environ["STAGER_NODE_ROOT"], f"stager-{os.geteuid()}")
+    (inner,) = own.glob("nodes/*/stager-*")
+    for folder in (own, own / "nodes", inner.parent, inner):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
 
     with umask(0):
         made = ready.stager("report", "--log-dir", str(logs), env=SECRETS)
@@ -131,7 +136,8 @@ def test_a_group_reads_the_logs_where_it_is_asked_for(ready: Project, tmp_path: 
         made = ready.stager("report", "--log-dir", str(logs))
     assert made.returncode == 0, made.stderr
     assert stat.S_IMODE(logs.stat().st_mode) == 0o2775
-    files = [path for path in logs.iterdir() if path.name != ".gitignore"]
+    files = list(logs.iterdir())
+    assert logs / ".gitignore" in files
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o640}
     assert {path.stat().st_gid for path in files} == {group}
 

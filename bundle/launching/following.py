@@ -44,6 +44,8 @@ _PAUSE_SECONDS = 0.02
 _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 2.0
 """How long, after the launcher's end, what it had written is still read."""
+_LEFT_SECONDS = 1.0
+"""How long what ranks have left behind may take to end, after SIGTERM, once all has gone well."""
 _NAME = re.compile(rb"\x1erank (\d+)\n")
 _RESERVE = 32
 """Files that an agent opens besides the pipes, and its launcher as it starts."""
@@ -166,9 +168,10 @@ class Outputs:
             told = 0.0
             while until is None or time.monotonic() < until:
                 self.monitor.take()
+                process.reap_orphans()
                 if until is None and running.poll() is not None:
                     self.monitor.over(stopped=False)
-                    process.stop(running, 0)
+                    process.stop(running, 0 if running.returncode else _LEFT_SECONDS)
                     until = time.monotonic() + _DRAIN_SECONDS
                 told = self._tell_finished(told)
                 ready = waiting.select(_POLL_SECONDS if until is None else 0)

@@ -16,7 +16,7 @@ from .. import launch, limits, net, probe, unpack
 from ..counts import counted
 from ..job import Job
 from ..masking import masked
-from ..node import host, removal
+from ..node import host, locks, removal
 from ..node.places import place_of, work_dir
 from ..problem import NodeError, Problem
 from ..talking.hearing import Hearing
@@ -193,9 +193,12 @@ def _start(
 
 @contextlib.contextmanager
 def _job_dir(path: str) -> Iterator[None]:
-    """This job's private directory, with what each rank runs first; it goes when the job ends."""
+    """This job's private directory, with what each rank runs first; it goes when the job ends.
+
+    It is locked as long: one that a killed agent has left is known by that, and swept later.
+    """
     removal.sweep(path)  # of the same job, before it was put back in the queue
-    os.makedirs(path, mode=0o700)
+    held = locks.make_held(path)
     try:
         for name, source in (("run_wrapper.py", "wrapper"), ("_stager_watch.py", "watch")):
             with open(os.path.join(path, name), "wb") as handle:
@@ -203,6 +206,7 @@ def _job_dir(path: str) -> Iterator[None]:
         yield
     finally:
         removal.sweep(path)
+        os.close(held)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ again where it does not. The kernel gives a lock back when its holder ends, howe
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from .root import SUBDIRECTORIES, secure_root
 
 ROOT_LOCK = ".lock"
 """In a node root: shared while something is put in there, exclusive while the root is removed."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def take(path: str, operation: int, *, create: bool = True) -> int:
@@ -48,6 +50,44 @@ def taken(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
     """Hold a lock file for as long as the block runs; see :func:`take`."""
     handle = take(path, operation, create=create)
     try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def make_held(path: str) -> int:
+    """Make a directory, and lock it, until the descriptor is closed or its holder ends.
+
+    Whoever holds it alone (:func:`alone`) may remove it; so does nobody in between.
+
+    Raises:
+        OSError: it cannot be made, or is there already.
+    """
+    while True:
+        os.makedirs(path, mode=0o700)
+        try:
+            handle = os.open(path, _FOLDER)
+        except FileNotFoundError:  # it was taken for a left-over
+            continue
+        with contextlib.suppress(OSError):  # without locks nobody holds it alone, either
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        if _leads_to(path, handle):
+            return handle
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Hold a directory that nobody holds.
+
+    Raises:
+        OSError: somebody does, it is gone or no directory, or it cannot be locked.
+    """
+    handle = os.open(path, _FOLDER)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _leads_to(path, handle):  # it was removed, and the name is another one's by now
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         yield
     finally:
         os.close(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from ..archive import BundleFile
 from ..job import Job
 from ..problem import NodeError, Problem
 from ..unpacking import damage
-from . import interpreter, removal
+from . import interpreter, locks, removal
 from .base import base_for, env_of
 from .root import secure_root
 
@@ -22,6 +23,8 @@ SAMPLE = 1 << 20
 _PLACES = 4
 BROADCAST = "job-"
 """How the names of directories for broadcast files in ``incoming/`` begin."""
+_OF_TASK = re.compile(r".+\.\d+\.\d+")
+"""Names of directories in ``jobs/`` that an agent makes for its ranks: job, node and task."""
 _STALE_SECONDS = 3600.0
 """One that nobody has written to for so long belongs to a job that has gone."""
 
@@ -159,7 +162,7 @@ def _reading_rate(job: Job) -> float | None:
 
 
 def sweep(root: str, now: float) -> None:
-    """Remove what broadcasts of jobs that were killed have left.
+    """Remove what broadcasts and agents of jobs that were killed have left.
 
     Args:
         root: the node root.
@@ -172,6 +175,21 @@ def sweep(root: str, now: float) -> None:
             with contextlib.suppress(OSError):
                 if now - removal.last_change(path) > _STALE_SECONDS:
                     removal.delete(path)
+    with contextlib.suppress(NodeError):
+        if not fs.mount_of(root).shared:  # else another node's lock may not be seen from here
+            _sweep_jobs(os.path.join(root, "jobs"))
+
+
+def _sweep_jobs(folder: str) -> None:
+    """Remove the directories of tasks that nobody locks and no process names.
+
+    Where ranks worked (``.work``) stays for ``stager clean``: results may be in it.
+    """
+    for name in filter(_OF_TASK.fullmatch, os.listdir(folder)):
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError), locks.alone(path):
+            if removal.user_of(path) is None:
+                removal.delete(path)
 
 
 @contextlib.contextmanager

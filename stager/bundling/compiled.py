@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -19,12 +20,18 @@ from ..layering.bytecode import compile_module
 from ..regular import bytes_of
 from ..store import Store
 
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 _DIGITS = 64
 """Length of the digest at the end of the file, which a zip takes for a comment."""
 
 
 def compiled_program(program: Path, store: Store) -> Path:
     """The same program with bytecode; made if it is not there, or not as it was made.
+
+    Each build leaves one for its own Python, so that a store which this user may only read is used
+    without a write, and so without the store's locks: they guard what is being written. The bundle
+    itself is held by a shared lock, for which a read-only descriptor does. Where another Python
+    runs on such a store, the program as it is does as well, and only starts more slowly.
 
     Args:
         program: the program of a bundle, in the store.
@@ -35,6 +42,8 @@ def compiled_program(program: Path, store: Store) -> Path:
     """
     final = program.with_name(f"{program.stem}.{sys.implementation.cache_tag}.pyz")
     if not _is_whole(final, program.stem):
+        if not os.access(final.parent, os.W_OK):
+            return program
         data = with_bytecode(bytes_of(program))
         with store.publishing(final) as partial:
             partial.write_bytes(data)
@@ -55,10 +64,12 @@ def with_bytecode(program: bytes) -> bytes:
             text = source.read(info)
             bytecode = compile_module(text, info.filename)
             if info.filename.endswith(".py") and bytecode is not None:
-                made.writestr(f"{info.filename}c", bytecode)
-            made.writestr(info.filename, text)
+                same_time = zipfile.ZipInfo(f"{info.filename}c", info.date_time)
+                made.writestr(same_time, bytecode, zipfile.ZIP_DEFLATED)
+            made.writestr(info, text, zipfile.ZIP_DEFLATED)
         for name, text in agent_modules(program).items():
-            made.writestr(f"{STRIPPED}{name}", text)
+            same_time = zipfile.ZipInfo(f"{STRIPPED}{name}", _EPOCH)
+            made.writestr(same_time, text, zipfile.ZIP_DEFLATED)
         made.comment = b"0" * _DIGITS
     content = memory.getvalue()[:-_DIGITS]
     return content + _seal(hashlib.sha256(program).hexdigest(), content)

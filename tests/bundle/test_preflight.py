@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +21,14 @@ from wheelhouse import make_wheel
 from bundle import net, unpack
 from bundle.archive import BundleFile
 from bundle.manifest import Requires, room_for
-from bundle.node import preflight
+from bundle.node import locks, preflight
 from bundle.node.root import secure_root
 from bundle.problem import NodeError
 from stager.model import Wheel
 from stager.pack import Packed
 from stager.store import Store
 
+REPO = Path(__file__).resolve().parents[2]
 PORTS = range(net.port_for("4711"), net.port_for("4711") + 64)
 """Of a job of this number; the first is another one's where tests run side by side."""
 
@@ -229,6 +233,64 @@ def test_old_pieces_of_broadcasts_go_and_the_rest_stays(
     preflight.sweep(str(incoming.parent), time.time() + 2 * 3600)
     assert os.listdir(incoming) == ["mine"]
     shutil.rmtree(incoming)
+
+
+HOLD = """\
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from bundle.node import locks
+held = locks.make_held("".join(sys.argv[2:]))
+print("held", flush=True)
+time.sleep(600)
+"""
+"""Its command line does not name the directory: the lock alone tells of it."""
+
+
+def test_directories_of_tasks_that_are_gone_are_swept(base: Path) -> None:
+    root = Path(secure_root(str(base)))
+    jobs = root / "jobs"
+    left, named, work, exec_ = (jobs / one for one in ("17.0.0", "18.0.0", "17.work", "exec-7"))
+    for folder in (left, named, work, exec_):
+        (folder / "output").mkdir(parents=True)
+    argv = [sys.executable, "-c", HOLD, str(REPO), str(jobs)[:3], str(jobs)[3:] + "/19.0.0"]
+    with (
+        subprocess.Popen(argv, stdout=subprocess.PIPE) as holder,
+        subprocess.Popen(["sleep", "600"], cwd=named) as user,
+    ):
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            preflight.sweep(str(root), time.time())
+            assert sorted(os.listdir(jobs)) == ["17.work", "18.0.0", "19.0.0", "exec-7"]
+        finally:
+            holder.kill()
+            user.kill()
+    preflight.sweep(str(root), time.time())
+    assert sorted(os.listdir(jobs)) == ["17.work", "exec-7"]
+
+
+def test_a_directory_is_swept_or_held_and_never_both(base: Path) -> None:
+    """Two jobs at a time: one makes its directory while the other looks for left-overs."""
+    root = secure_root(str(base))
+    path, done = os.path.join(root, "jobs", "17.0.0"), threading.Event()
+
+    def sweep() -> None:
+        while not done.is_set():
+            preflight.sweep(root, time.time())
+
+    sweeping = threading.Thread(target=sweep)
+    sweeping.start()
+    try:
+        for _ in range(100):
+            held = locks.make_held(path)
+            with open(os.path.join(path, "file"), "w", encoding="ascii"):
+                pass
+            os.remove(os.path.join(path, "file"))
+            os.rmdir(path)
+            os.close(held)
+    finally:
+        done.set()
+        sweeping.join()
 
 
 # --- the line ------------------------------------------------------------------------------------

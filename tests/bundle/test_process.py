@@ -215,3 +215,62 @@ def test_the_status_is_known_however_it_is_asked_for(code: int) -> None:
     while polled.poll() is None:
         time.sleep(0.01)
     assert polled.returncode == code
+
+
+# --- orphans -------------------------------------------------------------------------------------
+
+ESCAPES = """\
+import subprocess, sys
+from pathlib import Path
+left = subprocess.Popen(["env", "-i", "setsid", *sys.argv[2:]], stdout=subprocess.DEVNULL)
+Path(sys.argv[1]).write_text(f"{left.pid}\\n")
+"""
+"""Leaves a process behind that is neither in its session nor has its variables."""
+
+
+def adopting(code: str, *args: str) -> str:
+    """What code writes that runs where orphans are adopted, which a test's own process is not."""
+    begin = "import os, sys, time\nfrom bundle import process\nprocess.adopt_orphans()\n"
+    argv = python(begin + code, *args)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_stop_ends_what_left_the_session_and_dropped_its_variables(
+    heeds: bool, tmp_path: Path
+) -> None:
+    note = tmp_path / "pid"
+    left = ["sleep", "300"] if heeds else ["sh", "-c", "trap '' TERM; sleep 300; sleep 300"]
+    started = python(ESCAPES, str(note), *left)
+    said = adopting(
+        "from pathlib import Path\n"
+        "one, other = process.start(sys.argv[1:]), process.start(['sleep', '300'])\n"
+        "forked = os.fork()\n"
+        "if not forked: time.sleep(300)\n"
+        "one.wait()\n"
+        "begun = time.monotonic()\n"
+        "process.stop(one, 60 if " + str(heeds) + " else 0.2)\n"
+        f"left = int(Path({str(note)!r}).read_text())\n"
+        "print(time.monotonic() - begun < 30, Path(f'/proc/{left}').exists(), end=' ')\n"
+        "print(other.poll(), os.waitpid(forked, os.WNOHANG))\n"
+        "process.stop(other, 5); os.kill(forked, 9)",
+        *started,
+    )
+    assert said == "True False None (0, 0)\n"
+
+
+def test_orphans_that_end_by_themselves_are_reaped(tmp_path: Path) -> None:
+    started = python(ESCAPES, str(tmp_path / "pid"), "true")
+    said = adopting(
+        "ended = process.start(['true'])\n"
+        "for _ in range(3): process.start(sys.argv[1:]).wait()\n"
+        "until = time.monotonic() + 20\n"
+        "def children(): return open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
+        "while ended.poll() is None: time.sleep(0.01)\n"
+        "while children() and time.monotonic() < until: process.reap_orphans(); time.sleep(0.01)\n"
+        "print(children(), ended.returncode)",
+        *started,
+    )
+    assert said == "[] 0\n"
