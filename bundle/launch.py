@@ -18,6 +18,7 @@ DROPPED = re.compile(
     r"|VIRTUAL_ENV|CONDA_PREFIX$"
     r"|__PYVENV_LAUNCHER__$|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
     r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_|STAGER_(ENV|PROJECT|JOB)"
+    r"|STAGER_OUTPUT(_NONCE)?$"
 )
 """Variables of the caller that would lead a rank out of its environment or give it a wrong rank.
 
@@ -206,6 +207,18 @@ def torchrun(place: Place, group: Group, run_id: str, program: Sequence[str]) ->
         f"--log-dir={os.path.join(place.job_dir, 'torchrun')}",
         *program,
     ]
+
+
+def possible_ranks(group: Group) -> list[range]:
+    """Return for each local rank of a node the ranks that torchrun may make it.
+
+    Ranks that may be started again are dealt to nodes anew each time, a node's worth at a time.
+    """
+    if group.moving:
+        world = group.nnodes * group.nproc
+        return [range(local, world, group.nproc) for local in range(group.nproc)]
+    first = group.node_rank * group.nproc
+    return [range(rank, rank + 1) for rank in range(first, first + group.nproc)]
 
 
 def native(place: Place, program: Sequence[str]) -> list[str]:

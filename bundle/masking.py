@@ -30,11 +30,17 @@ _REST = re.compile(rf"(?:[,;&]{_NEXT}|[^,;&])*", re.S)
 _LINE = re.compile(r"[^\n]*")
 _ITEM = re.compile(r"[^,}\]\n]*")
 _NAME = re.compile(
-    r"(?<!\w)(?<!\w[.-])(?P<name>\w[\w.-]*)(?P<sign>="
-    r"|(?P<own>\\*[\"'])?\s*:(?:\s+|(?=\\*[\"']))"
+    r"(?<!\w)(?<!\w[.-])(?P<name>\w[\w.-]*)(?P<sign>[:+?]?="
+    r"|\s{1,9}(?:=>|[:+?]?=(?!=))\s{0,9}"
+    r"|(?P<own>\\*[\"'])\s*:\s*"
+    r"|\s*:(?:\s+|(?=\\*[\"']))"
     r"|:(?!//)(?=\S)"
     r"|\s+(?!--[a-z])(?=\S))"
 )
+_BRACKET = re.compile(rf"{_QUOTED}|[\[\]{{}}()]", re.S)
+"""A bracket of a list or a table, or a text in quotes, whose brackets are none."""
+_LISTED = 512
+"""Characters of a list that are looked through for its end, where a bracket may begin a word."""
 _HEADER = re.compile(r"authorization|cookie|\w+(?:-\w+)+", re.I)
 """Names of headers that are known as such without a blank after the colon."""
 _REGISTRY = r"(?:docker|podman|nerdctl|buildah|skopeo|apptainer|singularity|oras|helm)"
@@ -48,12 +54,16 @@ _USER = re.compile(r"(-u|-U|--user|--proxy-user)(=?)(.*)", re.S)
 _NUMBERS = re.compile(r"\d*:\d*")
 """A user and a group, as programs that run containers take them."""
 _BARE = re.compile(
-    r"(?<![\w./:@-])[\w.+-]+:[^\s:@/\"'<>]+@(?!sha\d)(?=(?:[\w-]+\.)+[\w-]|localhost\b|[\w.-]+[:#/])"
+    r"(?<![\w./:@+-])[\w.+-]+:[^\s:@/\"'<>]+@(?!sha\d)(?=(?:[\w-]+\.)+[\w-]|localhost\b|[\w.-]+[:#/])"
 )
 """A user and a password before a registry that has no scheme."""
 _WHOLE = re.compile(r"([-+~]*)([A-Za-z_][\w.-]*)=.*", re.S)
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
 _ANOTHER = re.compile(r"--[a-z][\w-]*(=.*)?", re.S)
+_TOKENS = re.compile(r"(--?tokens)(?:=(.*))?", re.S | re.I)
+"""An option that may mean tokens of a text, or many that are secret: its value has a say."""
+_TOKEN = re.compile(r"(?!\d[\d_.]*(?:e\d+)?[a-z]?\Z)(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w+=-]{6,}", re.I)
+"""Letters and digits as no number has them, and no path or name of a file."""
 
 
 def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
@@ -70,20 +80,29 @@ def masked(argv: Sequence[str]) -> list[str]:
     An option hides the argument after it, unless that is an option itself.
     """
     shown = [_masked_word(word) for word in argv]
+    begins = _password_options(argv)
     for at, word in enumerate(argv):
-        before, after = argv[:at], argv[at + 1 : at + 2]
-        if word.startswith("-p") and word != "-p" and _takes_password(before):
+        after = argv[at + 1 : at + 2]
+        if at > begins and word.startswith("-p") and word != "-p":
             shown[at] = f"-p{HIDDEN}"
-        elif after and (_hides_next(word, after[0]) or (word == "-p" and _takes_password(before))):
+        elif after and (_hides_next(word, after[0]) or (word == "-p" and at > begins)):
             shown[at + 1] = HIDDEN
     return shown
 
 
-def _takes_password(before: Sequence[str]) -> bool:
-    """Tell whether ``-p`` is a password's, by the arguments before it: ``docker login``."""
-    programs = [word.rpartition("/")[2] for word in before]
-    registry = any(re.fullmatch(_REGISTRY, name) for name in programs)
-    return "sshpass" in programs or ("login" in before and registry)
+def _password_options(argv: Sequence[str]) -> int:
+    """Return after which argument ``-p`` takes a password: that of ``docker login``; else the last.
+
+    The arguments before it decide; it may be any one of some thousands.
+    """
+    login = registry = False
+    for at, word in enumerate(argv):
+        program = word.rpartition("/")[2]
+        login = login or word == "login"
+        registry = registry or re.fullmatch(_REGISTRY, program) is not None
+        if program == "sshpass" or (login and registry):
+            return at
+    return len(argv)
 
 
 def _hides_next(word: str, after: str) -> bool:
@@ -91,6 +110,8 @@ def _hides_next(word: str, after: str) -> bool:
     option = _OPTION.fullmatch(word)
     if option is None or _ANOTHER.fullmatch(after):
         return False
+    if _TOKENS.fullmatch(word):
+        return _TOKEN.fullmatch(after) is not None
     return is_secret(option[1]) or bool(_USER.fullmatch(word) and _is_login(after))
 
 
@@ -123,6 +144,9 @@ def _masked_word(word: str) -> str:
     whole = _WHOLE.fullmatch(word)
     if whole and is_secret(whole[2]):
         return f"{whole[1]}{whole[2]}={HIDDEN}"
+    tokens = _TOKENS.fullmatch(word)
+    if tokens and _TOKEN.fullmatch(tokens[2] or ""):
+        return f"{tokens[1]}={HIDDEN}"
     user = _USER.fullmatch(word)
     if user and _is_login(user[3]):  # ``--user=user:...``, which has no other end
         return f"{user[1]}{user[2]}{HIDDEN}"
@@ -161,20 +185,22 @@ def _quotes(text: str) -> Iterator[tuple[int, int]]:
 def _value(text: str, found: re.Match[str], close: int, alone: bool) -> tuple[int, int]:
     """Where the value of a name is, which is in quotes that close there; empty for no value."""
     sign, at, before = found["sign"], found.end(), text[max(0, found.start() - 3) : found.start()]
-    if sign.isspace() and not _DASHES.search(before):
+    prose = sign.isspace() and not _DASHES.search(before)
+    quoted = None if prose else _VALUE.match(text, at)
+    if prose or (sign == ":" and not quoted and not _is_header(found["name"], before)):
         return at, at
-    quoted = _VALUE.match(text, at)
     if sign.isspace():
         end = _end(_WORD, text, at)
         return at, end if quoted or close < 0 else min(end, close)
-    if sign == ":" and not quoted and not _is_header(found["name"], before):
-        return at, at
+    colon = ":" in sign and "=" not in sign
     if quoted:
-        return _inside(quoted) if ":" in sign else (at, _end(_WORD, text, at))
+        return _inside(quoted) if colon else (at, _end(_WORD, text, at))
+    if (found["own"] or not colon) and (end := _end_of_list(text, at, in_json=bool(found["own"]))):
+        return at, end
     if close >= 0:
         return at, _end_of_quotes(text, close)
     pattern = _REST if alone else _WORD
-    if ":" in sign:
+    if colon:
         pattern = _ITEM if found["own"] else _LINE
     return at, _end(pattern, text, at)
 
@@ -183,6 +209,22 @@ def _inside(quoted: re.Match[str]) -> tuple[int, int]:
     mark = quoted["open"]
     closed = quoted[0].endswith(mark) and len(quoted[0]) > len(mark)
     return quoted.start() + len(mark), quoted.end() - closed * len(mark)
+
+
+def _end_of_list(text: str, at: int, *, in_json: bool) -> int:
+    """Return where a list or a table ends that begins there; 0 where there is none.
+
+    In JSON nothing else begins with a bracket, so one that has no end goes on to that of the text.
+    """
+    if text[at : at + 1] not in tuple("[{("):
+        return 0
+    depth = 0
+    for found in _BRACKET.finditer(text, at, len(text) if in_json else at + _LISTED):
+        if not found["open"]:
+            depth += 1 if found[0] in "[{(" else -1
+        if depth == 0:
+            return found.end()
+    return len(text) if in_json else 0
 
 
 def _end_of_quotes(text: str, close: int) -> int:

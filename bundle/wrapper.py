@@ -11,6 +11,8 @@ It reads ``STAGER_ENV`` (the environment; its packages come first on ``sys.path`
 ``trainer`` package; last on ``sys.path``), ``STAGER_JOB_DIR`` (where records go), ``STAGER_NODE``,
 ``RANK`` and ``LOCAL_RANK``; each may be absent. ``STAGER_PATCHES`` is set to ``1`` unless it is
 set already. ``STAGER_OUTPUT`` is a directory with one named pipe a local rank: output goes there.
+``STAGER_OUTPUT_NONCE`` is what the line there that names the rank must have; it is taken out of the
+environment before anything of the user's runs.
 
 The exit status is the program's own: 1 after an uncaught exception, 130 after an interrupt; 2 when
 there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<RANK>.json`` holds
@@ -139,9 +141,11 @@ def _distinct(entries: Iterable[Optional[str]]) -> list[str]:
 def take_own_pipe() -> None:
     """Send what this rank and its children write into its own pipe, so that its log is its own.
 
-    The first line there says which rank it is; after a restart it may be another one.
+    The first line there says which rank it is; after a restart it may be another one. Neither the
+    program nor a child of its own gets the nonce, so no such line of theirs counts.
     """
     folder = os.environ.get("STAGER_OUTPUT")
+    nonce = os.environ.pop("STAGER_OUTPUT_NONCE", "")
     if not folder:
         return
     try:
@@ -149,7 +153,7 @@ def take_own_pipe() -> None:
     except OSError:  # nobody reads it: what is inherited is as good
         return
     os.set_blocking(pipe, True)
-    os.write(pipe, f"\x1erank {_number('RANK')}\n".encode())
+    os.write(pipe, f"\x1erank {_number('RANK')} {nonce}\n".encode())
     for stream in (1, 2):
         os.dup2(pipe, stream)
     os.close(pipe)

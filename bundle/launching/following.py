@@ -3,6 +3,10 @@
 What the ranks write comes through one named pipe each (the wrapper turns its output there), so that
 every byte is known to be a certain rank's; the launcher's comes through its standard output. It is
 passed on in whole lines, as other things are written into the same log.
+
+A pipe is a local rank's. Which rank that is now, after a restart perhaps another one, the wrapper
+says in a line of its own, which counts only with a nonce that is made for each launch: whatever a
+program writes that looks like such a line is output.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import re
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .. import limits, process, signals
@@ -46,7 +50,6 @@ _DRAIN_SECONDS = 2.0
 """How long, after the launcher's end, what it had written is still read."""
 _LEFT_SECONDS = 1.0
 """How long what ranks have left behind may take to end, after SIGTERM, once all has gone well."""
-_NAME = re.compile(rb"\x1erank (\d+)\n")
 _RESERVE = 32
 """Files that an agent opens besides the pipes, and its launcher as it starts."""
 _FINISHED_SECONDS = 3.0
@@ -70,7 +73,9 @@ class _Stream:
     """One descriptor that is read."""
 
     handle: int
-    rank: int | None
+    possible: range = range(0)
+    """The ranks that may write here; none for the launcher."""
+    rank: int | None = None
     """None for the launcher, and until a rank has said its name."""
     rest: list[bytes] = field(default_factory=list)
     """A line that has no end yet, in pieces: joined again and again, a long one would take for
@@ -102,22 +107,26 @@ class Outputs:
     Attributes:
         folder: where they are.
         monitor: watches the ranks' processes.
+        variables: what the launcher needs besides, so that ranks find their pipes.
     """
 
-    def __init__(self, folder: str, ranks: int, grace: float) -> None:
+    def __init__(self, folder: str, ranks: Sequence[range], grace: float) -> None:
         """Make one pipe for each local rank in a new directory.
 
         Args:
             folder: the directory.
-            ranks: how many there are.
+            ranks: for each local rank the ranks that it may be.
             grace: seconds between SIGTERM and SIGKILL for the ranks, if they are to end.
 
         Raises:
             OSError: they cannot be made; with EMFILE where so many files may not be open.
         """
-        if ranks and ranks + _RESERVE > limits.open_files():
+        if ranks and len(ranks) + _RESERVE > limits.open_files():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self.folder = folder
+        nonce = os.urandom(16).hex()
+        self.variables = {"STAGER_OUTPUT": folder, "STAGER_OUTPUT_NONCE": nonce} if ranks else {}
+        self._name = re.compile(rb"\x1erank (\d{1,9}) %s\n" % nonce.encode())
         self._grace = grace
         self.on_finished: Callable[[], None] | None = None
         self._ranks = ranks
@@ -126,13 +135,13 @@ class Outputs:
         self.monitor = RankMonitor(folder)
         self._pipes: list[int] = []
         try:
-            self._make_pipes(ranks)
+            self._make_pipes()
         except BaseException:
             self.close()
             raise
 
-    def _make_pipes(self, ranks: int) -> None:
-        for local in range(ranks):
+    def _make_pipes(self) -> None:
+        for local in range(len(self._ranks)):
             path = os.path.join(self.folder, str(local))
             os.mkfifo(path, 0o600)
             # Open both ways: it then has no end, however many ranks come and go.
@@ -149,7 +158,7 @@ class Outputs:
     @property
     def all_finished(self) -> bool:
         """Whether the programs of all ranks have ended well; a launcher may still wait."""
-        return bool(self._ranks) and self.monitor.finished_well() >= self._ranks
+        return bool(self._ranks) and self.monitor.finished_well() >= len(self._ranks)
 
     def follow(self, running: process.Process, heard: Heard, on_output: OnOutput) -> None:
         """Pass on output until the launcher has ended and what was written is read.
@@ -160,7 +169,7 @@ class Outputs:
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
         with selectors.DefaultSelector() as waiting:
-            self._streams = [_Stream(main, None), *(_Stream(pipe, None) for pipe in self._pipes)]
+            self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
                 waiting.register(stream.handle, selectors.EVENT_READ, stream)
             waiting.register(self.monitor, selectors.EVENT_READ)
@@ -232,9 +241,8 @@ class Outputs:
         for stream in own:
             _tell(stream, stream.last(), heard, pass_on)
 
-    @staticmethod
     def _read(
-        stream: _Stream, waiting: selectors.BaseSelector, heard: Heard, on_output: OnOutput
+        self, stream: _Stream, waiting: selectors.BaseSelector, heard: Heard, on_output: OnOutput
     ) -> int:
         try:
             chunk = os.read(stream.handle, _CHUNK)
@@ -243,20 +251,21 @@ class Outputs:
         if not chunk:
             waiting.unregister(stream.handle)
             return 0
-        _pass_on(stream, stream.take(chunk), heard, on_output)
+        self._pass_on(stream, stream.take(chunk), heard, on_output)
         return len(chunk)
 
-
-def _pass_on(stream: _Stream, data: bytes, heard: Heard, on_output: OnOutput) -> None:
-    """Pass on what was written, up to each name of a rank as that rank's before."""
-    at = 0
-    for name in _NAME.finditer(data):
-        before = data[at : name.start()]
-        if before and not before.endswith(b"\n"):
-            before += b"\n"  # the last line of the one before had no end
-        _tell(stream, before, heard, on_output)
-        stream.rank, at = int(name[1]), name.end()
-    _tell(stream, data[at:] if at else data, heard, on_output)
+    def _pass_on(self, stream: _Stream, data: bytes, heard: Heard, on_output: OnOutput) -> None:
+        """Pass on what was written, up to each name of a rank as that rank's before."""
+        at = 0
+        for name in self._name.finditer(data):
+            if int(name[1]) not in stream.possible:
+                continue
+            before = data[at : name.start()]
+            if before and not before.endswith(b"\n"):
+                before += b"\n"  # the last line of the one before had no end
+            _tell(stream, before, heard, on_output)
+            stream.rank, at = int(name[1]), name.end()
+        _tell(stream, data[at:] if at else data, heard, on_output)
 
 
 def _tell(stream: _Stream, data: bytes, heard: Heard, on_output: OnOutput) -> None:

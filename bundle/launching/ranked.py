@@ -36,8 +36,8 @@ class _Start:
     argv: list[str]
     variables: dict[str, str]
     cwd: str
-    ranks: int
-    """Ranks of this task."""
+    ranks: list[range]
+    """For each local rank of a launcher the ranks that it may be."""
 
 
 def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) -> dict[str, Any]:
@@ -59,7 +59,8 @@ def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) ->
             folder = os.path.join(place.job_dir, "output")
             outputs = Outputs(folder, begin.ranks, job.launch.grace_seconds)
         except OSError as exc:
-            raise NodeError(_no_pipes(place, exc, begin.ranks)) from exc
+            raise NodeError(_no_pipes(place, exc, len(begin.ranks))) from exc
+        begin.variables.update(outputs.variables)
 
         def pass_on(rank: int | None, data: bytes) -> None:
             hearing.output(int(begin.variables["RANK"]) if native else rank, data)
@@ -185,10 +186,9 @@ def _start(
         os.makedirs(cwd, mode=0o700, exist_ok=True)
     if job.launch.launcher == "srun":
         variables |= launch.native_variables(group, os.environ)
-        return _Start(launch.native(place, program), variables, cwd, 0)
-    variables["STAGER_OUTPUT"] = os.path.join(place.job_dir, "output")
+        return _Start(launch.native(place, program), variables, cwd, [])
     argv = launch.torchrun(place, group, f"{job.id}.{job.attempt}", program)
-    return _Start(argv, variables, cwd, group.nproc)
+    return _Start(argv, variables, cwd, launch.possible_ranks(group))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..joblogs.files import JobFiles
     from ..joblogs.lines import Line
 
-_STAGED = re.compile(r"[^\s\"']*/envs/[0-9a-f]{64}/(?:lib/python[\d.]+/site-packages/)?")
+_STAGED = re.compile(
+    r"(?<![^\s\"'])[^\s\"']*/envs/[0-9a-f]{64}/(?:lib/python[\d.]+/site-packages/)?"
+)
 """Where an environment lies on a node, which fills a line and says nothing."""
 _LAST_LINES = 6
 """Lines of a failure that are shown at once; the log has the others."""

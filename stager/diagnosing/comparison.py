@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# Each begins where the one before it cannot go on: else a long word is read again from each letter.
+_ROOT = r"(?<![^\s'\"`(<\[=:,])[^\s'\"`(<\[=:,]*/stager-\d+"
 _OWN = (
-    (re.compile(r"[^\s'\"`(<\[=:,]*/stager-\d+/jobs/[^/\s'\"]+"), "JOB"),
-    (re.compile(r"[^\s'\"`(<\[=:,]*/stager-\d+(?=/|\b)"), "ROOT"),
+    (re.compile(_ROOT + r"/jobs/[^/\s'\"]+"), "JOB"),
+    (re.compile(_ROOT + r"(?=/|\b)"), "ROOT"),
     (re.compile(r"\b0x[0-9a-fA-F]{4,}\b"), "POINTER"),
-    (re.compile(r"\[[0-9a-fA-F:]*::?[0-9a-fA-F:.]*\](?::\d+)?"), "ADDRESS"),
+    (re.compile(r"\[(?=[0-9a-fA-F]*:)[0-9a-fA-F:.]{1,45}\](?::\d+)?"), "ADDRESS"),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "ADDRESS"),
     (re.compile(r"\b(local_rank|rank|pid|process|cuda|GPU)([ :=#]{0,2})\d+\b", re.I), r"\1\2N"),
 )

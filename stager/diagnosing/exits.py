@@ -15,7 +15,7 @@ from .traces import marked
 
 _ROOT = re.compile(r"^\W*Root Cause\b")
 """After it, torchrun names the one of its ranks that it saw failing first."""
-_FIELD = re.compile(r"^\s*(?:\[\d+\]:)?\s*(?P<name>time|host|rank|exitcode)\s*: (?P<value>.*)$")
+_FIELD = re.compile(r"^\s*(?:\[\d+\]:\s*)?(?P<name>time|host|rank|exitcode)\s*: (?P<value>.*)$")
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _CODE = re.compile(r"(-?\d+)")
 _TORCHRUN = ("torchrun-report", "child-failed")

@@ -15,7 +15,7 @@ from .traces import TRACEBACK, Trace, frame_above, marked, shown, trace_at
 BLOCK = 4 << 20
 """Bytes that are read at a time."""
 _DIGITS = b"0123456789"
-_REWRITTEN = re.compile(rb"[^\n]*\r(?!\n|\Z)")
+_REWRITTEN = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
 """What a terminal shows no longer: a progress bar is written over, and what follows it counts."""
 _EVENT = b'{"v": , "'
 """How the driver's events begin in a batch job's own log: they tell of lines that others have."""

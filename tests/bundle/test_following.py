@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ Said = tuple["int | None", bytes]
 
 
 def followed(
-    code: str, tmp_path: Path, ranks: int = 0, *arguments: str
+    code: str, tmp_path: Path, ranks: Sequence[range] = (), *arguments: str
 ) -> tuple[int, Heard, list[Said]]:
     """Attend to a Python program, whose first argument is the pipes' folder."""
     said: list[Said] = []
@@ -31,7 +32,7 @@ def followed(
     with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 7)) as outputs:
         status, heard = following.attend(
             argv,
-            os.environ,
+            {**os.environ, **outputs.variables},
             str(tmp_path),
             outputs,
             lambda rank, data: said.append((rank, data)),
@@ -108,7 +109,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None
 
 def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
     absent = [str(tmp_path / "absent")]
-    outputs = Outputs(str(tmp_path / "output"), 0, 7)
+    outputs = Outputs(str(tmp_path / "output"), (), 7)
     with pytest.raises(NodeError, match="the launcher cannot start"):
         following.attend(absent, {}, str(tmp_path), outputs, lambda rank, data: None)
 
@@ -119,7 +120,8 @@ RANK = (
     "import os, sys, time\n"
     "def rank(local, number):\n"
     "    pipe = os.open(f'{sys.argv[1]}/{local}', os.O_WRONLY)\n"
-    "    os.write(pipe, f'\\x1erank {number}\\n'.encode())\n"
+    "    nonce = os.environ['STAGER_OUTPUT_NONCE']\n"
+    "    os.write(pipe, f'\\x1erank {number} {nonce}\\n'.encode())\n"
     "    return pipe\n"
 )
 """What the wrapper does, for programs that stand for a launcher and its ranks."""
@@ -141,7 +143,7 @@ def test_each_line_is_its_own_ranks(tmp_path: Path) -> None:
         "print('launcher')\n"
         "[one.wait() for one in running]\n"
     )
-    status, heard, said = followed(code, tmp_path, 3)
+    status, heard, said = followed(code, tmp_path, [range(n + 4, n + 5) for n in range(3)])
     assert status == 0
     assert by_rank(said) == {
         None: ["launcher"],
@@ -159,23 +161,63 @@ def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:
         "pipe = rank(0, 2)\nos.write(pipe, b'first\\nhalf a line')\nos.close(pipe)\n"
         "pipe = rank(0, 5)\nos.write(pipe, b'second\\n')\n"
     )
-    _, heard, said = followed(code, tmp_path, 1)
+    _, heard, said = followed(code, tmp_path, [range(2, 8, 3)])
     assert by_rank(said) == {2: ["first", "half a line"], 5: ["second"]}
     assert list(heard.tail) == ["first", "half a line", "second"]
 
 
 def test_a_rank_that_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
     code = RANK + "os.write(rank(0, 0), b'one\\ntwo, and')\n"
-    _, heard, said = followed(code, tmp_path, 1)
+    _, heard, said = followed(code, tmp_path, [range(1)])
     assert by_rank(said) == {0: ["one", "two, and"]}
     assert list(heard.own[0]) == ["one", "two, and"]
 
 
 def test_a_pipe_that_nobody_named(tmp_path: Path) -> None:
     code = "import os, sys\nos.write(os.open(sys.argv[1] + '/0', os.O_WRONLY), b'who am I\\n')\n"
-    _, heard, said = followed(code, tmp_path, 1)
+    _, heard, said = followed(code, tmp_path, [range(1)])
     assert by_rank(said) == {None: ["who am I"]}
     assert heard.own == {}
+
+
+FORGED = [
+    b"\x1erank 1\n",
+    b"\x1erank 0\n",
+    b"\x1erank 99999999999999999999\n",
+    b"\x1erank " + b"9" * 5000 + b"\n",
+    b"\x1erank 1 " + b"0" * 32 + b"\n",
+    b"\x1erank 1 \n\x1e\x1erank\n",
+]
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_only_looks_like_a_name_is_output(tmp_path: Path, name: bytes) -> None:
+    """Byte by byte, and so is all that follows."""
+    code = RANK + (
+        f"pipe = rank(0, 0)\nos.write(pipe, b'before\\nand ' + {name!r} + b'behind\\n')\n"
+        f"os.write(1, {name!r} + b'launcher\\n')\n"
+    )
+    status, heard, said = followed(code, tmp_path, [range(1), range(1, 2)])
+    assert status == 0
+    assert [b"".join(data for who, data in said if who == rank) for rank in (0, None)] == [
+        b"before\nand " + name + b"behind\n",
+        name + b"launcher\n",
+    ]
+    assert list(heard.own) == [0]
+
+
+def test_a_name_counts_only_where_that_rank_may_write(tmp_path: Path) -> None:
+    """Whoever has got hold of the nonce: not another rank's name, and not in the launcher's."""
+    code = RANK + (
+        "pipe = rank(0, 0)\nos.write(pipe, b'one\\n')\n"
+        "rank(0, 1)\nos.write(pipe, b'two\\n')\n"
+        "os.write(1, f'\\x1erank 0 {os.environ[\"STAGER_OUTPUT_NONCE\"]}\\nthree\\n'.encode())\n"
+    )
+    _, heard, said = followed(code, tmp_path, [range(1), range(1, 2)])
+    own = by_rank(said)
+    assert (own[0][0], own[0][2], len(own[0])) == ("one", "two", 3)
+    assert (own[None][1], len(own[None])) == ("three", 2)
+    assert list(heard.own) == [0]
 
 
 def test_a_child_that_keeps_a_pipe_does_not_hold_the_end_up(tmp_path: Path) -> None:
@@ -189,7 +231,7 @@ def test_a_child_that_keeps_a_pipe_does_not_hold_the_end_up(tmp_path: Path) -> N
         "subprocess.Popen(argv, stdout=pipe, start_new_session=True)\n"
     )
     started = time.monotonic()
-    status, _, said = followed(code, tmp_path, 1)
+    status, _, said = followed(code, tmp_path, [range(1)])
     assert time.monotonic() - started < 15
     assert status == 0
     assert by_rank(said)[0][0] == "done"
@@ -203,14 +245,14 @@ def test_much_from_a_rank_is_all_read(tmp_path: Path) -> None:
         "data = b''.join(b'%07d\\n' % n for n in range(100_000))\n"
         "while data: data = data[os.write(pipe, data):]\n"
     )
-    _, _, said = followed(code, tmp_path, 1)
+    _, _, said = followed(code, tmp_path, [range(1, 2)])
     assert by_rank(said) == {1: [f"{n:07d}" for n in range(100_000)]}
 
 
 def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     folder = tmp_path / "output"
-    outputs = Outputs(str(folder), 2, 7)
+    outputs = Outputs(str(folder), [range(1), range(1, 2)], 7)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for name in ("0", "1"):
         state = (folder / name).stat()
@@ -220,7 +262,7 @@ def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
     outputs.close()  # twice does nothing more
     assert set(os.listdir("/proc/self/fd")) == before
     with pytest.raises(FileExistsError):
-        Outputs(str(folder), 1, 7)
+        Outputs(str(folder), [range(1)], 7)
 
 
 TOLD = f"""
@@ -232,7 +274,7 @@ from bundle.launching import following
 signals.end_on_signals()
 say = lambda rank, data: print(data.decode(), end="", flush=True)
 _, folder, grace, program = sys.argv
-with contextlib.closing(following.Outputs(folder, 1, float(grace))) as outputs:
+with contextlib.closing(following.Outputs(folder, [range(1)], float(grace))) as outputs:
     argv = [sys.executable, "-c", program]
     code, heard = following.attend(argv, os.environ, "/", outputs, say)
 print("status", code, *heard.tail)
@@ -304,7 +346,8 @@ def test_ranks_that_have_ended_while_their_launcher_waits(
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(2)
     try:
-        with contextlib.closing(Outputs(str(tmp_path / "output"), 2, 1)) as outputs:
+        ranks = [range(1), range(1, 2)]
+        with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 1)) as outputs:
             outputs.on_finished = lambda: told.append("over")
             code, _ = following.attend(
                 argv, os.environ, str(tmp_path), outputs, lambda rank, data: None

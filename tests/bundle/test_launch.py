@@ -105,6 +105,13 @@ def test_ranks_that_may_meet_again_meet_through_c10d() -> None:
     command(six, "--nnodes=3", *meeting(0, "[fd00::1]:61042"), restarts=2)
 
 
+def test_which_ranks_a_local_rank_may_be() -> None:
+    """Where ranks may be started again, torchrun deals them to nodes anew."""
+    assert [list(ranks) for ranks in launch.possible_ranks(GROUP)] == [[2], [3]]
+    for group in (replace(GROUP, max_restarts=1), replace(GROUP, elastic=(1, 3))):
+        assert [list(ranks) for ranks in launch.possible_ranks(group)] == [[0, 2, 4], [1, 3, 5]]
+
+
 @pytest.mark.parametrize(("grace", "said"), [(7, None), (30, None), (31, "31"), (600, "600")])
 def test_torchrun_waits_as_long_as_ranks_may_save(grace: int, said: str | None) -> None:
     variables = launch.rank_variables(PLACE, replace(GROUP, grace_seconds=grace), {})

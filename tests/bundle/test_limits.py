@@ -83,7 +83,7 @@ def test_the_soft_limit_is_raised_and_what_is_started_has_the_old_one() -> None:
 def test_too_many_pipes_are_refused_before_anything_is_started(tmp_path: Path) -> None:
     code = (
         "import errno\n"
-        "try: Outputs(sys.argv[1], 300, 7)\n"
+        "try: Outputs(sys.argv[1], [range(300)] * 300, 7)\n"
         "except OSError as exc: print(errno.errorcode[exc.errno])\n"
     )
     done = limited(code, 256, 256, str(tmp_path / "pipes"))

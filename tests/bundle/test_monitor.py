@@ -73,7 +73,7 @@ def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def pipes(job_dir: Path) -> Iterator[Outputs]:
-    with contextlib.closing(Outputs(str(job_dir / "output"), 0, 0)) as outputs:
+    with contextlib.closing(Outputs(str(job_dir / "output"), (), 0)) as outputs:
         yield outputs
 
 

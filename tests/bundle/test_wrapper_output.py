@@ -60,7 +60,13 @@ def ranked(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script as global rank 5, local rank 1."""
     (tmp_path / "script.py").write_text(script)
-    env = {"PATH": os.defpath, "RANK": "5", "LOCAL_RANK": "1", "STAGER_OUTPUT": str(output)}
+    env = {
+        "PATH": os.defpath,
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "STAGER_OUTPUT": str(output),
+        "STAGER_OUTPUT_NONCE": "abc",
+    }
     return subprocess.run(
         [sys.executable, str(WRAPPER), "script.py"],
         cwd=tmp_path,
@@ -85,7 +91,7 @@ def test_all_that_a_rank_writes_goes_into_its_pipe(
     done = ranked(script, tmp_path, folder[0])
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     lines = os.read(folder[1], 65536).decode().rstrip().split("\n")
-    assert lines[:5] == ["\x1erank 5", "one", "two", "three", "four"]
+    assert lines[:5] == ["\x1erank 5 abc", "one", "two", "three", "four"]
     assert lines[-1] == "ValueError: five"
 
 
@@ -96,14 +102,41 @@ def test_a_script_that_is_not_there_is_told_in_the_ranks_own_log(
     env = {"PATH": os.defpath, "LOCAL_RANK": "1", "STAGER_OUTPUT": str(folder[0])}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")
-    assert os.read(folder[1], 65536).startswith(b"\x1erank 0\nrun_wrapper: no script absent.py")
+    assert os.read(folder[1], 65536).startswith(b"\x1erank 0 \nrun_wrapper: no script absent.py")
 
 
 def test_each_start_says_its_rank(tmp_path: Path, folder: tuple[Path, int]) -> None:
     """After a restart in an elastic group it may be another one."""
     for rank in ("5", "2"):
         ranked("print('hello')", tmp_path, folder[0], RANK=rank)
-    assert os.read(folder[1], 65536) == b"\x1erank 5\nhello\n\x1erank 2\nhello\n"
+    assert os.read(folder[1], 65536) == b"\x1erank 5 abc\nhello\n\x1erank 2 abc\nhello\n"
+
+
+SEES_IT = """\
+import multiprocessing, os, subprocess, sys
+NAME = "STAGER_OUTPUT_NONCE"
+def look(how):
+    print(how, os.environ.get(NAME), os.getenv(NAME), flush=True)
+if __name__ == "__main__":
+    look("rank")
+    for how in ("fork", "spawn", "forkserver"):
+        child = multiprocessing.get_context(how).Process(target=look, args=(how,))
+        child.start()
+        child.join()
+    subprocess.run(["/bin/sh", "-c", f"echo sh ${NAME} None None"])
+"""
+
+
+def test_the_program_and_its_children_do_not_get_the_nonce(
+    tmp_path: Path, folder: tuple[Path, int]
+) -> None:
+    done = ranked(SEES_IT, tmp_path, folder[0])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert os.read(folder[1], 65536).decode().rstrip().split("\n") == [
+        "\x1erank 5 abc",
+        *(f"{how} None None" for how in ("rank", "fork", "spawn", "forkserver")),
+        "sh None None",
+    ]
 
 
 @pytest.mark.parametrize("local", ["0", "7"])
@@ -143,4 +176,4 @@ def test_more_than_a_pipe_holds_waits_for_the_reader(
         over.set()
         thread.join()
     assert (done.returncode, done.stderr) == (0, "")
-    assert b"".join(read) == b"\x1erank 5\n" + b"x" * 1_000_000 + b"\n"
+    assert b"".join(read) == b"\x1erank 5 abc\n" + b"x" * 1_000_000 + b"\n"

@@ -1,0 +1,76 @@
+"""Long arguments, messages and lines take time in proportion to their length.
+
+Each text has half a million characters: whoever reads on from every one of them would take many
+minutes, and whoever reads each a few times takes some seconds.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LENGTH = 500_000
+LIMIT = 120.0
+"""Seconds; no more than a guard."""
+
+PROGRAM = """
+import sys
+from bundle.masking import masked
+from stager.console.lookings import _short
+from stager.diagnosing import exits, scan, told
+from stager.diagnosing.catalogue import match
+from stager.diagnosing.comparison import comparable
+from stager.supporting.redact import Redactor
+from stager.visible import visible
+
+def failure(text):
+    lines = ["Traceback (most recent call last)", f"RuntimeError: {text}", f"error: {text}"]
+    record = {"exception": "RuntimeError", "message": text, "lines": lines}
+    return record | {"exit_code": 1, "node": "node01", "rank": 0, "time": 1.0}
+
+READERS = {
+    "masked": lambda text: masked(["train.py", text, "x"]),
+    "masked-words": lambda text: masked(["docker", "login", *["-pabc"] * (len(text) // 5)]),
+    "comparable": lambda text: comparable(failure(text)),
+    "verdict": lambda text: told.first_failure({"failures": [failure(text)]}),
+    "shown": _short,
+    "visible": visible,
+    "match": match,
+    "table": exits._FIELD.search,
+    "rewritten": lambda text: scan._REWRITTEN.sub(b"", f"{text}\\n|||||\\r|".encode()),
+    "redacted": lambda text: Redactor().text(text.encode()),
+}
+length = int(sys.argv[2])
+for piece in sys.argv[3:]:
+    READERS[sys.argv[1]]((piece * length)[:length])
+"""
+TEXTS = {
+    "letters": "a",
+    "equals": "=",
+    "quotes": '"',
+    "dots": ".",
+    "pluses": "a+",
+    "blanks": " ",
+    "pairs": "a=",
+    "secrets": "token = [",
+    "json": '{"token": ["a", ',
+    "urls": "http://a:b/?c@",
+    "base64": "QUJDREVG/+",
+    "paths": "/envs/stager-1",
+    "addresses": "[fe80::",
+    "logins": "docker login -u ",
+}
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        "masked", "masked-words", "comparable", "verdict", "shown", "visible", "match", "table",
+        "rewritten", "redacted",
+    ],
+)  # fmt: skip
+def test_a_long_text_is_read_a_few_times_at_most(reader: str) -> None:
+    argv = [sys.executable, "-c", PROGRAM, reader, str(LENGTH), *TEXTS.values()]
+    subprocess.run(argv, check=True, timeout=LIMIT)
