@@ -98,7 +98,7 @@ def test_holding_out_everything_is_refused(tmp_path, count):
 
 def test_one_class_alone_is_refused(tmp_path):
     path = written(tmp_path, "1,a,b\n" * 20)
-    with pytest.raises(TrainerError, match="of 1 classes"):
+    with pytest.raises(TrainerError, match="of 1 class, and"):
         corpus(path)
 
 
