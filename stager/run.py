@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from bundle.masking import masked
@@ -227,7 +228,8 @@ def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
     """Call a function at each interrupt, instead of raising it.
 
     Raised, it would come wherever this process just is, and the line that is handled there would be
-    lost. Signals that end this process otherwise, and threads that get none, are left as they are.
+    lost. After one, further ones do nothing: what is left to do is to tell what has happened.
+    Signals that end this process otherwise, and threads that get none, are left as they are.
     """
     main = threading.current_thread() is threading.main_thread()
     numbers = [
@@ -235,12 +237,19 @@ def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if main and signal.getsignal(number) is signal.default_int_handler
     ]
+    called = False
+
+    def call(number: int, frame: FrameType | None) -> None:
+        nonlocal called
+        called = True
+        act()
+
     for number in numbers:
-        signal.signal(number, lambda *_: act())
+        signal.signal(number, call)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in () if called else numbers:
             signal.signal(number, signal.default_int_handler)
 
 

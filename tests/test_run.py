@@ -164,10 +164,11 @@ signal.pause()
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def interrupt(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
     """Yield a signal that ends the commands of this program as Ctrl-C does."""
-    before = signal.signal(request.param, signal.default_int_handler)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     yield request.param
-    assert signal.getsignal(request.param) is signal.default_int_handler
-    signal.signal(request.param, before)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -193,6 +194,8 @@ def test_an_interrupt_is_passed_on_once_and_no_line_is_lost(
     pid, group = map(int, lines[0].split())
     # Out of the terminal's reach only where something else is going to end it.
     assert (told, group) == ([pid], pid) if own else ([], os.getpgrp())
+    signal.raise_signal(interrupt)  # while the command that streamed it tells what has happened
+    assert told == ([pid] if own else [])
 
 
 def test_an_error_of_the_listener_ends_the_command() -> None:
