@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Each command imports what it needs when it is known: an agent is started for every node.
 
 _PR_SET_PDEATHSIG = 1
+_ATTEMPTS = 3
+"""How often an environment is made that is removed before it can be held."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -144,14 +146,24 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     if not os.path.isdir(unpack.env_path(root, manifest.id)):
         room = room_for(manifest.layers, manifest)
         root = secure_root(fs.choose_base(options.base, *room, os.environ))
-    return unpack.unpack(
-        options.bundle,
-        root=root,
-        expected=manifest.id,
-        python=python,
-        processes=int(str(host["cpus"])),
-        sent=unpack.Sent(trusted=options.trusted),
-    )
+    for attempt in range(_ATTEMPTS):
+        environment = unpack.unpack(
+            options.bundle,
+            root=root,
+            expected=manifest.id,
+            python=python,
+            processes=int(str(host["cpus"])),
+            sent=unpack.Sent(trusted=options.trusted),
+        )
+        if options.command != "exec":
+            break
+        try:
+            unpack.hold(root, manifest.id)  # whatever this process becomes inherits the lock
+            break
+        except unpack.GoneError:  # `stager clean` was quicker than the lock
+            if attempt + 1 == _ATTEMPTS:
+                raise
+    return environment
 
 
 def _is_running(version: str) -> bool:
@@ -183,14 +195,13 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
-    """Become the command. The lock that keeps the environment in place is inherited."""
-    from . import launch, unpack
+    """Become the command, in the environment that is held already."""
+    from . import launch
 
     place = _place(environment)
     # It is the user's own command on the user's own machine, as in a shell: it gets everything.
     variables = launch.environment_variables(place, os.environ, os.environ)
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
-    unpack.hold(place.root, os.path.basename(environment.path))
     try:
         os.execvpe(command[0], command, variables)
     except (OSError, ValueError) as exc:

@@ -69,6 +69,10 @@ class Sent:
     """Whether who asks has made the bundle: what its index says of each file is not compared."""
 
 
+class GoneError(NodeError):
+    """The environment has been removed, before it was held."""
+
+
 def env_path(root: str, bundle_id: str) -> str:
     """Where the environment of a bundle lies under a node root."""
     return os.path.join(root, "envs", bundle_id)
@@ -90,7 +94,8 @@ def hold(root: str, bundle_id: str) -> int:
     The descriptor is inherited by whatever this process becomes or starts.
 
     Raises:
-        NodeError: the environment is not there, or the lock cannot be made or taken.
+        GoneError: the environment is not there.
+        NodeError: the lock cannot be made or taken.
     """
     path = lock_path(root, bundle_id)
     try:
@@ -102,7 +107,7 @@ def hold(root: str, bundle_id: str) -> int:
         os.close(handle)
         why = "it has been removed, as `stager clean` does with what is not in use"
         where = env_path(root, bundle_id)
-        raise NodeError(Problem("the environment is gone", where, why, "start again"))
+        raise GoneError(Problem("the environment is gone", where, why, "start again"))
     return handle
 
 

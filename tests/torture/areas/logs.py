@@ -131,7 +131,7 @@ def _json(path: Path, rng: Random) -> str:
     )
     try:
         value = json.loads(lines[number])
-    except ValueError:
+    except (ValueError, RecursionError):  # what was changed before is no JSON any more
         value = {}
     if kind in ("value", "delete", "add"):
         _edit(value, rng, kind)

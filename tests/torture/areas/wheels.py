@@ -357,6 +357,8 @@ def _deep(draft: Draft) -> None:
 
 def _zip(draft: Draft) -> None:
     rng = draft.rng
+    if draft.raw is not None:  # what was to be done to the bytes is not done
+        draft.must_refuse = False
     kind = rng.choice(("cut", "flip", "prefix", "suffix", "zero", "central", "eocd", "swap"))
 
     def change(data: bytearray) -> None:
