@@ -541,6 +541,24 @@ def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} <= {"logs", "nodes"}
 
 
+def test_a_limit_of_file_sizes_is_told(tmp_path: Path) -> None:
+    """What could not be kept cannot be closed either."""
+    logs = job_of(tmp_path / "logs")
+    for path in logs.glob("*.out"):
+        path.write_text("line\n" * 100_000)
+    argv = [*STAGER, "support", "--log-dir", str(logs)]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 20; exec "$@"', "sh", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_large_log_is_not_read_into_memory(tmp_path: Path) -> None:
     logs = job_of(tmp_path / "logs")
     with (logs / "demo.77.hpc07.0.out").open("wb") as log:

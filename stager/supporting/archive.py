@@ -29,7 +29,8 @@ class Shelf:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of what could not be written before, nothing is wanted
+            self._file.close()
 
     def put(self, name: str, pieces: Iterable[bytes]) -> int:
         """Keep a member; how many bytes it has."""
