@@ -43,6 +43,11 @@ class CheckedFiles:
             status = path.stat()
         except FileNotFoundError:
             return None
+        except OSError as exc:  # a link to itself, for one
+            raise StagerError(
+                f"{path} cannot be read: {exc.strerror or exc}",
+                hint="move it away and run the command again",
+            ) from exc
         if not stat.S_ISREG(status.st_mode):
             raise StagerError(
                 f"{path} is not a file, though a file belongs there",
