@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,6 +20,8 @@ from .manifest import Digest, Requires, check_requires
 from .problem import NodeError, Problem
 
 VERSION = 4
+NAME_BYTES = 200
+"""What a job's name, its id and a node may have together: a file's name has 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,15 @@ def load(path: str) -> Job:
     return parse(raw)
 
 
+def _bytes(name: str) -> int:
+    return len(os.fsencode(name))
+
+
+def _cut(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:80]}..."
+
+
 def check(job: Job) -> None:
     """Refuse what would become the name of a file elsewhere, or the start of no rank.
 
@@ -225,7 +237,13 @@ def check(job: Job) -> None:
             or "/" in name
             or name.strip(".") == ""
         ):
-            raise ValueError(f"{what} {name!r} cannot be part of a file's name")
+            raise ValueError(f"{what} {_cut(name)} cannot be part of a file's name")
+    longest = max((f"{job.name}.{job.id}.{node}" for node in job.nodes), key=_bytes, default="")
+    if _bytes(longest) > NAME_BYTES:
+        raise ValueError(
+            f"name, id and node have {_bytes(longest)} bytes together ({_cut(longest)}): the names "
+            f"of logs begin with them, and have room for {NAME_BYTES}"
+        )
     if not job.nodes or len(set(job.nodes)) != len(job.nodes):
         raise ValueError("the nodes must be one or more, and different")
     if job.log_mode not in private.MODES:

@@ -12,14 +12,12 @@ import typer
 from .grouped import grouped
 from .options import (
     BatchFlags,
-    Bundle,
-    BundleId,
+    BundleFlags,
     Command,
     LaunchFlags,
     Place,
     SlurmFlags,
     Talk,
-    bundle_id,
     job_options,
 )
 from .program import app, boundary, make_console
@@ -91,12 +89,13 @@ def run(
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
+@grouped
 def exec_(
+    *,
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments.")
     ],
-    bundle: Bundle = None,
-    id: BundleId = None,
+    chosen: BundleFlags,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Run any command in the environment, on this machine."""
@@ -104,11 +103,11 @@ def exec_(
     from ..prepare import bundle_of, project
     from ..verify import execute
 
-    asked = bundle_id(id)
+    asked = chosen.asked
     console = make_console(quiet=quiet)
     with boundary(console):
-        config = project(bundle, asked)
-        path, manifest = bundle_of(config, bundle, console, asked)
+        config = project(chosen.bundle, asked)
+        path, manifest = bundle_of(config, chosen.bundle, console, asked)
         execute(config, Chosen(path=path, id=manifest.id), command)
 
 

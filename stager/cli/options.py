@@ -67,17 +67,23 @@ class Talk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """What is put where."""
+class BundleFlags:
+    """Which bundle is used."""
 
     bundle: Bundle = None
     id: BundleId = None
-    allocation: Allocation = "auto"
 
     @property
     def asked(self) -> str:
         """The id that is asked for, or its first digits; empty for none."""
-        return bundle_id(self.id)
+        return _bundle_id(self.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(BundleFlags):
+    """What is put where."""
+
+    allocation: Allocation = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +218,7 @@ def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobO
     )
 
 
-def bundle_id(text: str | None) -> str:
+def _bundle_id(text: str | None) -> str:
     """An id or its first digits, in lower case; empty for none. Anything else is a usage error.
 
     Other tools write the kind of a digest before it, ``sha256:``.

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 from .grouped import grouped
 from .options import (
-    Bundle,
-    BundleId,
+    BundleFlags,
     Command,
     LaunchFlags,
     ScriptFlags,
     SlurmFlags,
     Talk,
-    bundle_id,
     job_options,
 )
 from .program import app, boundary
@@ -25,8 +23,7 @@ from .program import app, boundary
 def script(
     *,
     command: Command = None,
-    bundle: Bundle = None,
-    id: BundleId = None,
+    chosen: BundleFlags,
     slurm: SlurmFlags,
     launch: LaunchFlags,
     kind: ScriptFlags,
@@ -37,11 +34,11 @@ def script(
     from ..prepare import bundle_of, prepare, project
 
     options = replace(job_options(slurm, launch, "slurm"), command=tuple(command or ()))
-    asked = bundle_id(id)
+    asked = chosen.asked
     console = talk.console()
     with boundary(console):
-        config = project(bundle, asked)
-        made = bundle_of(config, bundle, console, asked)
+        config = project(chosen.bundle, asked)
+        made = bundle_of(config, chosen.bundle, console, asked)
         prepared = prepare(config, options, made, action="run", source="sbatch")
         for note in prepared.notes:
             console.note(note)

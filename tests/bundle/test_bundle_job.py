@@ -179,3 +179,13 @@ def test_a_value_of_another_type_is_refused_by_its_name(path: tuple[str, ...], v
         at = at[key]
     at[path[-1]] = value
     assert path[-1] in refused(changed)
+
+
+@pytest.mark.parametrize("field", ["name", "nodes"])
+def test_names_that_are_too_long_for_a_log_are_refused(field: str) -> None:
+    value = raw()
+    long = "9" * 5000
+    value[field] = [long] if field == "nodes" else long
+    why = refused(value)
+    assert "the names of logs begin with them, and have room for 200" in why
+    assert len(why) < 300
