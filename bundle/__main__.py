@@ -32,6 +32,15 @@ _ATTEMPTS = 3
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:  # what was begun is tidied up: it ends as Ctrl-C ends any program
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return 0
+
+
+def _run(argv: Sequence[str]) -> int:
     # What is imported and read here stays; there is little else to collect.
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
     parser = _parser(_phases() if argv[:1] == ["agent"] else [])
@@ -60,9 +69,6 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"stager: {exc}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # what was begun is tidied up: it ends as Ctrl-C ends any program
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
     return 0
 
 

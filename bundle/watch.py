@@ -1,30 +1,40 @@
-"""Tells the node's agent how far a rank is: begun, at the end of its program, and still there.
+"""Tells the node's agent how far a rank is: begun, out of its group, at its end, still there.
 
 Written verbatim as ``_stager_watch.py`` beside the run wrapper, which imports it, so it stands
 alone: standard library only, Python 3.9 or newer. Each word is one JSON line into the named pipe
 ``$STAGER_JOB_DIR/output/ranks``::
 
     {"event": "started", "rank": 3, "local_rank": 1, "pid": 4242, "time": 1700000000.0}
+    {"event": "left", ...}
+    {"event": "joined", ...}
     {"event": "finished", ..., "status": 0, "joined": true}
     {"event": "lingers", ..., "threads": ["thread saver"]}
 
-``finished`` says with which exit status the program ended, and whether it had ever joined a process
-group of PyTorch's; ``lingers`` comes if the process is still there ``STAGER_LINGER_SECONDS`` later.
+``left`` comes when the rank has destroyed PyTorch's default process group, and ``joined`` when it
+is in one again. ``finished`` says with which exit status the program ended, and whether it had ever
+joined a process group of PyTorch's; ``lingers`` comes if the process is still there
+``STAGER_LINGER_SECONDS`` later.
 """
 
 import contextlib
+import functools
 import json
 import os
 import sys
 import threading
 import time
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Optional
+from typing import Any, Callable, Optional
 
 LINGER_SECONDS = 30.0
 NAMED, NAME_LENGTH = 8, 60
 OTHERS = ("horovod", "mpi4py")
 """Packages by which ranks meet without PyTorch's process groups."""
+GROUPS = "torch.distributed.distributed_c10d"
+"""The module of PyTorch that makes and destroys process groups."""
 
 
 def tell(event: str, **more: object) -> None:
@@ -50,13 +60,80 @@ def joined_group() -> Optional[bool]:
     """
     if "torch" not in sys.modules or any(name in sys.modules for name in OTHERS):
         return None
-    module = sys.modules.get("torch.distributed.distributed_c10d")
+    module = sys.modules.get(GROUPS)
     return module is not None and getattr(module, "_backend", "unknown") is not None
 
 
 def begin() -> None:
-    """Tell that this rank's process is there."""
+    """Tell that this rank's process is there, and see to it that leaving its group is told."""
     tell("started")
+    if os.environ.get("STAGER_JOB_DIR"):
+        sys.meta_path.insert(0, _GroupsFinder())
+
+
+class _GroupsFinder:
+    """Passes on what the finders behind it find; the module of process groups comes marked."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Optional[Sequence[str]],
+        target: Optional[types.ModuleType] = None,
+    ) -> Optional[ModuleSpec]:
+        """Answer for that one module (the protocol of :data:`sys.meta_path`)."""
+        finders: list[Any] = sys.meta_path
+        if fullname != GROUPS or self not in finders:
+            return None
+        for finder in finders[finders.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)
+            spec: Optional[ModuleSpec] = find(fullname, path, target) if find else None
+            if spec is not None:
+                if type(spec) is ModuleSpec:
+                    spec.__class__ = _Marked
+                return spec
+        return None
+
+
+class _Marked(ModuleSpec):
+    """A spec that learns when its module has been imported: the import system notes that on it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set it; after the import, have the module's groups followed."""
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            super().__setattr__("__class__", ModuleSpec)
+            module = sys.modules.get(self.name)
+            if module is not None:
+                follow(module)
+
+
+def follow(groups: types.ModuleType) -> None:
+    """Have a rank tell when it leaves the default group, and when it joins one again.
+
+    Args:
+        groups: PyTorch's module of process groups; unchanged if it is another than is known.
+    """
+    names = ("destroy_process_group", "init_process_group", "is_initialized")
+    destroy, init, is_member = (getattr(groups, name, None) for name in names)
+    if callable(destroy) and callable(init) and callable(is_member):
+        groups.__dict__[names[0]] = _told_of(destroy, is_member)
+        groups.__dict__[names[1]] = _told_of(init, is_member)
+
+
+def _told_of(change: Callable[..., Any], is_member: Callable[[], Any]) -> Callable[..., Any]:
+    """Return the function that changes the membership, made to tell when it has."""
+
+    @functools.wraps(change)
+    def changed(*args: object, **kwargs: object) -> object:
+        before = is_member()
+        try:
+            return change(*args, **kwargs)
+        finally:
+            after = is_member()
+            if after != before:
+                tell("joined" if after else "left")
+
+    return changed
 
 
 def end(status: int) -> None:

@@ -33,6 +33,20 @@ def test_no_depth_is_too_great(tmp_path: Path, nested: Nested) -> None:
     assert not tree.exists()
 
 
+def test_few_open_files_are_enough(tmp_path: Path, nested: Nested) -> None:
+    tree = nested(tmp_path / "tree", 30)
+    (tree / "wide" / "inner").mkdir(parents=True)
+    code = (
+        f"import resource, sys; sys.path.insert(0, {str(REPO)!r})\n"
+        "from bundle.node.removal import delete\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9))\n"
+        f"delete({str(tree)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert not tree.exists()
+
+
 def test_links_are_removed_and_not_followed(tmp_path: Path, outside: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "inner" / "deeper").mkdir(parents=True)

@@ -78,3 +78,28 @@ def test_ctrl_c_while_a_command_imports(tmp_path: Path) -> None:
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 130
+
+
+WHILE_IT_READS_ITS_ARGUMENTS = """
+import argparse, signal, sys
+from bundle import __main__ as program
+
+def interrupt(*_, **more):
+    signal.raise_signal(signal.SIGINT)
+
+argparse.ArgumentParser.add_subparsers = interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(program.main(["drive", "job.json"]))
+"""
+
+
+def test_ctrl_c_while_the_node_program_reads_its_arguments() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_IT_READS_ITS_ARGUMENTS],
+        cwd=Path(stager.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

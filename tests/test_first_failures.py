@@ -53,7 +53,7 @@ elif what == "is-deaf":
     time.sleep(600)
 elif what == "has-a-thread":
     threading.Thread(target=time.sleep, args=(600,), name="saver").start()
-elif what in ("meets", "leaves", "finishes"):
+elif what in ("meets", "leaves", "finishes", "goes-on"):
     import torch
     import torch.distributed as dist
     dist.init_process_group()
@@ -64,6 +64,9 @@ elif what in ("meets", "leaves", "finishes"):
         dist.destroy_process_group()
         threading.Thread(target=time.sleep, args=(600,), name="saver").start()
         sys.exit()
+    if what == "goes-on":
+        dist.destroy_process_group()
+        time.sleep(600)
     dist.all_reduce(torch.ones(1))
 elif what == "meets-once":
     import torch.distributed as dist
@@ -121,6 +124,15 @@ def test_a_rank_that_has_finished_though_its_process_goes_on(
     """It has left the group; torchrun ends it in the end, which is no failure of its own."""
     found = ran(torch_project, tmp_path, "1=finishes", "all=meets", nodes=1)
     assert named(found) == ("local1", 1, 0, "hang")
+
+
+def test_a_rank_that_leaves_its_group_and_goes_on(
+    torch_project: TorchProject, tmp_path: Path
+) -> None:
+    """The others lose it at once, and torchrun ends it with them."""
+    found = ran(torch_project, tmp_path, "1=goes-on", "all=meets")
+    assert named(found) == ("local1", 1, None, "hang")
+    assert "it has left its process group" in found["first_failure"]["cause"]
 
 
 def test_the_same_failure_on_all_ranks(torch_project: TorchProject, tmp_path: Path) -> None:

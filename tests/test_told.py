@@ -324,6 +324,23 @@ def test_a_rank_that_goes_on_for_too_long(
     assert found(result(rank(0), lingering=[goes_on])).rank == 0
 
 
+def test_a_rank_that_has_left_its_group_and_goes_on() -> None:
+    failure = found(result(lost(2, time=9.99, ended=10.4), left=[{**LEFT, "goes_on": True}]))
+    assert (failure.node, failure.rank, failure.exit_code) == ("n1", 1, None)
+    assert (failure.kind, failure.time) == ("hang", 10.0)
+    assert "left its process group" in failure.cause
+
+
+def test_ranks_that_have_all_left_their_group_keep_nobody_waiting() -> None:
+    out = [
+        {"node": "n1", "rank": rank, "finished": None, "waits_for": [], "left": 5.0 - rank}
+        for rank in (0, 1)
+    ]
+    raw = {**result(exit_codes={}), "interrupted": True, "world_size": 3, "lingering": out}
+    assert found(raw).rank == 1  # the one that left first
+    assert first_failure({**raw, "world_size": 2}) is None
+
+
 def test_a_rank_of_which_only_the_end_is_known() -> None:
     failure = found(result(lost(3), vanished=[LEFT], exit_codes={}))
     assert (failure.rank, failure.exit_code, failure.kind) == (1, None, "unknown")

@@ -1,8 +1,8 @@
 """Which ranks of a node have begun, finished and ended, and when.
 
 Each rank writes a JSON line into a named pipe (:mod:`bundle.watch`): as it begins (``started``),
-when its program has come to its end (``finished``), and when its process still goes on a while
-later (``lingers``).
+when it has left its process group (``left``) or joined one (``joined``), when its program has come
+to its end (``finished``), and when its process still goes on a while later (``lingers``).
 That a process has ended is seen by its pidfd, at once, and whatever its launcher says of it.
 """
 
@@ -41,6 +41,8 @@ class Rank:
     """When its program had come to its end, in seconds since the epoch; None while it runs."""
     status: int = 0
     """The exit status that its program asked for, once it has finished."""
+    left: float | None = None
+    """When it left its process group, if it has not joined one since."""
     joined: bool | None = None
     """Whether it has ever been in a process group of PyTorch's; None where nothing tells."""
     ended: float | None = None
@@ -49,6 +51,11 @@ class Rank:
     """The exit status of its process, negative for a signal; None where it was not to be seen."""
     lingers: tuple[str, ...] | None = None
     """What keeps its process, by name, once it has gone on for too long; None before."""
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether its program has come to a good end, whatever became of its process since."""
+        return self.status == 0 if self.finished is not None else self.code == 0
 
 
 class RankMonitor:
@@ -112,7 +119,9 @@ class RankMonitor:
         return sum(one.finished is not None and one.status == 0 for one in self.ranks.values())
 
     def left(self, failed: Mapping[int, object]) -> list[tuple[float, Rank]]:
-        """Return the ranks that had come to a good end by then, and when; the earliest first.
+        """Return the ranks that others may have missed by then, since when; the earliest first.
+
+        They had left their process group, or come to a good end.
 
         Args:
             failed: the ranks that have failed, which a launcher tells if the kernel did not.
@@ -120,7 +129,9 @@ class RankMonitor:
         good = (0,) if self.stopped else (0, None)
         found = []
         for one in self.ranks.values():
-            if one.finished is not None and one.status == 0:  # whatever became of its process
+            if one.left is not None:
+                found.append((one.left, one))
+            elif one.finished is not None and one.status == 0:  # whatever became of its process
                 found.append((one.finished, one))
             elif one.ended is not None and one.code in good and one.rank not in failed:
                 found.append((one.ended, one))
@@ -156,7 +167,11 @@ class RankMonitor:
 
     def lingering(self) -> list[Rank]:
         """Return the ranks that went on for too long, and still do."""
-        return [one for one in self.ranks.values() if one.ended is None and one.lingers is not None]
+        return [
+            one
+            for one in self.ranks.values()
+            if one.ended is None and (one.lingers is not None or self._is_long_out(one))
+        ]
 
     def _hear(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -180,6 +195,10 @@ class RankMonitor:
             self.ranks[rank] = replace(
                 known, finished=time, status=status, joined=told.get("joined")
             )
+        elif told["event"] == "left":
+            self.ranks[rank] = replace(known, left=float(told["time"]))
+        elif told["event"] == "joined":
+            self.ranks[rank] = replace(known, left=None, lingers=None)
         elif told["event"] == "lingers":
             self._linger(known, tuple(map(str, told["threads"])))
 
@@ -210,13 +229,22 @@ class RankMonitor:
             self.on_lingering(self.ranks[rank.rank])
 
     def _look_for_lingering(self) -> None:
-        """Find ranks that go on long after another rank of this node has ended well."""
-        ended = [one.ended for one in self.ranks.values() if one.ended is not None and not one.code]
-        if not ended or min(ended) > time.time() - self._seconds:
-            return
-        for one in list(self.ranks.values()):
-            if one.ended is None and one.finished is None:
+        """Find ranks that go on long after another one of this node has ended well, or without it.
+
+        Where all ranks of a node have left their group, that is how their program is made; only one
+        rank on a node may be waited for by those of other nodes.
+        """
+        known = list(self.ranks.values())
+        running = [one for one in known if one.ended is None and one.finished is None]
+        ended = [one.ended for one in known if one.ended is not None and not one.code]
+        alone = bool(ended) and min(ended) < time.time() - self._seconds
+        missed = len(known) == 1 or any(one.left is None for one in running)
+        for one in running:
+            if alone or (missed and self._is_long_out(one)):
                 self._linger(one, ())
+
+    def _is_long_out(self, rank: Rank) -> bool:
+        return rank.left is not None and rank.left < time.time() - self._seconds
 
 
 def linger_seconds(env: Mapping[str, str]) -> float:

@@ -112,7 +112,10 @@ def _watched(
     vanished = monitor.vanished(by_rank) if told else []
     return {
         "stopped": monitor.stopped,
-        "left": [{"node": node, "rank": rank.rank, "time": time} for time, rank in left],
+        "left": [
+            {"node": node, "rank": one.rank, "time": since, "goes_on": not one.ended_well}
+            for since, one in left
+        ],
         "vanished": [{"node": node, "rank": one.rank, "time": one.ended} for one in vanished],
         "lingering": [{"node": node, **_lingering(rank)} for rank in monitor.lingering()],
         "joined": [rank.rank for rank in known if rank.joined],
@@ -125,6 +128,7 @@ def _lingering(rank: Rank) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "finished": rank.finished,
+        "left": rank.left,
         "waits_for": list(rank.lingers or ()),
     }
 

@@ -7,6 +7,7 @@ allows, and so deeper than Python recurses, than a path reaches, and than there 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -104,7 +105,10 @@ def _empty(top: _Level) -> tuple[int, OSError | None]:
                     os.rmdir(level.name, dir_fd=levels[-1].handle)
                     continue
                 name = level.folders.pop()
-                levels.append(_Level(_open(name, level.handle), name, []))
+                handle = _open_below(name, levels)
+                if handle is None:
+                    continue
+                levels.append(_Level(handle, name, []))
                 freed, problem = _unlink_files(levels[-1])
                 size, failure = size + freed, failure or problem
                 if len(levels) > _LEVELS:
@@ -119,13 +123,30 @@ def _empty(top: _Level) -> tuple[int, OSError | None]:
     return size, failure
 
 
+def _open_below(name: str, levels: list[_Level]) -> int | None:
+    """Open a directory in the last level; None where it was moved up for want of descriptors."""
+    top, level = levels[0], levels[-1]
+    try:
+        return _open(name, level.handle)
+    except OSError as exc:
+        if exc.errno not in (errno.EMFILE, errno.ENFILE) or level is top:
+            raise
+    _move(name, level, top)
+    return None
+
+
 def _move_up(level: _Level, top: _Level) -> None:
     """Move the directories in one to the top, under names of their own."""
     while level.folders:
-        folder, new = level.folders.pop(), f".{os.getpid()}-{time.monotonic_ns()}"
+        folder = level.folders.pop()
         os.close(_open(folder, level.handle))  # one that is closed cannot be moved either
-        os.rename(folder, new, src_dir_fd=level.handle, dst_dir_fd=top.handle)
-        top.folders.append(new)
+        _move(folder, level, top)
+
+
+def _move(name: str, level: _Level, top: _Level) -> None:
+    new = f".{os.getpid()}-{time.monotonic_ns()}"
+    os.rename(name, new, src_dir_fd=level.handle, dst_dir_fd=top.handle)
+    top.folders.append(new)
 
 
 def _open(name: str, parent: int) -> int:

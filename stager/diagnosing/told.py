@@ -75,9 +75,9 @@ def first_failure(result: Mapping[str, Any]) -> FirstFailure | None:
     """The earliest failure that is a cause and not a consequence.
 
     A rank that failed by itself comes first; then a node that could not do its part; then a rank
-    that ended well while others went on and missed it; then a launcher that failed before it had
-    ranks. Only where there is none of these is a rank blamed that lost its connection to the
-    others, or that somebody ended; or one that goes on though its program has finished.
+    that ended well, or left its process group, while others went on and missed it; then a launcher
+    that failed before it had ranks. Only where there is none of these is a rank blamed that lost
+    its connection to the others, or that somebody ended; or one that goes on for too long.
 
     Args:
         result: the driver's ``result`` event.
@@ -127,13 +127,15 @@ def _vanished(result: Mapping[str, Any]) -> FirstFailure | None:
 def _first_to_leave(
     result: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]
 ) -> FirstFailure | None:
-    """The rank that ended with status 0 before others failed for want of it; None for none."""
+    """The rank that others failed for want of: it ended with status 0, or had left the group."""
     # Their processes' ends count: an exception is often noted before the kernel tells of the end
     # that it follows from.
     missed = [float(one.get("ended") or one["time"]) for one in ranked if part(one) == LOST_PEER]
     gone = min(result.get("left", []), key=lambda one: float(one["time"]), default=None)
     if not missed or gone is None or float(gone["time"]) > min(missed) + _AT_ONCE:
         return None
+    if gone.get("goes_on"):
+        return _of_lingering({**gone, "finished": None, "left": gone["time"]})
     return FirstFailure(
         node=str(gone["node"]),
         rank=int(gone["rank"]),
@@ -150,9 +152,16 @@ def _first_to_leave(
 def _lingering(result: Mapping[str, Any], node: str = "") -> FirstFailure | None:
     """The rank, of that node if one is given, whose process goes on for too long; None for none."""
     found = [one for one in result.get("lingering", []) if node in ("", one["node"])]
-    # What says that it has finished tells more than what only goes on after others have ended.
-    found.sort(key=lambda one: (one["finished"] is None, one["finished"] or 0.0, one["rank"]))
-    return _of_lingering(found[0]) if found else None
+    out = [one for one in found if one.get("left") is not None]
+    if len(out) == result.get("world_size"):
+        return None  # nobody is in the group any more, so nobody waits there for anybody
+    return _of_lingering(min(found, key=_since)) if found else None
+
+
+def _since(rank: Mapping[str, Any]) -> tuple[bool, bool, float, int]:
+    """Order ranks that go on: those that have finished, that have left their group, all others."""
+    finished, left = rank["finished"], rank.get("left")
+    return finished is None, left is None, finished or left or 0.0, rank["rank"]
 
 
 def _of_lingering(event: Mapping[str, Any]) -> FirstFailure:
@@ -165,7 +174,7 @@ def _of_lingering(event: Mapping[str, Any]) -> FirstFailure:
         cause=cause,
         hint=hint,
         lines=(),
-        time=event["finished"],
+        time=event["finished"] or event.get("left"),
     )
 
 

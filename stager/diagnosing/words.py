@@ -29,6 +29,11 @@ def when(seconds: float) -> str:
 
 def goes_on(event: Mapping[str, Any]) -> tuple[str, str]:
     """What there is to say of a rank whose process goes on for too long, and what to do."""
+    if event["finished"] is None and event.get("left") is not None:
+        cause = "it has left its process group and goes on, and others may wait for it there"
+        return cause, (
+            "call destroy_process_group on every rank, after the last thing they do together"
+        )
     if event["finished"] is None:
         cause = "it goes on though other ranks of its node have ended"
         return cause, "see what only this rank does at the end, and whom it waits for there"

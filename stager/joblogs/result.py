@@ -79,6 +79,8 @@ def _rank(raw: object) -> dict[str, Any] | None:
         "rank": rank,
         "time": values.number(raw, "time"),
         "finished": values.number(raw, "finished"),
+        "left": values.number(raw, "left"),
+        "goes_on": raw.get("goes_on") is True,
         "waits_for": list(values.texts(raw, "waits_for")),
     }
 

@@ -54,6 +54,16 @@ elif what == "wait":
     wait()
 elif what == "thread":
     threading.Thread(target=wait, name="saver").start()
+elif what.startswith("groups"):  # without PyTorch: a module of that name, imported as every other
+    old = type("Old", (), {"find_module": lambda *_: None})  # without find_spec, passed over
+    sys.meta_path.insert(1, old())
+    sys.meta_path[0].find_spec("torch.distributed.distributed_c10d", None)  # somebody only asks
+    from torch.distributed import destroy_process_group, init_process_group
+    init_process_group()
+    destroy_process_group()
+    if what == "groups-twice":
+        init_process_group()
+    wait()
 elif what == "garbage":
     with open(os.environ["STAGER_JOB_DIR"] + "/output/ranks", "w") as pipe:
         pipe.write('not json\\n[]\\n{"event": "started"}\\n{"event": "x", "rank": 9, "pid": 1}\\n')
@@ -129,6 +139,61 @@ def test_a_rank_that_goes_on_after_the_others_is_named(
     monkeypatch.setenv(SECONDS, "0.2")
     _, _, told = watched(job_dir, "nothing", "wait")
     assert [(one.rank, one.lingers, one.finished) for one in told] == [(1, (), None)]
+
+
+GROUPS = """\
+member = False
+
+def is_initialized():
+    return member
+
+def init_process_group():
+    global member
+    member = True
+
+def destroy_process_group():
+    global member
+    member = False
+"""
+
+
+def with_groups(job_dir: Path) -> None:
+    package = job_dir / "torch" / "distributed"
+    package.mkdir(parents=True)
+    (job_dir / "torch" / "__init__.py").touch()
+    (package / "distributed_c10d.py").write_text(GROUPS)
+    (package / "__init__.py").write_text("from .distributed_c10d import *\n")
+
+
+def test_a_rank_that_leaves_its_group_and_goes_on_is_named(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank of its node has never been in one, and may wait for it."""
+    with_groups(job_dir)
+    monkeypatch.setenv(SECONDS, "0.3")
+    status, monitor, told = watched(job_dir, "groups", "wait")
+    assert status == 0, (job_dir / "said").read_text()
+    assert [(one.rank, one.lingers, one.finished) for one in told] == [(0, (), None)]
+    assert told[0].left is not None
+    assert monitor.left({})[0][1].rank == 0
+
+
+def test_ranks_that_have_all_left_their_group_are_not_named(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_groups(job_dir)
+    monkeypatch.setenv(SECONDS, "0.3")
+    threading.Timer(2, (job_dir / "told").touch).start()
+    status, monitor, told = watched(job_dir, "groups", "groups")
+    assert (status, told) == (0, [])
+    assert [one.left is not None for one in monitor.ranks.values()] == [True, True]
+
+
+def test_a_rank_that_has_joined_a_group_again_is_in_it(job_dir: Path) -> None:
+    with_groups(job_dir)
+    (job_dir / "told").touch()
+    status, monitor, _ = watched(job_dir, "groups-twice")
+    assert (status, monitor.ranks[0].left) == (0, None), (job_dir / "said").read_text()
 
 
 @pytest.mark.parametrize(("word", "expected"), [("nothing", 0), ("raise", 1), ("garbage", 0)])
