@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bundle.delivering.forecast import Nodes, staging
-from stager import history
-from stager.history import Seen, Watch
+from bundle.transfer.forecast import Nodes, staging
+from stager.forecast import history
+from stager.forecast.history import Seen, Watch
 
 from .rounds import Samples, Value
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stager.bundling.compiled import compiled_program
-from stager.store import Store
+from stager.core.store import Store
+from stager.pack.compiled_program import compiled_program
 
 from . import ours, process
 from .peers import Argv, Wanted

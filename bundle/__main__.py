@@ -18,10 +18,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .problem import NodeError
+from .protocol.problem import NodeError
 
 if TYPE_CHECKING:
-    from . import launch, unpack
+    from .environment import unpack
+    from .launch import commands as launch
 
 # Each command imports what it needs when it is known: an agent is started for every node.
 
@@ -73,33 +74,35 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _drive(path: str) -> int:
-    from .job import load
+    from .protocol.job import load
 
     _follow_parent()
     job = load(path)
     begun = None
     if job.allocation == "local":
-        from . import local, process
+        from .driver.transports import local
+        from .system import processes
 
-        process.adopt_orphans()  # of agents that are killed
+        processes.adopt_orphans()  # of agents that are killed
         begun = local.begin(job)
-    from . import drive, signals  # most of it: the agents start meanwhile
+    from .driver import driver
+    from .system import signals  # most of it: the agents start meanwhile
 
     try:
-        return drive.drive(job, begun)
+        return driver.drive(job, begun)
     except signals.Stopped:  # before there was a log to say it in
         print("stager: the job was told to end before it had begun", file=sys.stderr)
-        return drive.EXIT_INTERRUPTED
+        return driver.EXIT_INTERRUPTED
 
 
 def _agent(phase: str, handle: int | None) -> int:
-    from . import agent
+    from .agent import agent
 
     return agent.collect(handle) if phase == agent.COLLECT else agent.main(phase, handle)
 
 
 def _phases() -> list[str]:
-    from . import agent
+    from .agent import agent
 
     return [*sorted(agent.PHASES), agent.SESSION, agent.COLLECT]
 
@@ -133,11 +136,13 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
     """The environment of the bundle on the command line, made if it is not there."""
-    from . import fs, probe, unpack
-    from .archive import BundleFile
-    from .manifest import room_for
+    from .checks import probe
+    from .environment import unpack
+    from .format.archive import BundleFile
+    from .format.manifest import room_for
     from .node import interpreter
     from .node.root import secure_root
+    from .system import files
 
     with BundleFile(options.bundle, options.id) as bundle:
         manifest = bundle.manifest
@@ -148,10 +153,10 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     if not _is_running(manifest.requires.python):
         # The decompressor in the bundle is compiled for that one.
         os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
-    root = secure_root(fs.choose_base(options.base, 0, 0, os.environ))
+    root = secure_root(files.choose_base(options.base, 0, 0, os.environ))
     if not os.path.isdir(unpack.env_path(root, manifest.id)):
         room = room_for(manifest.layers, manifest)
-        root = secure_root(fs.choose_base(options.base, *room, os.environ))
+        root = secure_root(files.choose_base(options.base, *room, os.environ))
     for attempt in range(_ATTEMPTS):
         environment = unpack.unpack(
             options.bundle,
@@ -179,7 +184,7 @@ def _is_running(version: str) -> bool:
 
 
 def _place(environment: unpack.Environment) -> launch.Place:
-    from . import launch
+    from .launch import commands as launch
 
     root = os.path.dirname(os.path.dirname(environment.path))
     job_dir = os.path.join(root, "jobs", f"exec-{os.getpid()}")
@@ -187,8 +192,10 @@ def _place(environment: unpack.Environment) -> launch.Place:
 
 
 def _probe(path: str, environment: unpack.Environment) -> int:
-    from . import agent, launch, probe
-    from .archive import BundleFile
+    from .agent import agent
+    from .checks import probe
+    from .format.archive import BundleFile
+    from .launch import commands as launch
 
     with BundleFile(path, os.path.basename(environment.path)) as bundle:
         manifest = bundle.manifest
@@ -202,7 +209,7 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command, in the environment that is held already."""
-    from . import launch
+    from .launch import commands as launch
 
     place = _place(environment)
     # It is the user's own command on the user's own machine, as in a shell: it gets everything.

@@ -19,10 +19,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from bundle.job import Job, Launch  # noqa: E402
-from bundle.manifest import Digest, Requires  # noqa: E402
+from bundle.protocol.digest import Digest  # noqa: E402
+from bundle.protocol.job import Job, Launch  # noqa: E402
+from bundle.protocol.requires import Requires  # noqa: E402
 from stager import __version__  # noqa: E402
-from stager.script import ScriptFacts, batch_script  # noqa: E402
+from stager.slurm.script import ScriptFacts, batch_script  # noqa: E402
 
 BUNDLE_ID = Digest(hashlib.sha256(b"an example's bundle").hexdigest())
 HOME = "/shared/home/you"

@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from stager.diagnosing.catalogue import (  # noqa: E402
+from stager.catalogue.catalogue import (  # noqa: E402
     CASCADE,
     CLASSES,
     NOISE,

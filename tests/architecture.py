@@ -1,6 +1,7 @@
 """The rules of the house as functions: source in, a list of violations out.
 
-Each rule takes parsed modules and returns lines such as ``stager/lock.py:12 imports stager.spec``.
+Each rule takes parsed modules and returns lines such as
+``stager/lock/lock.py:12 imports stager.pack``.
 ``test_architecture.py`` applies them to the repository, and to bad samples, which they must catch.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STAGES = ("spec", "lock", "wheels", "layers", "pack")
-COMPOSER = "stager.build"
+COMPOSER = "stager.building.build"
 """The one module in which the stages meet."""
 
 STAGE_VALUES = {
@@ -26,7 +27,7 @@ FAR_SIDE_EXCEPTIONS = {
     "compression",
     "zstandard",
 }
-PROCESS_STARTERS = ("stager.run", "bundle.process")
+PROCESS_STARTERS = ("stager.core.processes", "bundle.system.processes")
 TERMINAL = ("typer", "click", "rich")
 ENVIRONMENT_ONLY = ("torch", "transformers", "datasets", "numpy", "accelerate")
 PICKLES = ("pickle", "cPickle", "_pickle", "shelve", "dill", "cloudpickle")
@@ -40,7 +41,7 @@ class Module:
     """One parsed source file."""
 
     name: str
-    """Its dotted name, ``stager.lock``; a package's own file has the package's name."""
+    """Its dotted name, ``stager.lock.lock``; a package's own file has the package's name."""
     path: str
     """Where it lies, relative to the repository."""
     text: str

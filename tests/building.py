@@ -22,17 +22,17 @@ from namespaces import not_here
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bundle.manifest import Digest
-from bundle.unpacking.layer import HEAD_PREFIX, Index, decode_head, head_summary
-from bundle.unpacking.origin import Origin
-from stager.build import BuildOptions, Built, build
-from stager.config import load
-from stager.layering.layerfile import LayerWriter
-from stager.layering.layersource import Source
-from stager.layering.unwheel import add_wheel
-from stager.model import Target, Wheel
-from stager.shipping.tree import Tree, TreeFile
-from stager.store import Store, sha256_of
+from bundle.format.layer import HEAD_PREFIX, Index, decode_head, head_summary
+from bundle.format.layer_origin import Origin
+from bundle.protocol.digest import Digest
+from stager.building.build import BuildOptions, Built, build
+from stager.config.load import load
+from stager.core.store import Store, sha256_of
+from stager.core.values import Target, Wheel
+from stager.layers.layer_file import LayerWriter
+from stager.layers.source import Source
+from stager.layers.tree import Tree, TreeFile
+from stager.layers.wheel import add_wheel
 
 STAGER = [sys.executable, "-m", "stager"]
 HOST = Target.of_host()

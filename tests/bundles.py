@@ -20,17 +20,18 @@ import zstandard
 from building import ORIGIN
 from packaging.utils import parse_wheel_filename
 
-from bundle.archive import BundleFile
-from bundle.manifest import Digest, canonical_json, member_header, padding
-from bundle.unpacking.layer import origin_of, packed_index
-from stager.bundling.decompressor import decompressor_lock
-from stager.layering.layersource import Source
-from stager.layers import make_layers
-from stager.model import Target, Wheel
-from stager.pack import Contents, Packed, pack
-from stager.shipping.project import project_files
-from stager.store import Store, sha256_of
-from stager.wheels import fetch
+from bundle.format.archive import BundleFile
+from bundle.format.layer import origin_of, packed_index
+from bundle.format.manifest import member_header, padding
+from bundle.protocol.digest import Digest, canonical_json
+from stager.core.store import Store, sha256_of
+from stager.core.values import Target, Wheel
+from stager.layers.build import make_layers
+from stager.layers.project import project_files
+from stager.layers.source import Source
+from stager.pack.bundle import Contents, Packed, pack
+from stager.pack.decompressor import decompressor_lock
+from stager.wheels.fetch import fetch
 
 HERE = Target.of_host()
 BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))

@@ -11,9 +11,9 @@ from typing import Any
 
 from bundles import BASE_PYTHON
 
-from bundle.job import Job, Launch
-from bundle.manifest import room_for
-from stager.pack import Packed
+from bundle.format.manifest import room_for
+from bundle.protocol.job import Job, Launch
+from stager.pack.bundle import Packed
 
 LAUNCH = Launch(
     command=("t.py",),

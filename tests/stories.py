@@ -17,7 +17,7 @@ from building import STAGER, Project
 from processes import until
 from wheelhouse import make_wheel
 
-from stager.joblogs.files import JobFiles, of_job
+from stager.logs.files import JobFiles, of_job
 
 # --- real jobs -----------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def main():
 if __name__ == "__main__":
     sys.exit(main())
 """
-# What the trainer says while it trains (trainer/progress.py), without training.
+# What the trainer says while it trains (trainer/engine/progress.py), without training.
 TRAIN = """\
 import json, os, pathlib, sys, time
 rank = int(os.environ["RANK"])

@@ -16,14 +16,14 @@ import pytest
 from building import HOST, contents, left_in_tmp, source_of, wheel_of
 from wheelhouse import make_wheel
 
-from stager.errors import StagerError, WheelError
-from stager.layering import ahead as ahead_module
-from stager.layering.ahead import LARGE, compiling
-from stager.layering.bytecode import bytecode_path, compile_module
-from stager.layering.layersource import Source
-from stager.layers import make_layers
-from stager.model import Target
-from stager.store import Store
+from stager.core.errors import StagerError, WheelError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.layers import parallel_compile as ahead_module
+from stager.layers.build import make_layers
+from stager.layers.bytecode import bytecode_path, compile_module
+from stager.layers.parallel_compile import LARGE, compiling
+from stager.layers.source import Source
 
 COMMENT = "#" * 78 + "\n"
 MODULES = 12

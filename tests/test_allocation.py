@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stager.allocation import COMMANDS, Request, choose, request, salloc_argv
-from stager.config import parse
-from stager.errors import ConfigError
+from stager.config.load import parse
+from stager.core.errors import ConfigError
+from stager.slurm.request import COMMANDS, Request, choose, request, salloc_argv
 
 
 def config(root: Path, **tables: Any) -> Any:

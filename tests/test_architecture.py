@@ -24,8 +24,8 @@ SCRIPTS = [
 
 
 def test_the_sides_are_there() -> None:
-    assert "stager.model" in {m.name for m in STAGER}
-    assert "bundle.manifest" in {m.name for m in BUNDLE}
+    assert "stager.core.values" in {m.name for m in STAGER}
+    assert "bundle.format.manifest" in {m.name for m in BUNDLE}
     assert TRAINER
 
 
@@ -118,7 +118,7 @@ def test_a_far_side_module_imports_from_a_zip(
 def violations(rule: Callable[[list[Module]], list[str]], name: str, text: str) -> list[str]:
     others = [
         parse("bundle", "", is_package=True),
-        parse("bundle.manifest", "def read(): ...\n"),
+        parse("bundle.format.manifest", "def read(): ...\n"),
         parse("stager", "", is_package=True),
         *(parse(f"stager.{stage}", "") for stage in house.STAGES),
     ]
@@ -126,9 +126,9 @@ def violations(rule: Callable[[list[Module]], list[str]], name: str, text: str) 
 
 
 BAD = [
-    (house.wrong_arrows, "bundle.x", "import stager.run"),
+    (house.wrong_arrows, "bundle.x", "import stager.core.processes"),
     (house.wrong_arrows, "bundle.x", "from trainer import loop"),
-    (house.wrong_arrows, "trainer.x", "from bundle.manifest import read"),
+    (house.wrong_arrows, "trainer.x", "from bundle.format.manifest import read"),
     (house.wrong_arrows, "trainer.x", "def f():\n    import stager"),
     (house.wrong_arrows, "stager.x", "import trainer"),
     (house.wrong_arrows, "stager.x", "from rich.table import Table"),
@@ -136,25 +136,25 @@ BAD = [
     (house.wrong_arrows, "stager.cli", "import torch.distributed"),
     (house.wrong_arrows, "stager.x", "import numpy"),
     (house.far_side_imports, "bundle.x", "import packaging.tags"),
-    (house.far_side_imports, "bundle.x", "from bundle.manifest import read"),
+    (house.far_side_imports, "bundle.x", "from bundle.format.manifest import read"),
     (house.far_side_imports, "bundle.x", "from .absent import read"),
     (house.far_side_imports, "bundle.x", "from . import absent"),
     (house.far_side_imports, "bundle.x", "from .manifest import absent"),
     (house.far_side_imports, "bundle.x", "from ..stager import run"),
-    (house.stages_that_meet, "stager.wheels", "from .lock import lock"),
-    (house.stages_that_meet, "stager.wheels", "from . import lock"),
-    (house.stages_that_meet, "stager.wheels", "import stager.lock"),
-    (house.stages_that_meet, "stager.lock", "from .spec import Spec, read"),
-    (house.stages_that_meet, "stager.lock.uv", "from ..spec import read"),
+    (house.stages_that_meet, "stager.wheels.fetch", "from .lock import lock"),
+    (house.stages_that_meet, "stager.wheels.fetch", "from . import lock"),
+    (house.stages_that_meet, "stager.wheels.fetch", "import stager.lock.lock"),
+    (house.stages_that_meet, "stager.lock.lock", "from .spec import Spec, read"),
+    (house.stages_that_meet, "stager.lock.lock.uv", "from ..spec import read"),
     (house.stages_that_meet, "stager.other", "from . import lock, wheels"),
     (
         house.stages_that_meet,
         "stager.other",
-        "def f():\n    from .lock import a\n    import stager.pack",
+        "def f():\n    from .lock import a\n    import stager.pack.bundle",
     ),
     (house.starts_processes, "stager.x", "import subprocess"),
     (house.starts_processes, "bundle.x", "def f():\n    from subprocess import run"),
-    (house.starts_processes, "stager.run", "subprocess.run('x', shell=True)"),
+    (house.starts_processes, "stager.core.processes", "subprocess.run('x', shell=True)"),
     (house.starts_processes, "stager.x", "import os\nos.system('x')"),
     (house.starts_processes, "stager.x", "import os\nos.posix_spawn('x', [], {})"),
     (house.banned_calls, "stager.x", "eval('1')"),
@@ -183,16 +183,24 @@ def test_a_violation_is_caught(rule: Callable[..., list[str]], name: str, text: 
 
 
 GOOD = [
-    (house.wrong_arrows, "stager.x", "from bundle.manifest import read\nfrom .model import Wheel"),
+    (
+        house.wrong_arrows,
+        "stager.x",
+        "from bundle.format.manifest import read\nfrom .model import Wheel",
+    ),
     (house.wrong_arrows, "stager.cli_build", "import typer\nfrom rich.table import Table"),
     (house.wrong_arrows, "trainer.x", "import torch\nfrom .data import load"),
     (house.far_side_imports, "bundle.x", "import os.path\nfrom . import manifest"),
     (house.far_side_imports, "bundle.x", "from .manifest import read"),
-    (house.stages_that_meet, "stager.build", "from . import spec, lock, wheels, layers, pack"),
-    (house.stages_that_meet, "stager.lock", "from .spec import Spec"),
+    (
+        house.stages_that_meet,
+        "stager.building.build",
+        "from . import spec, lock, wheels, layers, pack",
+    ),
+    (house.stages_that_meet, "stager.lock.lock", "from .spec import Spec"),
     (house.stages_that_meet, "stager.other", "from .lock import read_lock"),
-    (house.starts_processes, "stager.run", "import subprocess"),
-    (house.starts_processes, "bundle.process", "import subprocess"),
+    (house.starts_processes, "stager.core.processes", "import subprocess"),
+    (house.starts_processes, "bundle.system.processes", "import subprocess"),
     (house.banned_calls, "bundle.x", "import re\nre.compile('x')"),
     (house.leaves_early, "stager.__main__", "import sys\nsys.exit(main())"),
     (house.leaves_early, "trainer.x", "assert True"),

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from test_console import slurm_outcome
 
-from stager import batch
-from stager.batch import Submission, Submitted, follow, submit
-from stager.errors import JobError, StagerError
-from stager.outcome import Outcome
+from stager.core.errors import JobError, StagerError
+from stager.jobs import batch
+from stager.jobs.batch import Submission, Submitted, follow, submit
+from stager.jobs.result import Outcome
 
 
 def program(folder: Path, name: str, text: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import broadcasts, forecasts
 from benchmarks.rounds import Samples
-from bundle.delivering.forecast import Nodes, Work, staging
-from stager.history import Seen
+from bundle.transfer.forecast import Nodes, Work, staging
+from stager.forecast.history import Seen
 
 WORK = Work(sent=300_000_000, bytes=1_400_000_000, files=34_000)
 

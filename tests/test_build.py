@@ -10,13 +10,13 @@ import pytest
 from building import Project, Recorder, contents, digests, index_of
 from wheelhouse import conflicting_pair, make_wheel
 
-from stager.build import Built, build_report
-from stager.bundling.bundles import newest
-from stager.config import load
-from stager.errors import BundleError, ConfigError, ResolveError, WheelError
-from stager.model import Target
-from stager.newest import current_bundle, offline_root
-from stager.store import Store
+from stager.building.build import Built, build_report
+from stager.building.current_bundle import current_bundle, offline_root
+from stager.config.load import load
+from stager.core.errors import BundleError, ConfigError, ResolveError, WheelError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.pack.existing import newest
 
 EVERYTHING = ("alpha", "cli-tool", "My.Odd_Name", "ns-one", "ns-two", "pth-pkg", "schemes")
 

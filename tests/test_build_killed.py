@@ -232,8 +232,8 @@ def test_a_layer_under_way_ends_with_a_build_that_is_killed(tmp_path: Path, mark
     os.mkfifo(pipe)
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from stager.layering.layersource import Source\nfrom stager.layers import make_layers\n"
-        "from stager.model import Digest, Target\nfrom stager.store import Store\n"
+        "from stager.layers.source import Source\nfrom stager.layers.build import make_layers\n"
+        "from stager.core.values import Digest, Target\nfrom stager.core.store import Store\n"
         "if __name__ == '__main__':\n"
         "    store = Store(Path(sys.argv[2]))\n"
         "    source = Source(kind='wheel', name='slow', version='1.0', size=1,\n"

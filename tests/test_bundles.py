@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from building import Project
 
-from bundle.archive import BundleFile
-from bundle.manifest import Digest
-from stager.bundling.bundles import (
+from bundle.format.archive import BundleFile
+from bundle.protocol.digest import Digest
+from stager.core.errors import BundleError
+from stager.core.store import Store
+from stager.pack.existing import (
     Newest,
     clear_away,
     is_named,
@@ -23,9 +25,7 @@ from stager.bundling.bundles import (
     opened,
     remember,
 )
-from stager.bundling.program import make_node_program
-from stager.errors import BundleError
-from stager.store import Store
+from stager.pack.program import make_node_program
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from building import HOST
 
-from stager.layering.bytecode import bytecode_path, compile_module, worth_compiling
-from stager.model import Target
+from stager.core.values import Target
+from stager.layers.bytecode import bytecode_path, compile_module, worth_compiling
 
 SOURCE = b"""
 '''A module.'''
@@ -25,7 +25,7 @@ def greet(name: str = "x", count: int = 1_000_000_007) -> str:
 
 def compiled_elsewhere(before: str, env: dict[str, str]) -> bytes:
     code = (
-        f"import sys\n{before}\nfrom stager.layering.bytecode import compile_module\n"
+        f"import sys\n{before}\nfrom stager.layers.bytecode import compile_module\n"
         f"sys.stdout.buffer.write(compile_module({SOURCE!r}, 'm.py'))\n"
     )
     return subprocess.run(

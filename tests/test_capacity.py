@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stager.allocation import Request
-from stager.capacity import read_nodes, shortage
+from stager.slurm.capacity import read_nodes, shortage
+from stager.slurm.request import Request
 
 LISTED = """\
 torch* n1 4

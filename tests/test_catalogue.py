@@ -17,11 +17,11 @@ import pytest
 import tomllib
 from typer.main import get_command
 
+from stager.catalogue import catalogue
+from stager.catalogue.catalogue import CLASSES, ROLES, TELLS, Entry, entry, match
 from stager.cli import app
-from stager.diagnose import diagnose
-from stager.diagnosing import catalogue
-from stager.diagnosing.catalogue import CLASSES, ROLES, TELLS, Entry, entry, match
-from stager.joblogs.files import find
+from stager.diagnosis.diagnose import diagnose
+from stager.logs.files import find
 
 REPO = Path(__file__).resolve().parents[1]
 TABLES = sorted((REPO / "stager/diagnosing/catalogue").glob("*.toml"))

@@ -8,9 +8,9 @@ import random
 import pytest
 from stories import Parsed
 
-from bundle.counts import counted
-from stager.reporting.amounts import decimal, duration, percent, ticks, time_ticks
-from stager.reporting.chart import Lines, bar, in_words, labels, line_chart, thinned
+from bundle.protocol.counts import counted
+from stager.report.chart import Lines, bar, in_words, labels, line_chart, thinned
+from stager.report.numbers import decimal, duration, percent, ticks, time_ticks
 
 
 @pytest.mark.parametrize(

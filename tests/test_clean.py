@@ -15,12 +15,12 @@ import pytest
 from building import Project, digests, left_in_tmp
 from wheelhouse import make_wheel
 
-from bundle.archive import BundleFile
-from bundle.manifest import Digest
-from stager.bundling.bundles import node_program
-from stager.clean import Item, Rules, Swept, apply, nodes_keep, plan
-from stager.errors import StagerError
-from stager.store import Store
+from bundle.format.archive import BundleFile
+from bundle.protocol.digest import Digest
+from stager.cleanup.clean import Item, Rules, Swept, apply, nodes_keep, plan
+from stager.core.errors import StagerError
+from stager.core.store import Store
+from stager.pack.existing import node_program
 
 DAYS = 3 * 86400.0
 
@@ -98,7 +98,7 @@ def test_another_process_that_has_it_open_counts_too(project: Project) -> None:
     old, _ = rebuilt(project)
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from bundle.archive import BundleFile\n"
+        "from bundle.format.archive import BundleFile\n"
         f"handle = BundleFile({str(old)!r}); print(flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -244,7 +244,7 @@ def test_it_waits_for_a_build_and_decides_then(project: Project) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from stager.store import Store\n"
+        "from stager.core.store import Store\n"
         f"with Store(Path({str(project.store.root)!r})).lock():\n"
         "    print(flush=True); sys.stdin.readline()\n"
         f"    note = Path({str(note)!r})\n"

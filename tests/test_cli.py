@@ -20,7 +20,15 @@ COMMANDS = (
     "plan",
 )
 LOCAL = ("--allocation", "local", "--nodes", "1")
-HEAVY = ("rich", "zstandard", "packaging", "installer", "piptools", "stager.build", "bundle.unpack")
+HEAVY = (
+    "rich",
+    "zstandard",
+    "packaging",
+    "installer",
+    "piptools",
+    "stager.building.build",
+    "bundle.environment.unpack",
+)
 
 
 def stager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stager import config
-from stager.errors import ConfigError
+from stager.config import load
+from stager.core.errors import ConfigError
 
 DESIGN = """
 [environment]
@@ -68,19 +68,19 @@ def write(folder: Path, text: str, name: str = "stager.toml") -> Path:
 def problems(data: dict[str, Any], tmp_path: Path) -> tuple[str, ...]:
     data.setdefault("environment", {}).setdefault("requirements", [])
     with pytest.raises(ConfigError) as caught:
-        config.parse(data, root=tmp_path, source=tmp_path / "stager.toml")
+        load.parse(data, root=tmp_path, source=tmp_path / "stager.toml")
     assert caught.value.hint
     return caught.value.context
 
 
 def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
     write(tmp_path, DESIGN)
-    found = config.load(tmp_path)
-    assert found == config.Config(
+    found = load.load(tmp_path)
+    assert found == load.Config(
         name="demo",
         root=tmp_path,
         source=tmp_path / "stager.toml",
-        environment=config.EnvironmentConfig(
+        environment=load.EnvironmentConfig(
             requirements=("requirements.in",),
             constraints=("limits.txt",),
             python="3.11",
@@ -90,18 +90,18 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             imports=("torch", "torch.nn"),
             prune=("headers", "tests"),
         ),
-        project=config.ProjectConfig(
+        project=load.ProjectConfig(
             path=tmp_path / "src",
             exclude=("runs/", "*.pt"),
             outputs=("tiny_out",),
             command=("-m", "trainer", "tiny-bert", "--subset", "2000", "--epochs", "3"),
         ),
-        assets=config.AssetsConfig(
+        assets=load.AssetsConfig(
             paths=(tmp_path / "data/ag_news.csv", Path("/data/shared")),
             models=("google/bert_uncased_L-2_H-128_A-2",),
             datasets=("ag_news",),
         ),
-        cluster=config.ClusterConfig(
+        cluster=load.ClusterConfig(
             nodes=(2, 3),
             min_nodes=2,
             gpus_per_node="8",
@@ -117,7 +117,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             log_mode="group",
             node_root="$SCRATCH/nodes",
         ),
-        launch=config.LaunchConfig(
+        launch=load.LaunchConfig(
             nproc_per_node=2,
             launcher="srun",
             backend="gloo",
@@ -132,7 +132,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
 
 def test_defaults(tmp_path: Path) -> None:
     root = tmp_path / "my lab (2)"
-    found = config.parse(
+    found = load.parse(
         {"environment": {"requirements": ["numpy"]}}, root=root, source=root / "stager.toml"
     )
     assert found.name == "my-lab-2"
@@ -167,13 +167,13 @@ def test_a_value_in_another_form(
 ) -> None:
     data: dict[str, Any] = {"environment": {"requirements": []}}
     data.setdefault(table, {})[key] = value
-    found = config.parse(data, root=tmp_path, source=tmp_path / "stager.toml")
+    found = load.parse(data, root=tmp_path, source=tmp_path / "stager.toml")
     assert getattr(getattr(found, table), key.replace("-", "_")) == expected
 
 
 def test_a_time_without_quotes_is_a_time(tmp_path: Path) -> None:
     write(tmp_path, "[environment]\nrequirements = []\n[cluster]\ntime = 01:30:00\n")
-    assert config.load(tmp_path).cluster.time == "01:30:00"
+    assert load.load(tmp_path).cluster.time == "01:30:00"
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 
 def test_requirements_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.parse({}, root=tmp_path, source=tmp_path / "stager.toml")
+        load.parse({}, root=tmp_path, source=tmp_path / "stager.toml")
     assert caught.value.context == (
         'environment.requirements: missing; name what to install: ["requirements.txt"]',
     )
@@ -286,16 +286,16 @@ def test_the_nearest_file_wins(tmp_path: Path) -> None:
     write(tmp_path, "[environment]\nrequirements = ['outer']\n")
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
-    assert config.load(inner).root == tmp_path
+    assert load.load(inner).root == tmp_path
     write(tmp_path / "a", "[tool.stager.environment]\nrequirements = ['mid']\n", "pyproject.toml")
-    assert config.load(inner).root == tmp_path / "a"
+    assert load.load(inner).root == tmp_path / "a"
     write(tmp_path / "a", "[environment]\nrequirements = ['own']\n")
-    assert config.load(inner).environment.requirements == ("own",)
+    assert load.load(inner).environment.requirements == ("own",)
 
 
 def test_a_file_can_be_named(tmp_path: Path) -> None:
     path = write(tmp_path, "[environment]\nrequirements = []\n", "other.toml")
-    assert config.load(path).source == path
+    assert load.load(path).source == path
 
 
 def test_pyproject_stands_for_its_own_dependencies(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_pyproject_stands_for_its_own_dependencies(tmp_path: Path) -> None:
         "[project]\nname = 'p'\n[tool.stager.launch]\nbackend = 'gloo'\n",
         "pyproject.toml",
     )
-    found = config.load(tmp_path)
+    found = load.load(tmp_path)
     assert found.environment.requirements == ("pyproject.toml",)
     assert found.launch.backend == "gloo"
 
@@ -314,15 +314,15 @@ def test_a_pyproject_that_is_not_ours_is_passed_over(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     write(inner, "this is not TOML", "pyproject.toml")
-    assert config.load(inner).root == tmp_path
+    assert load.load(inner).root == tmp_path
     write(inner, "[tool.stager]\nthis is not TOML", "pyproject.toml")
     with pytest.raises(ConfigError, match=r"pyproject.toml: line 2, column 6"):
-        config.load(inner)
+        load.load(inner)
 
 
 def test_no_file_says_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.load(tmp_path)
+        load.load(tmp_path)
     assert "stager init" in caught.value.hint
     assert str(tmp_path) in caught.value.context[0]
 
@@ -331,15 +331,13 @@ def test_no_file_says_where_it_looked(tmp_path: Path) -> None:
 
 
 def test_the_template_reads_back(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, config.template(["requirements.txt", 'numpy>=2; python_version > "3.9"'])
-    )
-    found = config.load(path)
+    path = write(tmp_path, load.template(["requirements.txt", 'numpy>=2; python_version > "3.9"']))
+    found = load.load(path)
     assert found.environment.requirements == (
         "requirements.txt",
         'numpy>=2; python_version > "3.9"',
     )
-    bare = config.parse(
+    bare = load.parse(
         {"environment": {"requirements": []}}, root=tmp_path, source=tmp_path / "stager.toml"
     )
     assert found.launch == bare.launch
@@ -347,16 +345,16 @@ def test_the_template_reads_back(tmp_path: Path) -> None:
 
 
 def test_every_example_in_the_template_is_valid(tmp_path: Path) -> None:
-    lines = config.template([]).splitlines()
+    lines = load.template([]).splitlines()
     live = [re.sub(r"^# ([a-z-]+ = )", r"\1", line) for line in lines]
     path = write(tmp_path, "\n".join(live) + "\n")
-    found = config.load(path)
+    found = load.load(path)
     assert found.environment.imports == ("torch",)
     assert found.launch.interface == "auto"
 
 
 def test_every_key_is_in_the_template(tmp_path: Path) -> None:
-    text = config.template([])
+    text = load.template([])
     for line in DESIGN.splitlines():
         if " = " in line:
             assert line.partition(" = ")[0] + " = " in text

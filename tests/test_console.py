@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from bundle.job import Job, Launch
-from bundle.manifest import Requires
-from bundle.problem import Problem
+from bundle.protocol.job import Job, Launch
+from bundle.protocol.problem import Problem
+from bundle.protocol.requires import Requires
 from stager.console import Console
-from stager.console.table import node_table
-from stager.errors import StagerError
-from stager.outcome import Outcome, run_report, verify_report
+from stager.console.node_table import node_table
+from stager.core.errors import StagerError
+from stager.jobs.result import Outcome, run_report, verify_report
 
 ESCAPE = "\x1b"
 REPO = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.counts import counted
+from bundle.protocol.counts import counted
 from trainer.counts import counted as counted_in_trainer
 
 REPO = Path(__file__).resolve().parents[1]
@@ -19,16 +19,16 @@ PLURAL = re.compile(
     r"|wheels|entries|bundles|problems|pairs|jobs|tasks|images|GPUs|CPUs|members|requirements)\b"
 )
 ALWAYS_SEVERAL = {
-    "stager/allocation.py": "nodes",  # one node is no reason to ask for Slurm
-    "stager/bundling/bundles.py": "len(found)",
-    "stager/console/verdicts.py": "count",
-    "stager/layering/unwheel.py": "len(self._faults)",
-    "stager/layers.py": "len(faults)",
-    "stager/reporting/page.py": "every",
-    "stager/reporting/tables.py": "len(asked)",
-    "stager/reporting/trouble.py": "len(first.lines)",
-    "stager/shipping/project.py": "len(problems)",
-    "bundle/drive.py": "world",
+    "stager/slurm/request.py": "nodes",  # one node is no reason to ask for Slurm
+    "stager/pack/existing.py": "len(found)",
+    "stager/console/job_result.py": "count",
+    "stager/layers/wheel.py": "len(self._faults)",
+    "stager/layers/build.py": "len(faults)",
+    "stager/report/page.py": "every",
+    "stager/report/tables.py": "len(asked)",
+    "stager/report/failure.py": "len(first.lines)",
+    "stager/layers/project.py": "len(problems)",
+    "bundle/driver/driver.py": "world",
 }
 """Where one of a thing is said in other words, or cannot be: the one value that may stand there."""
 

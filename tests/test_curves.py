@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from stories import T0, Told, went_well
 
-from stager.reporting.attempt import last_attempt
-from stager.reporting.curves import Epoch, Training, read, training
+from stager.report.attempt import last_attempt
+from stager.report.curves import Epoch, Training, read, training
 
 
 def left(folder: Path, when: float, *lines: object) -> Path:

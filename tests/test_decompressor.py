@@ -8,10 +8,10 @@ import pytest
 from building import HOST
 from packaging.utils import parse_wheel_filename
 
-from stager.bundling.decompressor import decompressor_lock
-from stager.errors import ResolveError
-from stager.model import Target
-from stager.store import sha256_of
+from stager.core.errors import ResolveError
+from stager.core.store import sha256_of
+from stager.core.values import Target
+from stager.pack.decompressor import decompressor_lock
 
 PLATFORMS = [
     f"{libc}_{machine}"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from stager.diagnose import diagnose
-from stager.diagnosing import accounting
-from stager.diagnosing.failure import Diagnosis
-from stager.diagnosing.words import ranks_in_words
-from stager.joblogs.files import find, of_job
-from stager.run import Completed
+from stager.core.processes import Completed
+from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.failure import Diagnosis
+from stager.diagnosis.wording import ranks_in_words
+from stager.logs.files import find, of_job
+from stager.slurm import accounting
 
 PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711"
 WAITED = "RuntimeError: [/x/gloo/unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation"
@@ -195,7 +195,7 @@ def test_only_consequences_are_unknown(tmp_path: Path) -> None:
 
 def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracebacks and lines that lie across the end of a block are found, with their numbers."""
-    monkeypatch.setattr("stager.diagnosing.scan.BLOCK", 1000)
+    monkeypatch.setattr("stager.diagnosis.scan.BLOCK", 1000)
     for before in range(5, 30):
         text = "".join(f"step {number} loss 0.5 and so on\n" for number in range(before))
         path = tmp_path / "t.9.node01.0.out"

@@ -17,7 +17,7 @@ import tomllib
 from torch_project import REQUIREMENTS, TRAIN, TorchProject
 
 from stager.cli import app
-from stager.config import parse
+from stager.config.load import parse
 
 REPO = Path(__file__).resolve().parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stager import errors
-from stager.errors import JobError, StagerError
-from stager.run import CommandError, Completed
+from stager.core import errors
+from stager.core.errors import JobError, StagerError
+from stager.core.processes import CommandError, Completed
 
 FAMILY = [
     value

@@ -90,6 +90,6 @@ def test_the_two_terminal_way_of_the_document(torch_project: TorchProject, tmp_p
 
 def _command(project: Path) -> list[str]:
     """What the example's own settings launch."""
-    from stager.config import load
+    from stager.config.load import load
 
     return list(load(project).project.command)

@@ -14,7 +14,7 @@ import pytest
 from processes import until
 from torch_project import TorchProject
 
-from bundle.launching.monitor import SECONDS
+from bundle.launch.rank_monitor import SECONDS
 
 # Each rank does as it is told, by `0=meets 1=leaves` or `all=meets`; only those that meet need more
 # than Python.

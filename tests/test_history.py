@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bundle.delivering.forecast import Nodes, Work, a_step, staging
-from bundle.delivering.rates import ASSUMED
-from stager import history
-from stager.history import FILE, KEPT, Basis, Seen, Watch, basis, known, read, record
-from stager.store import Store
+from bundle.protocol.rates import ASSUMED
+from bundle.transfer.forecast import Nodes, Work, a_step, staging
+from stager.core.store import Store
+from stager.forecast import history
+from stager.forecast.history import FILE, KEPT, Basis, Seen, Watch, basis, known, read, record
 
 WORK = Work(sent=300_000_000, bytes=1_400_000_000, files=34_000)
 SEEN = Seen(nodes=3, cpus=4, work=WORK, step=0.5, stage=6.0, send=2.5, unpack=4.0)

@@ -15,17 +15,18 @@ import pytest
 from building import HOST, Project, digests, source_of
 from wheelhouse import make_wheel
 
-from bundle.archive import BundleFile
-from bundle.manifest import FORMAT, Digest, canonical_json, member_header, padding
-from bundle.problem import NodeError
-from stager.bundling.bundles import format_of, manifest_of, node_program, with_id
-from stager.clean import Rules, plan
-from stager.config import load
-from stager.errors import BundleError
-from stager.layering.layersource import layer_id
-from stager.layers import make_layers
-from stager.newest import newest_bundle
-from stager.store import Store
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import FORMAT, member_header, padding
+from bundle.protocol.digest import Digest, canonical_json
+from bundle.protocol.problem import NodeError
+from stager.building.current_bundle import newest_bundle
+from stager.cleanup.clean import Rules, plan
+from stager.config.load import load
+from stager.core.errors import BundleError
+from stager.core.store import Store
+from stager.layers.build import make_layers
+from stager.layers.source import layer_id
+from stager.pack.existing import format_of, manifest_of, node_program, with_id
 
 SCRIPT = ["script", "--no-embed", "--launcher", "srun"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.shipping.ignore import Ignore, anchored, excluded
+from stager.layers.ignore import Ignore, anchored, excluded
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.resolving.indexes import Indexes, pip_settings, strip_credentials
+from stager.lock.indexes import Indexes, pip_settings, strip_credentials
 
 FULL = Indexes(
     index_url="https://u:p@one.example/simple",

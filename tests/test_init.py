@@ -9,9 +9,9 @@ import pytest
 from building import Project
 from namespaces import namespace
 
-from stager.config import load
-from stager.errors import ConfigError, StagerError
-from stager.init import create, default
+from stager.config.load import load
+from stager.config.template import create, default
+from stager.core.errors import ConfigError, StagerError
 
 
 @pytest.mark.parametrize("name", ["requirements.in", "requirements.txt", "pyproject.toml"])

@@ -8,8 +8,8 @@ import json
 import pytest
 from building import HOST, SITE, Project, contents
 
-from stager.bundling.inspect import inspect
-from stager.errors import BundleError
+from stager.core.errors import BundleError
+from stager.pack.inspect import inspect
 
 
 def test_the_summary_agrees_with_the_bundle(project: Project) -> None:

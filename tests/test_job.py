@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from bundle.job import parse as parse_job
-from bundle.manifest import Digest, Layer, Manifest, Part, Requires
-from stager.config import Config, parse
-from stager.errors import ConfigError, StagerError
-from stager.job import JobOptions, make_job, numbered, settle
+from bundle.format.manifest import Layer, Manifest, Part
+from bundle.protocol.digest import Digest
+from bundle.protocol.job import parse as parse_job
+from bundle.protocol.requires import Requires
+from stager.config.load import Config, parse
+from stager.core.errors import ConfigError, StagerError
+from stager.jobs.job import JobOptions, make_job, numbered, settle
 
 ZERO = Digest("0" * 64)
 

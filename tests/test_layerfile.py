@@ -13,10 +13,10 @@ import pytest
 import zstandard
 from building import ORIGIN, contents, frames_of, index_of, listing, plain_tar
 
-from bundle.unpacking.layer import LayerError
-from stager.errors import WheelError
-from stager.layering import layerfile
-from stager.layering.layerfile import FRAME_TARGET, LayerWriter, compression, decompress_index
+from bundle.format.layer import LayerError
+from stager.core.errors import WheelError
+from stager.layers import layer_file
+from stager.layers.layer_file import FRAME_TARGET, LayerWriter, compression, decompress_index
 
 FILES = {
     "lib/z.py": b"last\n",
@@ -77,7 +77,7 @@ def test_a_spool_on_disk_gives_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_memory = write(tmp_path / "1", FILES)
-    monkeypatch.setattr(layerfile, "SPOOL_MEMORY", 3)
+    monkeypatch.setattr(layer_file, "SPOOL_MEMORY", 3)
     assert write(tmp_path / "2", FILES).read_bytes() == in_memory.read_bytes()
 
 
@@ -86,7 +86,7 @@ def test_a_large_file_goes_over_several_independent_frames(tmp_path: Path) -> No
     layer = write(tmp_path, {"a": b"before", "big": data, "z": b"after"})
     frames = frames_of(layer)
     assert len(frames) == 3
-    assert all(len(frame) <= FRAME_TARGET + layerfile.COPY for frame in frames)
+    assert all(len(frame) <= FRAME_TARGET + layer_file.COPY for frame in frames)
     assert contents(layer)["big"] == data
 
 

@@ -22,12 +22,12 @@ from building import (
 )
 from wheelhouse import DAMAGED, make_wheel, standard_set
 
-from stager.errors import SpaceError, StagerError, WheelError
-from stager.layering.layersource import Source, layer_id
-from stager.layers import make_layers
-from stager.model import Target
-from stager.shipping.tree import Tree, TreeFile
-from stager.store import Store
+from stager.core.errors import SpaceError, StagerError, WheelError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.layers.build import make_layers
+from stager.layers.source import Source, layer_id
+from stager.layers.tree import Tree, TreeFile
 
 OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
 

@@ -11,10 +11,10 @@ import pytest
 from building import HOST, source_of, tree_of
 from wheelhouse import make_wheel
 
-from stager.config import load
-from stager.layering import layersource
-from stager.layering.layersource import Source, layer_id, project_sources
-from stager.model import Digest, Target
+from stager.config.load import load
+from stager.core.values import Digest, Target
+from stager.layers import source as layersource
+from stager.layers.source import Source, layer_id, project_sources
 
 WHEEL = Source(kind="wheel", name="a", version="1", digest=Digest.of(b"a"), size=1)
 PROJECT = Source(kind="project", name="p", digest=Digest.of(b"p"), prefix="project", size=1)

@@ -14,13 +14,13 @@ from packaging.tags import Tag
 from sources import make_sdist
 from wheelhouse import make_wheel
 
-from stager import config
-from stager.errors import ConfigError, ResolveError, StagerError
-from stager.lock import Lock, ResolveOptions, make_lock, read_lock, render
-from stager.model import Digest, Target
-from stager.settings import toml
-from stager.spec import Spec, read_spec
-from stager.store import Store
+from stager.config import load
+from stager.core import toml
+from stager.core.errors import ConfigError, ResolveError, StagerError
+from stager.core.store import Store
+from stager.core.values import Digest, Target
+from stager.lock.lock import Lock, ResolveOptions, make_lock, read_lock, render
+from stager.lock.spec import Spec, read_spec
 
 HERE = Target.of_host()
 BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
@@ -46,9 +46,7 @@ def ask(root: Path) -> Ask:
     def read(*requirements: str, **more: object) -> Spec:
         table = {"requirements": list(requirements)}
         table |= {key.replace("_", "-"): value for key, value in more.items()}
-        return read_spec(
-            config.parse({"environment": table}, root=root, source=root / "stager.toml")
-        )
+        return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))
 
     return read
 
@@ -383,7 +381,7 @@ def test_a_torch_index_that_gives_no_answer_is_named(
     monkeypatch: pytest.MonkeyPatch,
     resolver: str,
 ) -> None:
-    monkeypatch.setattr("stager.lock.TORCH_INDEX", DEAD)
+    monkeypatch.setattr("stager.lock.lock.TORCH_INDEX", DEAD)
     make_wheel(wheelhouse, "triton")
     make_wheel(wheelhouse, "torch", "2.13.0", requires=["triton"])
     make_wheel(wheelhouse, "accelerated", requires=["torch"])

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from bundle.logs import Logs
-from stager.diagnose import diagnose
-from stager.diagnosing.catalogue import match
-from stager.errors import StagerError
-from stager.joblogs.clock import stamp
-from stager.joblogs.files import LogFile, find, of_job
-from stager.joblogs.lines import Line
-from stager.joblogs.noise import errors_of
-from stager.logs import Wanted, follow, merged
+from bundle.driver.logs import Logs
+from stager.catalogue.catalogue import match
+from stager.core.errors import StagerError
+from stager.diagnosis.diagnose import diagnose
+from stager.logs.clock import stamp
+from stager.logs.error_lines import errors_of
+from stager.logs.files import LogFile, find, of_job
+from stager.logs.lines import Line
+from stager.logs.merge import Wanted, follow, merged
 
 TRACE = """\
 Traceback (most recent call last):
@@ -63,11 +63,12 @@ class Written:
         from bundles import BASE_PYTHON
         from jobs import LAUNCH
 
-        from bundle.job import Job
-        from bundle.manifest import Digest, Requires
+        from bundle.protocol.digest import Digest
+        from bundle.protocol.job import Job
+        from bundle.protocol.requires import Requires
 
         self.folder, self.now = folder, 1000.0
-        monkeypatch.setattr("bundle.logs.time.time", lambda: self.now)
+        monkeypatch.setattr("bundle.driver.logs.time.time", lambda: self.now)
         requires = Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28")
         job = Job(
             id="17",
@@ -362,7 +363,7 @@ def test_many_files_are_not_compared_with_each_other(tmp_path: Path) -> None:
 
 def test_what_nobody_may_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rank0.log").write_text("x\n")
-    monkeypatch.setattr("stager.joblogs.files.os.access", lambda *_: False)  # root reads all
+    monkeypatch.setattr("stager.logs.files.os.access", lambda *_: False)  # root reads all
     with pytest.raises(StagerError, match="cannot be read"):
         find(str(tmp_path / "rank0.log"), tmp_path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.reporting.markup import Html, clipped, element, escaped, joined
+from stager.report.markup import Html, clipped, element, escaped, joined
 
 BAD = """<b>&amp;"'</b>"""
 

@@ -13,12 +13,12 @@ from index_server import Index, serve
 from sources import make_sdist
 from wheelhouse import make_wheel
 
-from stager import config
-from stager.errors import ConfigError
-from stager.lock import ResolveOptions, make_lock
-from stager.model import Target
-from stager.spec import Spec, read_spec
-from stager.store import Store
+from stager.config import load
+from stager.core.errors import ConfigError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.lock.lock import ResolveOptions, make_lock
+from stager.lock.spec import Spec, read_spec
 
 HERE = Target.of_host().python
 FOREIGN = [
@@ -41,7 +41,7 @@ def spec(root: Path, *requirements: str, **more: object) -> Spec:
     """The spec of these entries of ``requirements``, in this folder."""
     table: dict[str, object] = {"requirements": list(requirements), **more}
     data = {"environment": table}
-    return read_spec(config.parse(data, root=root, source=root / "stager.toml"))
+    return read_spec(load.parse(data, root=root, source=root / "stager.toml"))
 
 
 def refused(root: Path, *requirements: str, **more: object) -> str:

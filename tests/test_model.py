@@ -12,8 +12,8 @@ from packaging.markers import Marker, default_environment
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from stager.errors import ConfigError
-from stager.model import Digest, LockedFile, Target
+from stager.core.errors import ConfigError
+from stager.core.values import Digest, LockedFile, Target
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 COMMON = Target(python="3.11", platform="manylinux_2_28_x86_64")

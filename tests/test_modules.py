@@ -8,9 +8,9 @@ import pytest
 from building import HOST, ORIGIN, index_of
 from wheelhouse import make_wheel
 
-from stager.layering.layerfile import LayerWriter
-from stager.layering.modules import top_modules
-from stager.layering.unwheel import add_wheel
+from stager.layers.layer_file import LayerWriter
+from stager.layers.modules import top_modules
+from stager.layers.wheel import add_wheel
 
 
 def modules(folder: Path, name: str, *files: str, wheel: Path | None = None) -> tuple[str, ...]:

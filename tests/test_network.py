@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from test_console import job
 
 from stager.console import Console, network
-from stager.outcome import Outcome, verify_report
+from stager.jobs.result import Outcome, verify_report
 
 
 def measured(*rates: float) -> dict[str, Any]:

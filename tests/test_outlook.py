@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from test_job import ZERO, config
 
-from bundle.delivering.forecast import Nodes, Work, forecast, staging
-from bundle.delivering.plan import parcel_size
-from bundle.delivering.rates import ASSUMED
-from bundle.manifest import Layer, Manifest, Part, Requires
-from stager.history import Basis
-from stager.outlook import (
+from bundle.format.manifest import Layer, Manifest, Part
+from bundle.protocol.rates import ASSUMED
+from bundle.protocol.requires import Requires
+from bundle.transfer.forecast import Nodes, Work, forecast, staging
+from bundle.transfer.plan import parcel_size
+from stager.forecast.estimate import (
     Setting,
     cold,
     from_files,
@@ -23,7 +23,8 @@ from stager.outlook import (
     setting_of,
     unchanged,
 )
-from stager.sharedfiles import LUSTRE, NFS, from_shared
+from stager.forecast.history import Basis
+from stager.forecast.shared_files import LUSTRE, NFS, from_shared
 
 SIZES = {"small": (1_000, 10), "middling": (400_000, 60), "torch": (300_000_000, 30_000)}
 FAST = replace(LUSTRE, name="fast", call=1e-6, calls=1e9, node=1e12, all=1e15)

@@ -16,15 +16,15 @@ from building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
 from packaging.utils import parse_wheel_filename
 from wheelhouse import conflicting_pair, make_wheel, standard_set
 
-from bundle.archive import BundleFile
-from bundle.unpacking.layer import HEAD_PREFIX, head_summary
-from stager.bundling.decompressor import decompressor_lock
-from stager.bundling.program import make_node_program
-from stager.errors import BundleError, SpaceError, WheelError
-from stager.layers import make_layers
-from stager.model import Digest, Target, Wheel
-from stager.pack import Contents, Packed, _short_name, pack, requires
-from stager.store import Store
+from bundle.format.archive import BundleFile
+from bundle.format.layer import HEAD_PREFIX, head_summary
+from stager.core.errors import BundleError, SpaceError, WheelError
+from stager.core.store import Store
+from stager.core.values import Digest, Target, Wheel
+from stager.layers.build import make_layers
+from stager.pack.bundle import Contents, Packed, _short_name, pack, requires
+from stager.pack.decompressor import decompressor_lock
+from stager.pack.program import make_node_program
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from browser import Browser, Page, browsing
 from building import Project
 from stories import HOSTILE, LONG, T0, Parsed, hostile, ran, reported, trainable, went_well
 
-from stager.report import report
-from stager.reporting.spans import Row, Span
-from stager.reporting.timeline import chosen, shortened
+from stager.report.phases import Row, Span
+from stager.report.report import report
+from stager.report.timeline import chosen, shortened
 
 REPO = Path(__file__).resolve().parents[1]
 STYLE = (REPO / "stager" / "reporting" / "style.css").read_text(encoding="utf-8")

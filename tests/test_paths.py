@@ -9,7 +9,7 @@ from building import HOST, ORIGIN, Project, contents, left_in_tmp, source_of
 from nesting import Nested
 from wheelhouse import make_wheel
 
-from bundle.unpacking.layer import (
+from bundle.format.layer import (
     Entry,
     Frame,
     Index,
@@ -20,11 +20,11 @@ from bundle.unpacking.layer import (
     decode_head,
     encode_head,
 )
-from bundle.unpacking.limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
-from stager.errors import StagerError, WheelError
-from stager.layers import make_layers
-from stager.shipping.project import asset_files, project_files
-from stager.store import Store
+from bundle.format.path_limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
+from stager.core.errors import StagerError, WheelError
+from stager.core.store import Store
+from stager.layers.build import make_layers
+from stager.layers.project import asset_files, project_files
 
 LONG_NAME = "n" * 251 + ".txt"
 HARD = {

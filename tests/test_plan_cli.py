@@ -12,7 +12,7 @@ import pytest
 from building import Project
 from test_history import as_expected
 
-from stager.history import FILE, record
+from stager.forecast.history import FILE, record
 
 CASES = ["nothing there yet", "nothing changed", "alpha changed", "run from Lustre", "run from NFS"]
 

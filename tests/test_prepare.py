@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 from test_job import config, manifest
 
-from bundle.secret import is_secret
-from stager.errors import ConfigError
-from stager.job import JobOptions
-from stager.prepare import Prepared, dry_run_report, prepare, project, script_facts, source_of, way
+from bundle.redaction.secret_names import is_secret
+from stager.core.errors import ConfigError
+from stager.jobs.job import JobOptions
+from stager.jobs.prepare import (
+    Prepared,
+    dry_run_report,
+    prepare,
+    project,
+    script_facts,
+    source_of,
+    way,
+)
 
 
 def make(root: Path, *command: str, source: Any = "salloc", **more: Any) -> Prepared:

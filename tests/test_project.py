@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.errors import ConfigError, StagerError
-from stager.shipping.project import asset_files, project_files, tree_digest
+from stager.core.errors import ConfigError, StagerError
+from stager.layers.project import asset_files, project_files, tree_digest
 
 
 def write(root: Path, *names: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.errors import ConfigError, StagerError
-from stager.shipping.project import asset_excludes, asset_files, project_files
+from stager.core.errors import ConfigError, StagerError
+from stager.layers.project import asset_excludes, asset_files, project_files
 
 DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
 

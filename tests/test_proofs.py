@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bundle.problem import Problem
-from stager.diagnose import diagnose
-from stager.diagnosing.failure import Diagnosis, Proof
-from stager.joblogs.files import of_job
+from bundle.protocol.problem import Problem
+from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.failure import Diagnosis, Proof
+from stager.logs.files import of_job
 
 NO_ROOM = Problem("the environment does not fit", "n2", 'needs 2 GB, 1 GB are free in "/tmp"', "go")
 DAMAGED = Problem("the bundle is damaged or not a bundle", "/é.tar", "no digest", "copy it again")

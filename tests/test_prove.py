@@ -13,10 +13,10 @@ from building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
 from namespaces import namespace, not_here
 from wheelhouse import Member, make_wheel, parts
 
-from bundle.manifest import Requires
-from stager.errors import BundleError, SpaceError
-from stager.model import Target
-from stager.prove import prove, unmet
+from bundle.protocol.requires import Requires
+from stager.core.errors import BundleError, SpaceError
+from stager.core.values import Target
+from stager.pack.prove import prove, unmet
 
 
 def refusal(project: Project) -> BundleError:

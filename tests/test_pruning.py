@@ -12,13 +12,13 @@ import pytest
 from building import HOST, ORIGIN, SITE, Project, contents, fake_installation, source_of
 from wheelhouse import DAMAGED, make_wheel
 
-from stager.bundling.inspect import inspect
-from stager.errors import WheelError
-from stager.layering import pruning
-from stager.layering.layerfile import LayerWriter
-from stager.layering.layersource import Source, layer_id
-from stager.layering.pruning import NOTE, RULES, concerned, left_out
-from stager.layering.unwheel import add_wheel
+from stager.core.errors import WheelError
+from stager.layers import prune
+from stager.layers.layer_file import LayerWriter
+from stager.layers.prune import NOTE, RULES, concerned, left_out
+from stager.layers.source import Source, layer_id
+from stager.layers.wheel import add_wheel
+from stager.pack.inspect import inspect
 
 BOTH = ("headers", "tests")
 HEADERS = {
@@ -201,7 +201,7 @@ def test_the_id_changes_with_the_rules(tmp_path: Path, monkeypatch: pytest.Monke
         kind="wheel", name="p", digest=source.digest, size=1, prune=concerned(wheel, BOTH)
     )
     before = layer_id(pruned, HOST)
-    monkeypatch.setattr("stager.layering.layersource.RULES", RULES + 1)
+    monkeypatch.setattr("stager.layers.source.RULES", RULES + 1)
     assert layer_id(pruned, HOST) != before
     assert layer_id(source, HOST) == layer_id(source_of(wheel), HOST)
 
@@ -250,6 +250,6 @@ def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(
 
 
 def test_each_word_of_the_settings_has_rules() -> None:
-    assert pruning.__doc__ is not None
+    assert prune.__doc__ is not None
     for word in BOTH:
-        assert f"``{word}``\n" in pruning.__doc__
+        assert f"``{word}``\n" in prune.__doc__

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from bundle.secret import meaning
-from stager.supporting import redact
-from stager.supporting.known import Known, worth_looking_for
-from stager.supporting.redact import BLOCK, HELD, LONGEST, Kept, Redactor
-from stager.supporting.standins import StandIns
-from stager.supporting.views import views
+from bundle.redaction.secret_names import meaning
+from stager.redaction import redact
+from stager.redaction.known_values import Known, worth_looking_for
+from stager.redaction.pseudonyms import StandIns
+from stager.redaction.redact import BLOCK, HELD, LONGEST, Kept, Redactor
+from stager.redaction.views import views
 
 SHORT, LONG = "hunter2x", "aB3dE5fG7hI9jK1lM2nO"
 FORMS = r"""

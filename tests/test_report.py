@@ -14,10 +14,10 @@ from building import Project
 from stories import T0, Parsed, Told, ran, reported, running, trainable, went_well
 from torch_project import TorchProject
 
-from stager.errors import StagerError
-from stager.joblogs.files import find
-from stager.report import report
-from stager.run import Completed, run
+from stager.core.errors import StagerError
+from stager.core.processes import Completed, run
+from stager.logs.files import find
+from stager.report.report import report
 
 NODES = ["node01", "node02", "node03"]
 

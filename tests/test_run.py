@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.errors import StagerError
-from stager.run import TAIL_LINES, CommandError, feed, run, stream
+from stager.core.errors import StagerError
+from stager.core.processes import TAIL_LINES, CommandError, feed, run, stream
 
 
 def python(code: str) -> list[str]:

@@ -22,10 +22,11 @@ import pytest
 from jobs import LAUNCH
 from namespaces import entering
 
-from bundle.job import Job, parse
-from bundle.manifest import Digest, Requires
-from stager.errors import ConfigError
-from stager.script import ScriptFacts, batch_script, submit_argv, submit_environment
+from bundle.protocol.digest import Digest
+from bundle.protocol.job import Job, parse
+from bundle.protocol.requires import Requires
+from stager.core.errors import ConfigError
+from stager.slurm.script import ScriptFacts, batch_script, submit_argv, submit_environment
 
 REPO = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).parent / "golden"

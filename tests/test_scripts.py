@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from building import Project
 
-from stager.bundling.scripts import refuse_absent
-from stager.errors import ConfigError
+from stager.core.errors import ConfigError
+from stager.jobs.scripts import refuse_absent
 
 CHECK = "check the name; project.exclude and .gitignore keep files out of the bundle"
 

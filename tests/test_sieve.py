@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from stager.diagnosing.sieve import Sieve
-from stager.joblogs.files import LogFile
-from stager.joblogs.lines import Line, Reader
-from stager.joblogs.noise import errors_of
-from stager.joblogs.suspects import Suspects
+from stager.catalogue.prefilter import Sieve
+from stager.logs.error_lines import errors_of
+from stager.logs.files import LogFile
+from stager.logs.lines import Line, Reader
+from stager.logs.suspects import Suspects
 
 TEXTS = ("No space left on device", "ignal", "' not found", "error: ", "oom", "REQUEST_FILE_BCAST")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stager.errors import JobError, StagerError
-from stager.slurmtalk import failure, hint_for, plain, read, time_is_up, unsent
+from stager.core.errors import JobError, StagerError
+from stager.slurm.messages import failure, hint_for, plain, read, time_is_up, unsent
 
 PARTITION = """\
 salloc: error: invalid partition specified: nope

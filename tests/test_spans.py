@@ -6,8 +6,8 @@ from pathlib import Path
 
 from stories import T0, Told, went_well
 
-from stager.reporting.attempt import last_attempt
-from stager.reporting.spans import Passage, passage
+from stager.report.attempt import last_attempt
+from stager.report.phases import Passage, passage
 
 NODES = ["a", "b"]
 

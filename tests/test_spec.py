@@ -8,11 +8,11 @@ from textwrap import dedent
 import pytest
 from wheelhouse import make_wheel
 
-from stager import config
-from stager.errors import ConfigError
-from stager.model import Target
-from stager.resolving.indexes import Indexes
-from stager.spec import Spec, read_spec
+from stager.config import load
+from stager.core.errors import ConfigError
+from stager.core.values import Target
+from stager.lock.indexes import Indexes
+from stager.lock.spec import Spec, read_spec
 
 Ask = Callable[..., Spec]
 
@@ -31,9 +31,7 @@ def ask(root: Path) -> Ask:
     def read(*requirements: str, **more: object) -> Spec:
         table = {"requirements": list(requirements)}
         table |= {key.replace("_", "-"): value for key, value in more.items()}
-        return read_spec(
-            config.parse({"environment": table}, root=root, source=root / "stager.toml")
-        )
+        return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))
 
     return read
 
@@ -358,7 +356,7 @@ def test_the_digest_does_not_depend_on_passwords_or_places(
     shutil.copytree(root, moved)
     write(moved, "r.txt", "-i https://u:two@example.org/simple\n-f wheels\n./mylib\n")
     table = {"environment": {"requirements": entries}}
-    again = read_spec(config.parse(table, root=moved, source=moved / "stager.toml"))
+    again = read_spec(load.parse(table, root=moved, source=moved / "stager.toml"))
     assert again.digest == first
     make_wheel(root / "wheels", "thing", files={"thing.py": "changed = 1\n"})
     assert ask(*entries).digest != first
@@ -395,7 +393,7 @@ def test_outputs_and_the_offline_root_inside_the_project_do_not_count(root: Path
         "environment": {"requirements": ["."], "offline-root": "store"},
         "project": {"outputs": ["out"]},
     }
-    settings = config.parse(table, root=root, source=root / "stager.toml")
+    settings = load.parse(table, root=root, source=root / "stager.toml")
     first = read_spec(settings)
     assert first.local_projects[0].label == "."
     write(root, "out/metrics.json", "{}")

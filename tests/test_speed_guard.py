@@ -16,8 +16,8 @@ import pytest
 from bundles import CLEAN, node_program
 from torch_project import TorchProject
 
-from stager.bundling.compiled import compiled_program
-from stager.store import Store
+from stager.core.store import Store
+from stager.pack.compiled_program import compiled_program
 
 GENEROUS = 2.0
 """Times as long as tar may take what takes 0.7 times as long on a quiet machine."""

@@ -16,12 +16,12 @@ from bundles import fetch_decompressor, make_bundle, node_program
 from jobs import job_for
 from wheelhouse import make_wheel
 
-from bundle.manifest import Digest
-from bundle.talking.opening import STRIPPED
-from stager.bundling.compiled import compiled_program, with_bytecode
-from stager.bundling.program import make_node_program
-from stager.pack import Packed
-from stager.store import Store
+from bundle.driver.transports.agent_program import STRIPPED
+from bundle.protocol.digest import Digest
+from stager.core.store import Store
+from stager.pack.bundle import Packed
+from stager.pack.compiled_program import compiled_program, with_bytecode
+from stager.pack.program import make_node_program
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_an_agent_imports_what_its_phase_needs(
     asked = {"phase": "preflight", "job": job, "node": "local1", "node_rank": 0, "nodes_here": 1}
     argv = [sys.executable, "-I", "-S", str(program), "agent", "session"]
     found = modules(argv, json.dumps(asked) + "\n")
-    assert "bundle.node.preflight" in found
+    assert "bundle.checks.preflight" in found
     assert not found & {f"bundle.{name}" for name in ELSEWHERE}
     assert not found & {"tarfile", "multiprocessing", "concurrent.futures", "asyncio", "ssl"}
 
@@ -101,7 +101,7 @@ def test_a_local_driver_does_without_slurms_part(
     program: Path, packed: Packed, tmp_path: Path
 ) -> None:
     found = modules(driver(program, packed, tmp_path))
-    assert "bundle.drive" in found
+    assert "bundle.driver.driver" in found
     assert not found & {f"bundle.{name}" for name in ("steps", "survey", "deep", "clean")}
 
 
@@ -113,7 +113,7 @@ def test_a_jobs_command_does_without_what_makes_bundles(
     where = ["--allocation", "local", "--nodes", "1", "--log-dir", str(tmp_path / "logs")]
     argv = [sys.executable, "-m", "stager", "verify", "--bundle", str(packed.path), *where]
     found = modules(argv)
-    assert "stager.verify" in found
+    assert "stager.jobs.driver" in found
     assert not found & {f"stager.{name}" for name in ("build", "spec", "layering.layerfile")}
     assert not found & {"packaging", "pydantic", "zstandard", "rich"}
 
@@ -173,7 +173,7 @@ def test_every_module_of_the_node_program_is_compiled(tmp_path: Path) -> None:
     sent = {name for name in names if name.startswith(STRIPPED)}  # to agents, which compile them
     sources = {name for name in names - sent if name.endswith(".py")}
     assert names - sent == sources | {f"{name}c" for name in sources}
-    assert f"{STRIPPED}bundle/agent.py" in sent
+    assert f"{STRIPPED}bundle/agent/agent.py" in sent
 
 
 def test_a_program_is_compiled_once_and_again_when_it_is_damaged(

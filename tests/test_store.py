@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.errors import SpaceError, StagerError
-from stager.store import CHUNK, Store, sha256_of
+from stager.core.errors import SpaceError, StagerError
+from stager.core.store import CHUNK, Store, sha256_of
 
 HOLD = """
 import sys

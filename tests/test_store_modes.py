@@ -17,9 +17,9 @@ from building import STAGER, Project, source_of
 from users import GROUP, as_user
 from wheelhouse import make_wheel
 
-from stager.layers import make_layers
-from stager.model import Target
-from stager.store import Store
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.layers.build import make_layers
 
 REPO = Path(__file__).parents[1]
 USERS = (52351, 52352)
@@ -159,8 +159,8 @@ def test_two_users_of_a_group_share_a_store(shared: Path) -> None:
 
 def test_without_the_group_the_store_stays_closed(shared: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom stager.errors import StagerError\n"
-        "from stager.store import Store\n"
+        "import sys\nfrom pathlib import Path\nfrom stager.core.errors import StagerError\n"
+        "from stager.core.store import Store\n"
         "try:\n    with Store(Path(sys.argv[1])).lock(): pass\n"
         "except StagerError as exc: sys.exit(f'{exc.message} {exc.hint}')\n"
     )

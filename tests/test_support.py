@@ -22,8 +22,8 @@ import pytest
 from building import STAGER, Project
 from wheelhouse import make_wheel
 
-from stager.joblogs.files import find, of_job
-from stager.support import SupportOptions, support
+from stager.logs.files import find, of_job
+from stager.support.support import SupportOptions, support
 
 LAUNCHER = """\
 import os, subprocess, sys

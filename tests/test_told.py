@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bundle.problem import Problem
-from stager.diagnosing.comparison import comparable
-from stager.diagnosing.failure import FirstFailure
-from stager.diagnosing.told import LINES, before_the_interrupt, first_failure
+from bundle.protocol.problem import Problem
+from stager.diagnosis.comparison import comparable
+from stager.diagnosis.driver_verdict import LINES, before_the_interrupt, first_failure
+from stager.diagnosis.failure import FirstFailure
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"
 CLASSES = {

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.errors import ConfigError
-from stager.settings import toml
+from stager.core import toml
+from stager.core.errors import ConfigError
 
 DOCUMENT = {
     "text": 'quotes " backslash \\ tab \t newline \n bell \x07 delete \x7f é 漢',

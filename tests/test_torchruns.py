@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stager.diagnose import diagnose
-from stager.diagnosing.failure import Diagnosis
-from stager.diagnosing.torchruns import torchruns
-from stager.joblogs.files import find
+from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.failure import Diagnosis
+from stager.diagnosis.torchrun import torchruns
+from stager.logs.files import find
 
 RAISED = """\
 Traceback (most recent call last):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stager.diagnosing.scan import Hit, scan
-from stager.diagnosing.traces import marked, trace_at
-from stager.joblogs.clock import Clock
-from stager.joblogs.files import find
+from stager.diagnosis.scan import Hit, scan
+from stager.diagnosis.traceback import marked, trace_at
+from stager.logs.clock import Clock
+from stager.logs.files import find
 
 
 def hits(tmp_path: Path, text: str) -> tuple[Hit, ...]:

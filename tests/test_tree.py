@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bundle.manifest import Digest, canonical_json
-from bundle.unpacking.layer import Link, check_link
-from stager.errors import StagerError
-from stager.shipping.tree import Collector, Tree, tree_digest
+from bundle.format.layer import Link, check_link
+from bundle.protocol.digest import Digest, canonical_json
+from stager.core.errors import StagerError
+from stager.layers.tree import Collector, Tree, tree_digest
 
 
 def collect(root: Path, **links: str) -> Tree:

@@ -12,9 +12,9 @@ import pytest
 from building import STAGER, Project, Recorder
 from wheelhouse import make_wheel
 
-from bundle.archive import BundleFile
-from stager.config import load
-from stager.newest import current_bundle
+from bundle.format.archive import BundleFile
+from stager.building.current_bundle import current_bundle
+from stager.config.load import load
 
 
 def laid_out(folder: Path, requirement: str) -> Path:

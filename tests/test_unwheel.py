@@ -14,10 +14,10 @@ import pytest
 from building import HOST, ORIGIN, SITE, contents, fake_installation, index_of
 from wheelhouse import DAMAGED, Member, Parts, make_wheel, parts, write_zip
 
-from stager.errors import WheelError
-from stager.layering.layerfile import LayerWriter
-from stager.layering.unwheel import add_wheel
-from stager.model import Target
+from stager.core.errors import WheelError
+from stager.core.values import Target
+from stager.layers.layer_file import LayerWriter
+from stager.layers.wheel import add_wheel
 
 OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
 

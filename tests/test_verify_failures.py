@@ -50,7 +50,12 @@ def failed(torch_project: TorchProject, ran: Ran) -> dict[str, Any]:
     )
     (error,) = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
     assert error == f"error: {who} failed (exit status {failure['exit_code']}): {failure['cause']}"
-    for ours in ("bundle/drive.py", "bundle/agent.py", "stager/cli/", "stager/verify.py"):
+    for ours in (
+        "bundle/driver/driver.py",
+        "bundle/agent/agent.py",
+        "stager/cli/",
+        "stager/jobs/driver.py",
+    ):
         assert ours not in ran.stderr
     assert until(lambda: not torch_project.left_over(), 5), torch_project.left_over()
     return failure

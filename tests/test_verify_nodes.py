@@ -15,7 +15,7 @@ from bundles import forge, make_bundle, wheel
 from namespaces import entering, needs_root
 from wheelhouse import make_wheel
 
-from stager.store import Store
+from stager.core.store import Store
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 

@@ -13,9 +13,9 @@ from building import STAGER
 from rich.console import Console as RichConsole
 
 from stager.console import Console
-from stager.console.table import node_table
-from stager.reporting.markup import escaped
-from stager.visible import TURNING, visible
+from stager.console.node_table import node_table
+from stager.core.printable import TURNING, visible
+from stager.report.markup import escaped
 
 OSC = "\x1b]52;c;ZWNobw==\x07"
 TURNED = "\u202egpj.exe\u2066"

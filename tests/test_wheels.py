@@ -14,15 +14,15 @@ from packaging.version import Version
 from sources import make_sdist
 from wheelhouse import make_wheel
 
-from stager.checked import CheckedFiles
-from stager.errors import ResolveError, WheelError
-from stager.model import Digest, LockedFile, Target, Wheel
-from stager.resolving.indexes import Indexes
-from stager.resolving.locked import Lock
-from stager.resolving.solver import Found
-from stager.run import Completed, run
-from stager.store import Store, sha256_of
-from stager.wheels import fetch
+from stager.core.digest_cache import CheckedFiles
+from stager.core.errors import ResolveError, WheelError
+from stager.core.processes import Completed, run
+from stager.core.store import Store, sha256_of
+from stager.core.values import Digest, LockedFile, Target, Wheel
+from stager.lock.indexes import Indexes
+from stager.lock.pylock import Lock
+from stager.lock.resolver import Found
+from stager.wheels.fetch import fetch
 
 HERE = Target.of_host()
 

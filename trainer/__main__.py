@@ -15,7 +15,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from . import all_reduce, config, dist, stopping
+from . import config
+from .engine import stopping
+from .network import all_reduce, dist
 
 # Compute nodes have no network, and a library that tries one waits for its timeouts first. Set
 # to another value beforehand, each of these is left as it is.

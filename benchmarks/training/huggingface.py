@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from trainer import images, mnist
+from trainer.data import images
+from trainer.workloads import mnist
 
 
 class Classifier(nn.Module):  # type: ignore[misc]  # torch need not be where this is checked

@@ -15,7 +15,8 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from trainer import images, mnist
+from trainer.data import images
+from trainer.workloads import mnist
 
 
 def main(data: str, batch: int, epochs: int) -> None:

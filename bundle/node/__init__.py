@@ -1,1 +1,1 @@
-"""One node as such: what it is, its node root, and what nobody uses there any more."""
+"""One node: its facts, its Python, its node root with locks and removal."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import fs, process
-from ..problem import NodeError
+from ..protocol.problem import NodeError
+from ..system import files, processes
 
 _GPU = re.compile(r"nvidia\d+")
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of the page size
@@ -60,7 +60,7 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> dic
         "gpus": count_gpus(
             [entry.name for entry in Path("/dev").iterdir()], env.get("CUDA_VISIBLE_DEVICES")
         ),
-        "shm_free": fs.facts_of(str(shm)).free_bytes if shm.is_dir() else None,
+        "shm_free": files.facts_of(str(shm)).free_bytes if shm.is_dir() else None,
         "clock": time.time(),
         "node_root": directory_facts(node_root) if node_root else None,
     }
@@ -83,7 +83,7 @@ def oom_kills() -> int | None:
 def directory_facts(path: str) -> dict[str, object]:
     """A directory's :class:`fs.Facts` with its owner and mode, or ``{path, problem}``."""
     try:
-        facts = fs.facts_of(path)
+        facts = files.facts_of(path)
         state = Path(path).lstat()
     except (NodeError, OSError) as exc:
         return {"path": path, "problem": str(exc)}
@@ -114,8 +114,8 @@ def c_library() -> tuple[str, str]:
         return "glibc", said.partition(" ")[2]
     for loader in sorted(Path("/lib").glob("ld-musl-*.so.1")):
         try:
-            said = process.run([str(loader)], timeout=10, check=False).stderr
-        except process.ProcessError:
+            said = processes.run([str(loader)], timeout=10, check=False).stderr
+        except processes.ProcessError:
             continue
         found = re.search(r"Version (\d+(?:\.\d+)+)", said)
         return "musl", str(found[1]) if found else ""
@@ -177,7 +177,7 @@ def cgroup_limits(root: str = "/") -> Limits:
     """
     try:
         own = Path(root, "proc/self/cgroup").read_text("utf-8")
-        mounts = fs.parse_mounts(Path(root, "proc/self/mountinfo").read_text("utf-8", "replace"))
+        mounts = files.parse_mounts(Path(root, "proc/self/mountinfo").read_text("utf-8", "replace"))
     except OSError:
         return Limits()
     cpus: list[float] = []
@@ -193,7 +193,7 @@ def cgroup_limits(root: str = "/") -> Limits:
     return Limits(min(cpus, default=None), min(limits, default=None), min(left, default=None))
 
 
-def _levels(root: str, controllers: str, inner: str, mounts: list[fs.Mount]) -> list[Path]:
+def _levels(root: str, controllers: str, inner: str, mounts: list[files.Mount]) -> list[Path]:
     """The cgroup's directory and those above it, for v2 (no controllers named) or v1."""
     wanted = set(controllers.split(",")) & {"cpu", "memory"}
     for mount in mounts:

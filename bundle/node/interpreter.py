@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import process
-from ..problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem
+from ..system import processes
 
 TIMEOUT_SECONDS = 10.0
 
@@ -77,7 +77,7 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
             seen[candidate] = answer.misfit(version)
             if not seen[candidate]:
                 return _base(version, answer, env)
-        except process.ProcessError as exc:
+        except processes.ProcessError as exc:
             seen[candidate] = " ".join([exc.reason, *exc.tail[-1:]])
     raise NodeError(
         Problem(
@@ -99,13 +99,13 @@ def ask(program: str, env: Mapping[str, str]) -> Answer:
     if _runs_here(program):
         return _own()
     argv = [program, "-I", "-S", "-c", _ASK]
-    done = process.run(argv, env=env, timeout=TIMEOUT_SECONDS)
+    done = processes.run(argv, env=env, timeout=TIMEOUT_SECONDS)
     try:
         fields = [str(field) for field in json.loads(done.stdout.strip().splitlines()[-1])]
         return Answer(*fields)
     except (ValueError, IndexError, TypeError) as exc:
         output = done.stdout + done.stderr
-        raise process.ProcessError(argv, 0, output, reason="is not a Python interpreter") from exc
+        raise processes.ProcessError(argv, 0, output, reason="is not a Python interpreter") from exc
 
 
 def _runs_here(program: str) -> bool:
@@ -141,11 +141,11 @@ def _base(version: str, answer: Answer, env: Mapping[str, str]) -> str:
         try:
             if not ask(real, env).misfit(version):
                 return real
-        except process.ProcessError as exc:
+        except processes.ProcessError as exc:
             failure = failure or exc
     reason = f"its installation in {answer.base_prefix} has no program of its own that runs"
     tail = failure.reason if failure else ""
-    raise process.ProcessError([str(in_prefix)], None, tail, reason=reason)
+    raise processes.ProcessError([str(in_prefix)], None, tail, reason=reason)
 
 
 def _in_environment(program: str) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import fs
+from ..system import files
 
 if TYPE_CHECKING:
     Links = Counter[tuple[int, int]]
@@ -275,7 +275,7 @@ def mounts_below(path: str) -> list[str]:
     """Where file systems are mounted in a tree, its top included."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as handle:
-            points = [mount.point for mount in fs.parse_mounts(handle.read())]
+            points = [mount.point for mount in files.parse_mounts(handle.read())]
     except OSError:
         return []
     return [point for point in points if point == path or point.startswith(path + "/")]

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ..fs import fault
+from ..system.files import fault
 
 SUBDIRECTORIES = ("incoming", "locks", "envs", "jobs")
 _ATTEMPTS = 10

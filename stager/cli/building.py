@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundle.counts import counted
+from bundle.protocol.counts import counted
 
 from .grouped import grouped
 from .options import Json, Offline, Quiet, Resolver, Talk, resolver_name
 from .program import app, boundary, make_console
 
 if TYPE_CHECKING:
-    from ..config import Config
+    from ..config.load import Config
 
 
 @app.command()
@@ -27,7 +27,7 @@ def init(
     json: Json = False,
 ) -> None:
     """Write a commented stager.toml here."""
-    from ..init import create
+    from ..config.template import create
 
     console = make_console(quiet=quiet, as_json=json)
     with boundary(console):
@@ -46,7 +46,7 @@ def lock(
     talk: Talk,
 ) -> None:
     """Pin the requirements: pylock.toml, exact files and digests."""
-    from ..build import BuildOptions, lock_project
+    from ..building.build import BuildOptions, lock_project
 
     console = talk.console()
     with boundary(console):
@@ -76,8 +76,8 @@ def build(
     talk: Talk,
 ) -> None:
     """Make the bundle, and prove that nothing is missing in it."""
-    from ..build import BuildOptions, build_report
-    from ..build import build as make
+    from ..building.build import BuildOptions, build_report
+    from ..building.build import build as make
 
     console = talk.console()
     with boundary(console):
@@ -103,9 +103,9 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what is in a bundle."""
-    from ..bundling.bundles import Chosen
-    from ..bundling.inspect import inspect as look
-    from ..newest import newest_bundle
+    from ..building.current_bundle import newest_bundle
+    from ..pack.existing import Chosen
+    from ..pack.inspect import inspect as look
 
     console = make_console(as_json=json)
     with boundary(console):
@@ -118,6 +118,6 @@ def inspect(
 
 
 def _config() -> Config:
-    from ..config import load
+    from ..config.load import load
 
     return load(Path.cwd())

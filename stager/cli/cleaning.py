@@ -16,9 +16,9 @@ from .options import CleanFlags, LaunchFlags, LogDir, Place, SlurmFlags, Talk, j
 from .program import app, boundary
 
 if TYPE_CHECKING:
-    from ..config import Config
+    from ..config.load import Config
     from ..console import Console
-    from ..job import JobOptions
+    from ..jobs.job import JobOptions
 
 
 @app.command()
@@ -32,7 +32,7 @@ def clean(
     talk: Talk,
 ) -> None:
     """Remove environments, bundles and layers that nobody uses."""
-    from ..prepare import project
+    from ..jobs.prepare import project
 
     what.check()
     options = replace(
@@ -71,8 +71,8 @@ def _unreachable(config: Config, place: Place, options: JobOptions) -> str:
 
     What is asked for by name must be done, and its errors are errors.
     """
-    from ..errors import StagerError
-    from ..prepare import named_bundle, source_of
+    from ..core.errors import StagerError
+    from ..jobs.prepare import named_bundle, source_of
 
     if place.bundle is not None or place.asked or place.allocation != "auto":
         return ""
@@ -88,13 +88,13 @@ def _nodes(
     console: Console, config: Config, place: Place, options: JobOptions, *, everything: bool
 ) -> tuple[int, list[dict[str, Any]]]:
     """Clean the nodes of an allocation: the exit code, and what went."""
-    from bundle.masking import masked
+    from bundle.redaction.masking import masked
 
-    from ..clean import nodes_keep
-    from ..job import numbered
-    from ..outcome import Outcome
-    from ..prepare import named_bundle, prepare, source_of, way
-    from ..verify import carry_out
+    from ..cleanup.clean import nodes_keep
+    from ..jobs.driver import carry_out
+    from ..jobs.job import numbered
+    from ..jobs.prepare import named_bundle, prepare, source_of, way
+    from ..jobs.result import Outcome
 
     source = source_of(options, config, batch=False)
     path, manifest = named_bundle(config, place.bundle, place.asked)
@@ -134,9 +134,9 @@ def _removed(event: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _store(console: Console, config: Config, what: CleanFlags) -> list[dict[str, Any]]:
     """Clean the offline root: what went."""
-    from ..clean import Rules, apply, plan
-    from ..newest import offline_root
-    from ..store import Store
+    from ..building.current_bundle import offline_root
+    from ..cleanup.clean import Rules, apply, plan
+    from ..core.store import Store
 
     store = Store(offline_root(config))
     rules = Rules(keep_newest=not what.everything, wheels=what.wheels, projects=(config.root,))

@@ -24,10 +24,10 @@ from .program import app, boundary, make_console
 
 if TYPE_CHECKING:
     from ..console import Console
-    from ..job import JobOptions
-    from ..outcome import Outcome
-    from ..prepare import Prepared
-    from ..verify import OnEvent
+    from ..jobs.driver import OnEvent
+    from ..jobs.job import JobOptions
+    from ..jobs.prepare import Prepared
+    from ..jobs.result import Outcome
 
 
 @app.command()
@@ -44,7 +44,7 @@ def verify(
     talk: Talk,
 ) -> None:
     """Put the bundle on every node and check it; launch nothing."""
-    from ..outcome import verify_report
+    from ..jobs.result import verify_report
 
     batch.check()
     options = replace(
@@ -71,7 +71,7 @@ def run(
     talk: Talk,
 ) -> None:
     """Verify, then launch COMMAND (default: project.command)."""
-    from ..outcome import run_report
+    from ..jobs.result import run_report
 
     batch.check()
     options = replace(
@@ -99,9 +99,9 @@ def exec_(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Run any command in the environment, on this machine."""
-    from ..bundling.bundles import Chosen
-    from ..prepare import bundle_of, project
-    from ..verify import execute
+    from ..jobs.driver import execute
+    from ..jobs.prepare import bundle_of, project
+    from ..pack.existing import Chosen
 
     asked = chosen.asked
     console = make_console(quiet=quiet)
@@ -113,8 +113,8 @@ def exec_(
 
 def _remembered(options: JobOptions, command: str) -> AbstractContextManager[None]:
     """Let ``diagnose`` know of a command that fails before its job begins."""
-    from ..joblogs.files import default_folder
-    from ..joblogs.refused import remembered
+    from ..logs.files import default_folder
+    from ..logs.refused import remembered
 
     return remembered(default_folder(options.log_dir), command)
 
@@ -123,14 +123,14 @@ def _carry_out(
     console: Console, place: Place, options: JobOptions, action: str, flags: BatchFlags
 ) -> Outcome:
     """Take a job to its end; one that is only planned or submitted ends the command here."""
-    from .. import history
-    from ..bundling.scripts import refuse_absent
-    from ..job import numbered
-    from ..newest import offline_root
-    from ..outcome import Outcome
-    from ..prepare import bundle_of, prepare, project, source_of, way
-    from ..store import Store
-    from ..verify import carry_out
+    from ..building.current_bundle import offline_root
+    from ..core.store import Store
+    from ..forecast import history
+    from ..jobs.driver import carry_out
+    from ..jobs.job import numbered
+    from ..jobs.prepare import bundle_of, prepare, project, source_of, way
+    from ..jobs.result import Outcome
+    from ..jobs.scripts import refuse_absent
 
     config = project(place.bundle, place.asked)
     source = source_of(options, config, batch=flags.batch)
@@ -163,8 +163,8 @@ def _carry_out(
 
 def _planned(console: Console, prepared: Prepared, argv: tuple[str, ...]) -> None:
     """Say what would be asked of Slurm, and how long it would take; and end the command."""
-    from ..outlook import expected
-    from ..prepare import dry_run_report
+    from ..forecast.estimate import expected
+    from ..jobs.prepare import dry_run_report
 
     report = {**dry_run_report(prepared, argv), "forecast": expected(prepared)}
     if console.as_json:
@@ -176,9 +176,9 @@ def _planned(console: Console, prepared: Prepared, argv: tuple[str, ...]) -> Non
 
 def _refuse_impossible(prepared: Prepared) -> None:
     """End the command where Slurm would let the job wait for nodes that there are none of."""
-    from ..allocation import request
-    from ..capacity import refuse_impossible
-    from ..script import submit_environment
+    from ..slurm.capacity import refuse_impossible
+    from ..slurm.request import request
+    from ..slurm.script import submit_environment
 
     asked = request(prepared.config, os.environ)
     refuse_impossible(prepared.config, asked, submit_environment(os.environ))
@@ -188,7 +188,7 @@ def _submit(
     console: Console, prepared: Prepared, outcome: Outcome, flags: BatchFlags, listen: OnEvent
 ) -> None:
     """Submit a batch job; without ``--wait`` that is all, and ends the command."""
-    from ..batch import follow, script_of, submit
+    from ..jobs.batch import follow, script_of, submit
 
     submission = script_of(prepared, os.environ)
     if flags.dry_run:

@@ -14,8 +14,8 @@ from .options import LogDir, Talk
 from .program import app, boundary
 
 if TYPE_CHECKING:
-    from ..joblogs.files import JobFiles
-    from ..logs import Wanted
+    from ..logs.files import JobFiles
+    from ..logs.merge import Wanted
 
 JobArgument = Annotated[
     str | None,
@@ -42,7 +42,7 @@ class LineFlags:
 
     def wanted(self) -> Wanted:
         """The same, checked."""
-        from ..logs import Wanted
+        from ..logs.merge import Wanted
 
         return Wanted(
             ranks=tuple(self.rank or ()),
@@ -65,8 +65,8 @@ def logs(
     talk: Talk,
 ) -> None:
     """Show a job's logs as one, by time, with node and rank in front."""
-    from ..logs import follow as followed
-    from ..logs import merged
+    from ..logs.merge import follow as followed
+    from ..logs.merge import merged
 
     wanted = choice.wanted()
     console = talk.console()
@@ -82,10 +82,10 @@ def logs(
 @grouped
 def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
     """Say what failed first in a job, why, and what to do."""
-    from ..diagnose import diagnose as diagnosed
-    from ..diagnose import of_refused
-    from ..joblogs import refused
-    from ..joblogs.files import default_folder
+    from ..diagnosis.diagnose import diagnose as diagnosed
+    from ..diagnosis.diagnose import of_refused
+    from ..logs import refused
+    from ..logs.files import default_folder
 
     console = talk.console()
     with boundary(console):
@@ -100,7 +100,7 @@ def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> 
 
 def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
     """The files of the job that is asked for."""
-    from ..joblogs.files import default_folder, find
+    from ..logs.files import default_folder, find
 
     return find(job, default_folder(log_dir))
 

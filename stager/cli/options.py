@@ -14,8 +14,8 @@ from ..console import Console
 from .program import make_console
 
 if TYPE_CHECKING:
-    from ..job import JobOptions
-    from ..resolving.solver import ResolverName
+    from ..jobs.job import JobOptions
+    from ..lock.resolver import ResolverName
 
 T = TypeVar("T")
 
@@ -187,8 +187,8 @@ class CleanFlags:
 
 def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobOptions:
     """The options of a job, each one checked; a value that cannot be used is a usage error."""
-    from ..job import JobOptions
-    from ..settings import checks
+    from ..config import checks
+    from ..jobs.job import JobOptions
 
     name = checks.matching(checks.VARIABLE)
     one = 'a node list without blanks, as in "node02,node[05-07]"'

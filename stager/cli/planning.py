@@ -24,12 +24,12 @@ def plan(
     talk: Talk,
 ) -> None:
     """Predict how long staging takes, and whether it pays."""
-    from .. import history
-    from ..job import JobOptions, settle
-    from ..newest import offline_root
-    from ..outlook import MOST_NODES, plan_report, setting_of
-    from ..prepare import named_bundle, project
-    from ..store import Store
+    from ..building.current_bundle import offline_root
+    from ..core.store import Store
+    from ..forecast import history
+    from ..forecast.estimate import MOST_NODES, plan_report, setting_of
+    from ..jobs.job import JobOptions, settle
+    from ..jobs.prepare import named_bundle, project
 
     counts = node_counts(nodes, MOST_NODES)
     console = talk.console()

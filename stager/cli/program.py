@@ -16,8 +16,8 @@ import typer
 
 from .. import __version__
 from ..console import Console
-from ..errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, StagerError
-from ..visible import visible
+from ..core.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, StagerError
+from ..core.printable import visible
 
 app = typer.Typer(
     no_args_is_help=True,

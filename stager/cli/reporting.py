@@ -28,7 +28,7 @@ def report(
     talk: Talk,
 ) -> None:
     """Write a job's story as one HTML file: what failed, times, curves, nodes, the bundle."""
-    from ..report import report as written
+    from ..report.report import report as written
 
     console = talk.console()
     with boundary(console):

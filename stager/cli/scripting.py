@@ -6,15 +6,7 @@ import os
 from dataclasses import replace
 
 from .grouped import grouped
-from .options import (
-    BundleFlags,
-    Command,
-    LaunchFlags,
-    ScriptFlags,
-    SlurmFlags,
-    Talk,
-    job_options,
-)
+from .options import BundleFlags, Command, LaunchFlags, ScriptFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
 
 
@@ -30,8 +22,8 @@ def script(
     talk: Talk,
 ) -> None:
     """Print the sbatch script of a run, or of a torchrun command."""
-    from ..batch import script_of
-    from ..prepare import bundle_of, prepare, project
+    from ..jobs.batch import script_of
+    from ..jobs.prepare import bundle_of, prepare, project
 
     options = replace(job_options(slurm, launch, "slurm"), command=tuple(command or ()))
     asked = chosen.asked

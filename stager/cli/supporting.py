@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundle.counts import counted
+from bundle.protocol.counts import counted
 
 from ..console import Console
-from ..visible import visible
+from ..core.printable import visible
 from .grouped import grouped
 from .looking import JobArgument, job_files
 from .options import LogDir, Talk
 from .program import app, boundary
 
 if TYPE_CHECKING:
-    from ..diagnosing.failure import Diagnosis
-    from ..support import SupportOptions
-    from ..supporting.contents import Contents
+    from ..diagnosis.failure import Diagnosis
+    from ..support.contents import Contents
+    from ..support.support import SupportOptions
 
 _LOG_BYTES = 5_000_000
 _PATIENCE = 2.0
@@ -48,8 +48,8 @@ class PackFlags:
     ] = False
 
     def options(self) -> SupportOptions:
-        """The same as :func:`stager.support.support` takes it."""
-        from ..support import SupportOptions
+        """The same as :func:`stager.support.support.support` takes it."""
+        from ..support.support import SupportOptions
 
         return SupportOptions(
             output=self.output, log_bytes=self.max_log_bytes, hide_names=self.hide_names
@@ -69,8 +69,8 @@ def support(
     talk: Talk,
 ) -> None:
     """Pack a job's logs and what they mean for somebody elsewhere, without secrets."""
-    from ..support import listed
-    from ..support import support as supported
+    from ..support.support import listed
+    from ..support.support import support as supported
 
     console = talk.console()
     with boundary(console):

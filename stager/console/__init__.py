@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .verdicts import Console
+from .job_result import Console
 
 __all__ = ["Console"]

@@ -6,17 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bundle.counts import counted
-from bundle.problem import Problem
+from bundle.protocol.counts import counted
+from bundle.protocol.problem import Problem
 
-from .. import slurmtalk
+from ..slurm import messages
+from .output import size
 from .reports import Reports
-from .voice import size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bundle.job import Job
+    from bundle.protocol.job import Job
 
 _TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ \S*torch/distributed/")
 """How a line of torchrun's own log begins."""
@@ -65,7 +65,7 @@ class Events(Reports):
 
     def talk(self, line: str) -> None:
         """What Slurm's commands say, and whatever else the driver's standard error has."""
-        shown = slurmtalk.plain(slurmtalk.read(line))
+        shown = messages.plain(messages.read(line))
         if self.verbose:
             self.say(f"  {line}", "dim")
         elif shown:
@@ -122,7 +122,7 @@ class Events(Reports):
             self.note(f"{lines} came through srun from no agent; the first: {first}")
 
     def _on_lingering(self, event: Mapping[str, Any]) -> None:
-        from ..diagnosing.words import goes_on
+        from ..diagnosis.wording import goes_on
 
         cause, hint = goes_on(event)
         self._write(f"warning: {event['node']} rank {event['rank']}: {cause}; {hint}", "warning")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..visible import visible
+from ..core.printable import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

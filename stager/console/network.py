@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bundle.counts import counted
+from bundle.protocol.counts import counted
 
-from ..visible import visible
-from .voice import size
+from ..core.printable import visible
+from .output import size
 
 if TYPE_CHECKING:
     from rich.table import Table

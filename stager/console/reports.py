@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from bundle.counts import counted
+from bundle.protocol.counts import counted
 
-from .voice import Voice, size
+from .output import Voice, size
 
 
 class Reports(Voice):

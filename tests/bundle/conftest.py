@@ -9,11 +9,11 @@ import pytest
 from bundles import BASE_PYTHON, fetch_decompressor, make_bundle, node_program, run_node
 from wheelhouse import make_wheel, standard_set
 
-from bundle.archive import BundleFile
-from bundle.unpacking.decompressor import Decompress, load_decompressor
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.format.archive import BundleFile
+from bundle.format.decompressor import Decompress, load_decompressor
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 
 @pytest.fixture(scope="session")

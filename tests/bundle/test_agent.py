@@ -19,9 +19,9 @@ from jobs import ask, job_for
 from processes import until
 from torch_project import TorchProject
 
-from bundle.manifest import Digest
-from stager.diagnosing.told import first_failure
-from stager.pack import Packed
+from bundle.protocol.digest import Digest
+from stager.diagnosis.driver_verdict import first_failure
+from stager.pack.bundle import Packed
 
 
 def whats(event: dict[str, Any]) -> list[str]:

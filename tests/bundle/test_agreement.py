@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from namespaces import namespace
 
-from bundle.checking.agreement import (
+from bundle.checks.network_agreement import (
     Clock,
     Offset,
     await_nodes,
@@ -25,7 +25,7 @@ from bundle.checking.agreement import (
     resolution,
     skewed,
 )
-from bundle.problem import NodeError
+from bundle.protocol.problem import NodeError
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -119,7 +119,7 @@ def test_a_whole_file_of_wrong_hosts_is_one_problem() -> None:
 def test_real_hosts_files_that_differ() -> None:
     """Two nodes' own /etc/hosts, read by the resolver of each."""
     code = (
-        "from bundle.checking.agreement import resolution\n"
+        "from bundle.checks.network_agreement import resolution\n"
         "print(json.dumps(resolution(['hpc-a', 'hpc-b', 'hpc-c'])))"
     )
 
@@ -254,7 +254,7 @@ def test_the_ipv6_address_of_a_head(port: int) -> None:
 def test_a_head_that_is_told_to_end_while_it_waits(port: int) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-        "from bundle.checking.agreement import await_nodes\n"
+        "from bundle.checks.network_agreement import await_nodes\n"
         f"await_nodes('127.0.0.1', {port}, '77', ['n2'], 60.0)\n"
     )
     head = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)

@@ -13,12 +13,12 @@ import zstandard
 from bundles import BASE_PYTHON, forge, left_over, run_node
 from namespaces import needs_root
 
-from bundle import archive
-from bundle.archive import BundleFile
-from bundle.manifest import BLOCK, NODE_NAME, PART_LIMIT
-from bundle.problem import NodeError
-from bundle.unpacking.decompressor import Decompress
-from stager.pack import Packed
+from bundle.format import archive
+from bundle.format.archive import BundleFile
+from bundle.format.decompressor import Decompress
+from bundle.format.manifest import BLOCK, NODE_NAME, PART_LIMIT
+from bundle.protocol.problem import NodeError
+from stager.pack.bundle import Packed
 
 
 def read_all(path: Path, decompress: Decompress) -> int:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from bundles import BASE_PYTHON, left_over
 
-from bundle import unpack
-from bundle.archive import BundleFile
-from bundle.delivering.arrival import Arrival
+from bundle.environment import unpack
+from bundle.format.archive import BundleFile
+from bundle.format.arriving_file import Arrival
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
-from stager.pack import Packed
+from bundle.protocol.problem import NodeError
+from stager.pack.bundle import Packed
 
 
 def later(seconds: float, then: object) -> threading.Thread:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from bundle import slurm
-from bundle.talking.frames import Reader
-from bundle.talking.opening import MAIN, compressed
-from bundle.unpacking import venv
+from bundle.channel.frames import Reader
+from bundle.driver.transports import slurm_commands
+from bundle.driver.transports.agent_program import MAIN, compressed
+from bundle.environment import virtual_environment
 
-BOOT = venv.source_of("talking.bootstrap").decode()
+BOOT = virtual_environment.source_of("talking.bootstrap").decode()
 PROGRAM = """\
 import json, os, sys
 
@@ -35,7 +35,11 @@ def command(argv):
     }), flush=True)
     return 0
 """
-MODULES = {"__main__.py": MAIN, "bundle/__init__.py": b"", "bundle/agent.py": PROGRAM.encode()}
+MODULES = {
+    "__main__.py": MAIN,
+    "bundle/__init__.py": b"",
+    "bundle/agent/agent.py": PROGRAM.encode(),
+}
 
 
 def start(
@@ -43,7 +47,7 @@ def start(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the starter on a node with this standard input."""
     return subprocess.run(
-        slurm.starter(BOOT, "probe", pythons),
+        slurm_commands.starter(BOOT, "probe", pythons),
         input=data,
         env={"PATH": os.defpath, "SLURMD_NODENAME": node, "SLURM_PROCID": "1"},
         capture_output=True,
@@ -146,7 +150,7 @@ def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
     old = tmp_path / "python3"
     old.write_text("#!/bin/sh\nexit 1\n")  # one that is too old ends like this
     old.chmod(0o755)
-    argv = slurm.starter("print(1)", "preflight", ["/no/python"])
+    argv = slurm_commands.starter("print(1)", "preflight", ["/no/python"])
     env = {"PATH": str(tmp_path), "SLURMD_NODENAME": "n07", "SLURM_PROCID": "3"}
     done = subprocess.run(argv, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (3, b"")

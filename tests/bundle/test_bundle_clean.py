@@ -21,13 +21,13 @@ from namespaces import REPO, namespace, needs_root
 from processes import until
 from wheelhouse import make_wheel
 
-from bundle.node.clean import IDLE_SECONDS, NOT_OURS, Cleaned, clean, roots
+from bundle.environment.clean import IDLE_SECONDS, NOT_OURS, Cleaned, clean, roots
 from bundle.node.locks import take, using_root
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.protocol.problem import NodeError
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 LATER = IDLE_SECONDS + 60
 

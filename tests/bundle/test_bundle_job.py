@@ -1,4 +1,4 @@
-"""``bundle.job``: the job that travels as JSON. (``stager.job`` has a test of its own.)"""
+"""``bundle.protocol.job``: the job that travels as JSON."""
 
 import copy
 import json
@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from bundle.delivering.rates import ASSUMED, Rates
-from bundle.job import VERSION, Job, Launch, load, parse
-from bundle.manifest import Digest, Requires
-from bundle.problem import NodeError
+from bundle.protocol.digest import Digest
+from bundle.protocol.job import VERSION, Job, Launch, load, parse
+from bundle.protocol.problem import NodeError
+from bundle.protocol.rates import ASSUMED, Rates
+from bundle.protocol.requires import Requires
 
 JOB = Job(
     id="4711",

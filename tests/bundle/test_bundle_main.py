@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from bundles import BASE_PYTHON, CLEAN, HERE, OWN, forge, node_program, run_node
 
-from stager.pack import Packed
+from stager.pack.bundle import Packed
 
 SITE = f"lib/python{HERE.python}/site-packages"
 VERSION = ".".join(map(str, sys.version_info[:3]))

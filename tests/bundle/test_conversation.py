@@ -10,9 +10,9 @@ from contextlib import suppress
 import pytest
 from processes import living
 
-from bundle import process
-from bundle.talking import conversation
-from bundle.talking.conversation import Conversation
+from bundle.driver.transports import driver_channel
+from bundle.driver.transports.driver_channel import Conversation
+from bundle.system import processes
 
 
 class Heard:
@@ -119,7 +119,7 @@ def test_the_end_of_its_standard_input_ends_it() -> None:
 
 
 def test_one_that_ignores_all_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr(driver_channel, "_AFTER_SECONDS", 0.5)
     code = (
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         + FRAME.format("'deaf'")
@@ -136,13 +136,13 @@ def test_one_that_ignores_all_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_pipe_that_another_keeps_open_does_not_keep_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "_AFTER_SECONDS", 1.0)
+    monkeypatch.setattr(driver_channel, "_AFTER_SECONDS", 1.0)
     code = (
         "import os, sys\n"
         "print('\\x1en1:0 0 0 - . begun', flush=True)\n"
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
-        f"    os.environ.pop({process.MARK!r})\n"
+        f"    os.environ.pop({processes.MARK!r})\n"
         "    argv = [sys.executable, '-c', 'import time; time.sleep(20.4)']\n"
         "    os.execve(argv[0], argv, dict(os.environ))\n"
     )
@@ -174,5 +174,5 @@ def test_leaving_the_block_ends_it() -> None:
 
 
 def test_what_cannot_be_started() -> None:
-    with pytest.raises(process.ProcessError):
+    with pytest.raises(processes.ProcessError):
         Conversation(["/no/such/srun"], os.environ, b"")

@@ -16,13 +16,13 @@ from bundles import BASE_PYTHON, CLEAN, HERE, left_over, make_bundle, rot, run_n
 from jobs import ask, job_for
 from wheelhouse import make_wheel
 
-from bundle.checking.deep import damaged_files
+from bundle.checks.deep import damaged_files
+from bundle.environment.damage import faults
+from bundle.environment.unpack import Environment, Sent, unpack
 from bundle.node.root import secure_root
-from bundle.unpack import Environment, Sent, unpack
-from bundle.unpacking.damage import faults
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 SITE = f"lib/python{HERE.python}/site-packages"
 MODULE = f"{SITE}/single/__init__.py"

@@ -14,13 +14,13 @@ import pytest
 from bundles import BASE_PYTHON, HERE, OWN, make_bundle, tree
 from wheelhouse import make_wheel
 
-from bundle.checking.deep import REMEDY, SHOWN, damaged_files, discard
+from bundle.checks.deep import REMEDY, SHOWN, damaged_files, discard
+from bundle.environment.unpack import Environment, unpack, using
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
-from bundle.unpack import Environment, unpack, using
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.protocol.problem import NodeError
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 REPO = Path(__file__).resolve().parents[2]
 SITE = f"lib/python{HERE.python}/site-packages"
@@ -264,7 +264,7 @@ def test_one_that_is_in_use_stays(copy: Path) -> None:
     assert os.path.basename(root) == OWN
     code = (
         f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-        "from bundle.unpack import using\n"
+        "from bundle.environment.unpack import using\n"
         f"with using({root!r}, {copy.name!r}):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )

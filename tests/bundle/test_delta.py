@@ -15,16 +15,15 @@ from bundles import BASE_PYTHON, CLEAN, HERE, make_bundle, tree
 from namespaces import namespace
 from wheelhouse import make_wheel
 
-from bundle import unpack
-from bundle.delta import Known, Linking, link_layers, older_layers
-from bundle.manifest import Digest
+from bundle.environment import listing, unpack
+from bundle.environment.damage import faults
+from bundle.environment.hard_links import Known, Linking, link_layers, older_layers
+from bundle.format.layer import Entry
 from bundle.node.root import secure_root
-from bundle.unpacking import listing
-from bundle.unpacking.damage import faults
-from bundle.unpacking.layer import Entry
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.protocol.digest import Digest
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 SITE = f"lib/python{HERE.python}/site-packages"
 

@@ -17,10 +17,10 @@ from jobs import job_for
 from namespaces import entering
 from processes import living, until
 
-from bundle.archive import BundleFile
-from bundle.job import Job
-from bundle.manifest import Digest
-from stager.pack import Packed
+from bundle.format.archive import BundleFile
+from bundle.protocol.digest import Digest
+from bundle.protocol.job import Job
+from stager.pack.bundle import Packed
 
 
 def driver(program: Path, job: Job, *prefix: str) -> list[str]:
@@ -146,7 +146,7 @@ def test_a_bundle_that_is_gone(single: Packed, program: Path, tmp_path: Path) ->
 
 def test_the_bundle_stays_while_a_job_uses_it(many: Packed, program: Path, tmp_path: Path) -> None:
     """Whoever clears bundles away asks for the lock that the driver holds."""
-    from stager.bundling.bundles import clear_away
+    from stager.pack.existing import clear_away
 
     job = job_for(many, tmp_path)
     started = subprocess.Popen(driver(program, job), stdout=subprocess.PIPE, text=True)

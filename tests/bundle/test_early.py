@@ -18,13 +18,13 @@ from jobs import LAUNCH, job_for
 from processes import living, until
 from wheelhouse import make_wheel
 
-from bundle import process
-from bundle.launch import Place
-from bundle.launching import early
-from bundle.launching.early import EarlyLauncher
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.launch import early_torchrun
+from bundle.launch.commands import Place
+from bundle.launch.early_torchrun import EarlyLauncher
+from bundle.system import processes
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 RUN = """\
 import json, os, sys
@@ -101,7 +101,7 @@ def test_it_becomes_the_launcher_that_was_asked_for(
     assert (said["stdin"], said["pid"]) == ("", running.pid)
     assert "" not in said["path"]  # the working directory hides no module
     assert str(tmp_path) not in said["path"]
-    mark = said["variables"].pop(process.MARK)
+    mark = said["variables"].pop(processes.MARK)
     assert mark.endswith(running.mark)
     assert variables.items() <= said["variables"].items()
     assert set(said["variables"]) - set(variables) <= {"LC_CTYPE", "PWD"}
@@ -143,10 +143,10 @@ def test_another_interpreter_since_is_noticed(
 
 def test_what_keeps_it_from_starting_is_left_to_the_launch(packed: Packed, tmp_path: Path) -> None:
     job = job_for(packed, tmp_path, action="run")
-    assert early.start(job) is None  # there is no environment yet
-    assert early.start(replace(job, action="verify")) is None
-    assert early.start(replace(job, dry_run=True)) is None
-    assert early.start(replace(job, launch=replace(LAUNCH, launcher="srun"))) is None
+    assert early_torchrun.start(job) is None  # there is no environment yet
+    assert early_torchrun.start(replace(job, action="verify")) is None
+    assert early_torchrun.start(replace(job, dry_run=True)) is None
+    assert early_torchrun.start(replace(job, launch=replace(LAUNCH, launcher="srun"))) is None
 
 
 def driven(program: Path, packed: Packed, folder: Path) -> list[dict[str, Any]]:

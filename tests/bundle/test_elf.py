@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from bundle.unpacking.decompressor import load_decompressor
-from bundle.unpacking.elf import mapped
-from stager.model import Wheel
+from bundle.format.decompressor import load_decompressor
+from bundle.format.elf import mapped
+from stager.core.values import Wheel
 
 LIBRARY = Path(zstandard.backend_c.__file__) if hasattr(zstandard, "backend_c") else None
 HEADER = 64

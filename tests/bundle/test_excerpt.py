@@ -13,14 +13,14 @@ import pytest
 from bundles import BASE_PYTHON, HERE, make_bundle, tree
 from wheelhouse import make_wheel
 
-from bundle import unpack
-from bundle.archive import BundleFile, Excerpt
-from bundle.delivering.excerpt import write_excerpt
+from bundle.environment import unpack
+from bundle.format.archive import BundleFile, Excerpt
+from bundle.format.partial_bundle import write_excerpt
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.protocol.problem import NodeError
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 SITE = f"lib/python{HERE.python}/site-packages"
 
@@ -108,9 +108,9 @@ def test_a_place_that_is_full_is_said(single: Packed, tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {repo!r})\n"
         "import resource, signal\n"
-        "from bundle.archive import BundleFile\n"
-        "from bundle.delivering.excerpt import write_excerpt\n"
-        "from bundle.problem import NodeError\n"
+        "from bundle.format.archive import BundleFile\n"
+        "from bundle.format.partial_bundle import write_excerpt\n"
+        "from bundle.protocol.problem import NodeError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "with BundleFile(sys.argv[1]) as bundle:\n"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bundle.checking import findings
-from bundle.problem import Problem
+from bundle.checks import findings
+from bundle.protocol.problem import Problem
 
 NODES = ("n1", "n2", "n3", "n4")
 OK: dict[str, Any] = {"ok": True, "exit_code": 0, "problems": []}

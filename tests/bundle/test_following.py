@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from processes import living
 
-from bundle import signals
-from bundle.launching import following
-from bundle.launching.following import Heard, Outputs
-from bundle.problem import NodeError
+from bundle.launch import output_reader
+from bundle.launch.output_reader import Heard, Outputs
+from bundle.protocol.problem import NodeError
+from bundle.system import signals
 
 Said = tuple["int | None", bytes]
 
@@ -30,7 +30,7 @@ def followed(
     said: list[Said] = []
     argv = [sys.executable, "-c", code, str(tmp_path / "output"), *arguments]
     with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 7)) as outputs:
-        status, heard = following.attend(
+        status, heard = output_reader.attend(
             argv,
             {**os.environ, **outputs.variables},
             str(tmp_path),
@@ -77,7 +77,7 @@ def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     code = "import sys\nfor n in range(3000): sys.stdout.write('\\r' + 'x' * 999)"
     _, _, said = followed(code, tmp_path)
     assert b"".join(data for _, data in said) == (b"\r" + b"x" * 999) * 3000
-    assert max(len(data) for _, data in said) < 2 * following.LONGEST_LINE
+    assert max(len(data) for _, data in said) < 2 * output_reader.LONGEST_LINE
 
 
 def test_the_programs_end_is_not_put_off_by_a_child_that_it_leaves(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
     absent = [str(tmp_path / "absent")]
     outputs = Outputs(str(tmp_path / "output"), (), 7)
     with pytest.raises(NodeError, match="the launcher cannot start"):
-        following.attend(absent, {}, str(tmp_path), outputs, lambda rank, data: None)
+        output_reader.attend(absent, {}, str(tmp_path), outputs, lambda rank, data: None)
 
 
 # --- which rank wrote what -----------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_each_line_is_its_own_ranks(tmp_path: Path) -> None:
     assert {rank: list(lines) for rank, lines in heard.own.items()} == {
         n + 4: [f"{n} line {k}" for k in range(200, 400)] for n in range(3)
     }
-    assert len(heard.tail) == following.KEPT
+    assert len(heard.tail) == output_reader.KEPT
 
 
 def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_ranks_that_have_ended_while_their_launcher_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: tuple[str, ...], status: int
 ) -> None:
     """That is told; and an end from outside is then no failure of theirs."""
-    monkeypatch.setattr(following, "_FINISHED_SECONDS", 0.2)
+    monkeypatch.setattr(output_reader, "_FINISHED_SECONDS", 0.2)
     told: list[str] = []
     argv = [sys.executable, "-c", RANKS_THEN_WAITS, str(tmp_path / "output"), *ended]
 
@@ -349,7 +349,7 @@ def test_ranks_that_have_ended_while_their_launcher_waits(
         ranks = [range(1), range(1, 2)]
         with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 1)) as outputs:
             outputs.on_finished = lambda: told.append("over")
-            code, _ = following.attend(
+            code, _ = output_reader.attend(
                 argv, os.environ, str(tmp_path), outputs, lambda rank, data: None
             )
     finally:

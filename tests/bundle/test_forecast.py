@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bundle import slurm
-from bundle.delivering.forecast import (
+from bundle.driver.transports import slurm_commands
+from bundle.protocol.rates import ASSUMED, Rates, rates_from
+from bundle.transfer.forecast import (
     BLOCK,
     Nodes,
     Staging,
@@ -20,8 +21,7 @@ from bundle.delivering.forecast import (
     sending,
     staging,
 )
-from bundle.delivering.rates import ASSUMED, Rates, rates_from
-from stager.pack import Packed
+from stager.pack.bundle import Packed
 
 ROUND = Rates(
     link=BLOCK / 0.02,
@@ -68,7 +68,7 @@ def test_a_block_takes_its_levels_times_the_receivers_of_one_sender() -> None:
 )
 def test_the_width_that_takes_least_time(nodes: int, width: int) -> None:
     assert best_width(nodes, 64, ROUND) == width
-    assert slurm.fanout(nodes, (23, 11)) == best_width(nodes, 64)
+    assert slurm_commands.fanout(nodes, (23, 11)) == best_width(nodes, 64)
     costs = [block_seconds(nodes, one, ROUND) for one in range(1, 65)]
     assert block_seconds(nodes, width, ROUND) == min(costs)
 

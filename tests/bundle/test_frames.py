@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bundle.talking.frames import KEPT, LONGEST, Reader, Writer
+from bundle.channel.frames import KEPT, LONGEST, Reader, Writer
 
 ALPHABET = 'ab {}[]":,.+ \t\x1e\r\n\\' + "\u00fc\u20ac\N{SNOWMAN}\U0001f600"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from namespaces import REPO
 
-from bundle import fs
-from bundle.problem import NodeError
+from bundle.protocol.problem import NodeError
+from bundle.system import files
 
 # From compute nodes, shortened: blanks as \040, a stack of two on /scratch, one hidden under it.
 TABLE = r"""
@@ -33,7 +33,7 @@ LOCAL = """ext4 xfs btrfs zfs tmpfs overlay f2fs fuseblk fuse fuse.squashfuse
 
 
 def point_of(path: str) -> tuple[str, str]:
-    mount = fs.mount_for(path, fs.parse_mounts(TABLE))
+    mount = files.mount_for(path, files.parse_mounts(TABLE))
     assert mount is not None
     return mount.point, mount.fstype
 
@@ -56,7 +56,7 @@ def test_finds_the_mount(path: str, expected: tuple[str, str]) -> None:
 
 
 def test_reads_escapes_and_both_kinds_of_options() -> None:
-    mounts = {mount.point: mount for mount in fs.parse_mounts(TABLE)}
+    mounts = {mount.point: mount for mount in files.parse_mounts(TABLE)}
     assert len(mounts) == 10  # two on /scratch
     assert mounts["/tmp/my disk"].options >= {"rw", "noexec"}
     assert "ro" in mounts["/ro"].options
@@ -64,11 +64,11 @@ def test_reads_escapes_and_both_kinds_of_options() -> None:
 
 
 def test_without_a_root_the_longest_and_then_the_last_counts() -> None:
-    mounts = [mount for mount in fs.parse_mounts(TABLE) if mount.point != "/"]
-    found = fs.mount_for("/scratch/x", mounts)
+    mounts = [mount for mount in files.parse_mounts(TABLE) if mount.point != "/"]
+    found = files.mount_for("/scratch/x", mounts)
     assert found is not None
     assert found.fstype == "lustre"
-    assert fs.mount_for("/var", mounts) is None
+    assert files.mount_for("/var", mounts) is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_without_a_root_the_longest_and_then_the_last_counts() -> None:
     ],
 )
 def test_shared_file_systems(fstype: str, shared: bool) -> None:
-    assert fs.Mount(1, 0, "/", fstype, frozenset()).shared is shared
+    assert files.Mount(1, 0, "/", fstype, frozenset()).shared is shared
 
 
 def test_mount_of_agrees_with_the_kernel() -> None:
@@ -88,16 +88,16 @@ def test_mount_of_agrees_with_the_kernel() -> None:
             ["findmnt", "-nro", "TARGET,FSTYPE", "--target", os.path.realpath(path)],
             capture_output=True, text=True, check=True,
         ).stdout.split()  # fmt: skip
-        assert [fs.mount_of(path).point, fs.mount_of(path).fstype] == said[-2:]
+        assert [files.mount_of(path).point, files.mount_of(path).fstype] == said[-2:]
 
 
 def test_facts_of_a_real_directory(tmp_path: Path) -> None:
-    facts = fs.facts_of(str(tmp_path))
+    facts = files.facts_of(str(tmp_path))
     state = os.statvfs(tmp_path)
     assert abs(facts.free_bytes - state.f_bavail * state.f_frsize) < 1 << 30
     assert not facts.read_only
     with pytest.raises(NodeError, match="No such file"):
-        fs.facts_of(str(tmp_path / "absent"))
+        files.facts_of(str(tmp_path / "absent"))
 
 
 # --- choosing ------------------------------------------------------------------------------------
@@ -107,18 +107,18 @@ def test_the_variable_wins_over_the_setting(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     env = {"STAGER_NODE_ROOT": str(tmp_path / "a")}
-    assert fs.choose_base(str(tmp_path / "b"), 0, 0, env) == str(tmp_path / "a")
-    assert fs.choose_base(str(tmp_path / "b"), 0, 0, {}) == str(tmp_path / "b")
-    assert fs.choose_base("auto", 0, 0, env) == str(tmp_path / "a")
+    assert files.choose_base(str(tmp_path / "b"), 0, 0, env) == str(tmp_path / "a")
+    assert files.choose_base(str(tmp_path / "b"), 0, 0, {}) == str(tmp_path / "b")
+    assert files.choose_base("auto", 0, 0, env) == str(tmp_path / "a")
 
 
 def test_the_setting_may_use_the_node_s_variables(tmp_path: Path) -> None:
-    assert fs.choose_base("$SCRATCH", 0, 0, {"SCRATCH": str(tmp_path)}) == str(tmp_path)
+    assert files.choose_base("$SCRATCH", 0, 0, {"SCRATCH": str(tmp_path)}) == str(tmp_path)
     odd = tmp_path / "5$"
     odd.mkdir()
-    assert fs.choose_base(str(odd), 0, 0, {}) == str(odd)
+    assert files.choose_base(str(odd), 0, 0, {}) == str(odd)
     with pytest.raises(NodeError, match=r"\$SCRATCH is not set on this node"):
-        fs.choose_base("$SCRATCH/x", 0, 0, {})
+        files.choose_base("$SCRATCH/x", 0, 0, {})
 
 
 def test_auto_takes_the_first_that_fits(tmp_path: Path) -> None:
@@ -126,17 +126,17 @@ def test_auto_takes_the_first_that_fits(tmp_path: Path) -> None:
     one.mkdir()
     two.mkdir()
     env = {"SLURM_TMPDIR": str(one), "TMPDIR": str(two)}
-    assert fs.choose_base("auto", 0, 0, env) == str(one)
+    assert files.choose_base("auto", 0, 0, env) == str(one)
     one.rmdir()
-    assert fs.choose_base("auto", 0, 0, env) == str(two)
-    assert fs.choose_base("auto", 0, 0, {}) == "/tmp"
+    assert files.choose_base("auto", 0, 0, env) == str(two)
+    assert files.choose_base("auto", 0, 0, {}) == "/tmp"
 
 
 def test_a_refusal_lists_all_candidates_and_how_to_move(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     env = {"SLURM_TMPDIR": str(tmp_path / "file"), "TMPDIR": "relative"}
     with pytest.raises(NodeError) as caught:
-        fs.choose_base("auto", 10**18, 10**15, env)
+        files.choose_base("auto", 10**18, 10**15, env)
     text = str(caught.value)
     assert f"$SLURM_TMPDIR = {tmp_path}/file: it is not a directory" in text
     assert "$TMPDIR = relative: it is not an absolute path" in text
@@ -149,17 +149,17 @@ def test_a_refusal_lists_all_candidates_and_how_to_move(tmp_path: Path) -> None:
 
 def test_a_named_directory_is_not_replaced_by_another(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="it does not exist"):
-        fs.choose_base(str(tmp_path / "absent"), 0, 0, {"TMPDIR": str(tmp_path)})
+        files.choose_base(str(tmp_path / "absent"), 0, 0, {"TMPDIR": str(tmp_path)})
 
 
 def test_room_is_refused_by_its_facts() -> None:
-    facts = fs.Facts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
-    assert len(fs.refusals(facts, 1000, 5)) == 3
-    assert len(fs.refusals(facts, 999, 5)) == 2
+    facts = files.Facts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
+    assert len(files.refusals(facts, 1000, 5)) == 3
+    assert len(files.refusals(facts, 999, 5)) == 2
 
 
 def test_sizes_for_people() -> None:
-    assert [fs.size(n) for n in (0, 999, 1000, 1_380_000_000, 2 * 10**15)] == [
+    assert [files.size(n) for n in (0, 999, 1000, 1_380_000_000, 2 * 10**15)] == [
         "0 bytes", "999 bytes", "1.0 kB", "1.4 GB", "2000000.0 GB",
     ]  # fmt: skip
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from namespaces import namespace
 
-FS = "from bundle import fs\n"
+FS = "from bundle.system import files\n"
 CHOOSE = """
 try:
-    print(json.dumps(fs.choose_base({setting!r}, {bytes}, {inodes}, {env!r})))
-except fs.NodeError as exc:
+    print(json.dumps(files.choose_base({setting!r}, {bytes}, {inodes}, {env!r})))
+except files.NodeError as exc:
     print(json.dumps(str(exc)))
 """
 
@@ -46,7 +46,7 @@ def test_a_file_system_without_inodes_is_refused(tmp_path: Path) -> None:
 
 def test_tmpfs_without_an_inode_limit_does_not_count_them(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o nr_inodes=0 none {tmp_path}"
-    code = f"{FS}facts = fs.facts_of({str(tmp_path)!r})\n"
+    code = f"{FS}facts = files.facts_of({str(tmp_path)!r})\n"
     code += "print(json.dumps([facts.tmpfs, facts.free_inodes]))"
     assert namespace("-m", mount, code) == [True, None]
     assert choose(mount, str(tmp_path), inodes=10**12) == str(tmp_path)
@@ -58,7 +58,7 @@ def test_a_full_file_system_cannot_hold_a_node_root(tmp_path: Path) -> None:
 from bundle.node.root import secure_root
 try:
     secure_root({str(tmp_path)!r})
-except fs.NodeError as exc:
+except files.NodeError as exc:
     print(json.dumps(str(exc)))
 """
     assert "No space left on device" in str(namespace("-m", fill, code))
@@ -71,7 +71,7 @@ def test_stacked_and_hidden_mounts_as_the_kernel_has_them(tmp_path: Path) -> Non
         mount -t tmpfs -o size=1m none '{deep}'
         mount -t tmpfs -o size=2m none '{tmp_path}/outer'
         mkdir '{deep}'"""
-    code = f"{FS}print(json.dumps(fs.mount_of({str(deep)!r}).point))"
+    code = f"{FS}print(json.dumps(files.mount_of({str(deep)!r}).point))"
     assert namespace("-m", shell, code) == str(tmp_path / "outer")
     shell += f"; mount -t tmpfs -o size=3m none '{deep}'"
     assert namespace("-m", shell, code) == str(deep)

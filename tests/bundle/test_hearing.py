@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from bundle.talking import hearing, opening
-from bundle.talking.frames import Reader
+from bundle.channel import agent_channel
+from bundle.channel.frames import Reader
+from bundle.driver.transports import agent_program
 
 REPO = str(Path(__file__).parents[2])
 AGENT = f"""
@@ -151,8 +152,8 @@ def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_pat
         {"phase": "probe", "nodes": ["n0"], "common": {"job": other}, "own": {}},
         {"phase": "launch", "nodes": ["n1"], "common": {}, "own": {}},
     ]
-    lines = [opening.line(one) for one in told]
-    assert lines[0].startswith(hearing.PACKED)
+    lines = [agent_program.line(one) for one in told]
+    assert lines[0].startswith(agent_channel.PACKED)
     with request.open() as handle:
         done = subprocess.run(
             [sys.executable, "-c", FOLLOWING, str(handle.fileno())],

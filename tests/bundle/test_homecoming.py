@@ -10,8 +10,8 @@ import pytest
 from jobs import job_for
 from namespaces import namespace
 
-from bundle.returning.homecoming import marked
-from stager.pack import Packed
+from bundle.driver.collect import marked
+from stager.pack.bundle import Packed
 
 
 def test_it_is_there_for_as_long_as_it_is_looked_for(single: Packed, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_directory_that_is_read_only(single: Packed, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     log = job_for(single, tmp_path / "run").to_json()
     code = (
-        "from bundle.job import parse\nfrom bundle.returning.homecoming import marked\n"
+        "from bundle.protocol.job import parse\nfrom bundle.driver.collect import marked\n"
         f"with marked(parse({log!r})) as name: print(json.dumps(name))\n"
     )
     mount = f"mount -t tmpfs -o ro none '{tmp_path}/run'"

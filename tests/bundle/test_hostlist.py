@@ -2,8 +2,8 @@
 
 import pytest
 
-from bundle.hostlist import expand_hostlist, fold, matches
-from bundle.problem import NodeError
+from bundle.protocol.problem import NodeError
+from bundle.system.hostlist import expand_hostlist, fold, matches
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from test_bundle_main import OTHERS
 
-from bundle import patches
-from bundle.imports import PATIENCE, PTH_LINE
+from bundle.environment import patches
+from bundle.environment.imports import PATIENCE, PTH_LINE
 
 BUNDLE = Path(__file__).resolve().parents[2] / "bundle"
 SHOWS = "import gc; print(__name__, gc.get_threshold())\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bundle.node import interpreter
-from bundle.problem import NodeError
-from bundle.process import ProcessError
+from bundle.protocol.problem import NodeError
+from bundle.system.processes import ProcessError
 
 REPO = Path(__file__).resolve().parents[2]
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -12,9 +12,8 @@ import zstandard
 from building import ORIGIN
 from bundles import forged_head
 
-from bundle.archive import BundleFile
-from bundle.manifest import Digest
-from bundle.unpacking.layer import (
+from bundle.format.archive import BundleFile
+from bundle.format.layer import (
     FRAME_LIMIT,
     HEAD_PREFIX,
     LINK_LIMIT,
@@ -31,8 +30,9 @@ from bundle.unpacking.layer import (
     head_summary,
     origin_of,
 )
-from stager.pack import Packed
-from stager.store import Store
+from bundle.protocol.digest import Digest
+from stager.core.store import Store
+from stager.pack.bundle import Packed
 
 D = Digest.of(b"")
 FILES = (Entry("bin/tool", 10, 0o755, D, 512), Entry("lib/a.py", 600, 0o644, D, 1536))

@@ -9,17 +9,17 @@ from pathlib import Path
 
 from jobs import job_for
 
-from bundle.launch import Place
-from bundle.launching import ranked
-from stager.pack import Packed
+from bundle.launch import run_ranks
+from bundle.launch.commands import Place
+from stager.pack.bundle import Packed
 
 REPO = Path(__file__).parents[2]
 BEGIN = (
     f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-    "from bundle import limits, process\n"
-    "from bundle.job import load\n"
-    "from bundle.launching.following import Outputs\n"
-    "from bundle.logs import Logs\n"
+    "from bundle.system import open_files, processes\n"
+    "from bundle.protocol.job import load\n"
+    "from bundle.launch.output_reader import Outputs\n"
+    "from bundle.driver.logs import Logs\n"
 )
 
 
@@ -73,8 +73,9 @@ def test_where_no_more_files_can_be_opened_others_are_closed(
 
 def test_the_soft_limit_is_raised_and_what_is_started_has_the_old_one() -> None:
     code = (
-        "limits.raise_open_files()\n"
-        "print(limits.open_files(), process.run(['sh', '-c', 'ulimit -n'], timeout=9).stdout)\n"
+        "open_files.raise_open_files()\n"
+        "shell = processes.run(['sh', '-c', 'ulimit -n'], timeout=9)\n"
+        "print(open_files.open_files(), shell.stdout)\n"
     )
     assert limited(code, 100, 400).stdout.split() == ["400", "100"]
     assert limited(code, 100, 100).stdout.split() == ["100", "100"]
@@ -93,12 +94,12 @@ def test_too_many_pipes_are_refused_before_anything_is_started(tmp_path: Path) -
 
 def test_what_is_said_of_it() -> None:
     place = Place(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
-    problem = ranked._no_pipes(place, OSError(24, "Too many open files"), 300)
+    problem = run_ranks._no_pipes(place, OSError(24, "Too many open files"), 300)
     assert "a pipe is needed for 300 ranks" in problem.why
     assert "ulimit -Hn" in problem.fix
 
 
 def test_another_reason_keeps_its_advice() -> None:
     place = Place(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
-    problem = ranked._no_pipes(place, OSError(28, "No space left on device"), 3)
+    problem = run_ranks._no_pipes(place, OSError(28, "No space left on device"), 3)
     assert (problem.why, problem.fix[:13]) == ("No space left on device", "see the space")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bundle.launching import following
-from bundle.talking.lines import Lines
+from bundle.channel.lines import Lines
+from bundle.launch import output_reader
 
 
 class Piece(bytes):
@@ -44,15 +44,15 @@ def test_a_line_of_many_pieces_is_joined_once() -> None:
 
 def test_a_ranks_long_line_is_joined_once_and_passed_on_in_pieces() -> None:
     """50 MB: each byte is copied once, whatever the size of the pieces."""
-    stream = following._Stream(0, None)
+    stream = output_reader._Stream(0, None)
     passed = [stream.take(Piece(b"y" * 4096)) for _ in range(50_000_000 // 4096)]
     whole = [data for data in passed if data]
     assert sum(map(len, whole)) + len(stream.last()) == 50_000_000 // 4096 * 4096
-    assert len(whole) <= 50_000_000 // following.LONGEST_LINE + 1
+    assert len(whole) <= 50_000_000 // output_reader.LONGEST_LINE + 1
     assert (stream.held, stream.last()) == (0, b"")
 
 
 def test_what_is_remembered_of_long_lines_is_little() -> None:
     """A diagnosis looks at it with one expression after the other."""
-    lines = following._last_lines(b"z" * 10_000_000 + b"\nshort\n")
-    assert [len(line) for line in lines] == [following._KEPT_BYTES, 5]
+    lines = output_reader._last_lines(b"z" * 10_000_000 + b"\nshort\n")
+    assert [len(line) for line in lines] == [output_reader._KEPT_BYTES, 5]

@@ -16,12 +16,13 @@ import pytest
 from jobs import job_for
 from processes import living
 
-from bundle import local, process
-from bundle.job import Job
-from bundle.local import LocalTransport
-from bundle.problem import NodeError
-from bundle.transport import Ended, Parcel
-from stager.pack import Packed
+from bundle.driver.transports import local
+from bundle.driver.transports.local import LocalTransport
+from bundle.driver.transports.transport import Ended, Parcel
+from bundle.protocol.job import Job
+from bundle.protocol.problem import NodeError
+from bundle.system import processes
+from stager.pack.bundle import Packed
 
 
 @pytest.fixture
@@ -120,8 +121,10 @@ def test_room_is_asked_for_all_nodes_that_have_no_environment(job: Job) -> None:
 # --- how agents are attended to ------------------------------------------------------------------
 
 
-def agent(code: str) -> process.Process:
-    return process.start([sys.executable, "-c", code], stdout=process.PIPE, stderr=process.STDOUT)
+def agent(code: str) -> processes.Process:
+    return processes.start(
+        [sys.executable, "-c", code], stdout=processes.PIPE, stderr=processes.STDOUT
+    )
 
 
 def say(**event: Any) -> str:

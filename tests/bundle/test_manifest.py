@@ -9,22 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from bundle.manifest import (
+from bundle.format.manifest import (
     BLOCK,
     HEAD_LIMIT,
     PART_LIMIT,
-    Digest,
     Layer,
     Manifest,
     ManifestError,
     Part,
-    Requires,
-    canonical_json,
     member_header,
     padding,
     parse,
 )
-from stager.pack import Packed
+from bundle.protocol.digest import Digest, canonical_json
+from bundle.protocol.requires import Requires
+from stager.pack.bundle import Packed
 
 GIB8 = 8 << 30
 

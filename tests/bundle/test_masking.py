@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bundle.masking import masked, without_url_secrets
+from bundle.redaction.masking import masked, without_url_secrets
 
 
 @pytest.mark.parametrize(

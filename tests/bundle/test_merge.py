@@ -2,9 +2,10 @@
 
 import pytest
 
-from bundle.manifest import Digest, Layer
-from bundle.unpacking.layer import Entry, Index, LayerError, Link
-from bundle.unpacking.merge import merge, own_directories, own_files
+from bundle.environment.merge import merge, own_directories, own_files
+from bundle.format.layer import Entry, Index, LayerError, Link
+from bundle.format.manifest import Layer
+from bundle.protocol.digest import Digest
 
 EMPTY, OTHER = Digest.of(b""), Digest.of(b"other")
 SITE = "lib/python3.11/site-packages"

@@ -18,10 +18,10 @@ import pytest
 from processes import until
 
 import bundle
-from bundle import signals
-from bundle.launching import following, ranks
-from bundle.launching.following import Outputs
-from bundle.launching.monitor import SECONDS, Rank, RankMonitor
+from bundle.launch import output_reader, rank_results
+from bundle.launch.output_reader import Outputs
+from bundle.launch.rank_monitor import SECONDS, Rank, RankMonitor
+from bundle.system import signals
 
 FAR_SIDE = Path(bundle.__file__).parent
 # In the place of torchrun: it starts the ranks, waits for them, and says nothing of how they ended.
@@ -99,7 +99,7 @@ def watched(job_dir: Path, *words: str) -> tuple[int, RankMonitor, list[Rank]]:
     argv = [sys.executable, "-c", LAUNCHER, str(job_dir / "run_wrapper.py"), *words]
     with pipes(job_dir) as outputs:
         outputs.monitor.on_lingering = note
-        status, heard = following.attend(
+        status, heard = output_reader.attend(
             argv, variables, str(job_dir), outputs, lambda rank, lines: None
         )
         (job_dir / "said").write_text("\n".join(heard.tail))
@@ -240,7 +240,7 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
         ending.start()
         try:
             words = ["wait", "kill"]
-            code, _ = following.attend(
+            code, _ = output_reader.attend(
                 [*argv, *words], variables, str(job_dir), outputs, lambda rank, lines: None
             )
         finally:
@@ -252,7 +252,9 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
     (failed,) = monitor.unreported({})
     assert (failed.rank, failed.code) == (1, -signal.SIGKILL)
     assert monitor.unreported({1: None}) == []
-    (record,) = ranks.settled([ranks.unreported(failed, "n1", {1: ["last"]})], monitor, [])
+    (record,) = rank_results.settled(
+        [rank_results.unreported(failed, "n1", {1: ["last"]})], monitor, []
+    )
     assert (record["told_to_end"], record["lines"]) == (False, ["last"])
 
 
@@ -302,14 +304,17 @@ Root Cause (first observed failure):
 def test_a_rank_that_its_launcher_did_not_end(tmp_path: Path, report: str, known: bool) -> None:
     """Both ended by SIGTERM; only one of them because torchrun wanted it."""
     lines = report.splitlines()
-    records = ranks.failures(str(tmp_path), "n1", lines, 99.0)
+    records = rank_results.failures(str(tmp_path), "n1", lines, 99.0)
     with pipes(tmp_path) as outputs:
         if known:
             for rank, ended in ((0, 11.5), (1, 11.25)):
                 outputs.monitor.ranks[rank] = Rank(rank, rank, 100 + rank, ended=ended, code=-15)
-        found = {one["rank"]: one for one in ranks.settled(records, outputs.monitor, lines)}
+        found = {one["rank"]: one for one in rank_results.settled(records, outputs.monitor, lines)}
     assert [found[rank]["told_to_end"] for rank in (0, 1)] == [True, False]
     assert [found[rank]["root_cause"] for rank in (0, 1)] == [False, True]
-    assert [ranks.weight(found[rank]) for rank in (0, 1)] == [ranks.ENDED, ranks.CAUSE]
+    assert [rank_results.weight(found[rank]) for rank in (0, 1)] == [
+        rank_results.ENDED,
+        rank_results.CAUSE,
+    ]
     assert [found[rank]["time"] for rank in (0, 1)] == ([11.5, 11.25] if known else [99.0, 99.0])
     assert json.dumps(list(found.values()))  # as an agent sends it

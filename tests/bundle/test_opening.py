@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from bundle import slurm
-from bundle.talking import bootstrap, opening
-from stager.bundling.compiled import with_bytecode
-from stager.bundling.program import make_node_program
+from bundle.channel import bootstrap
+from bundle.driver.transports import agent_program, slurm_commands
+from stager.pack.compiled_program import with_bytecode
+from stager.pack.program import make_node_program
 
 REPO = Path(__file__).parents[2]
-AGENT = "bundle/agent.py"
+AGENT = "bundle/agent/agent.py"
 PROGRAM = make_node_program()
 
 
@@ -48,13 +48,13 @@ def needed(path: str, tree: ast.AST | None = None) -> set[str]:
 
 
 def of_phase(phase: str) -> set[str]:
-    return {f"bundle/{name}.py" for name in opening.OF_PHASES[phase]}
+    return {f"bundle/{name}.py" for name in agent_program.OF_PHASES[phase]}
 
 
 @functools.cache
 def of_all() -> set[str]:
-    every = set(opening.agent_modules(PROGRAM))
-    return every.difference(*map(of_phase, opening.OF_PHASES))
+    every = set(agent_program.agent_modules(PROGRAM))
+    return every.difference(*map(of_phase, agent_program.OF_PHASES))
 
 
 def agents_parts() -> Iterator[tuple[str, ast.AST]]:
@@ -75,13 +75,13 @@ def test_agents_import_nothing_that_they_are_not_sent() -> None:
     """At no time: what is missing would be missed on a node only."""
     for path in of_all() - {AGENT}:
         assert needed(path) <= of_all(), path
-    for phase in opening.OF_PHASES:
+    for phase in agent_program.OF_PHASES:
         for path in of_phase(phase):
             assert needed(path) <= of_all() | of_phase(phase), path
     for name, tree in agents_parts():
         own = of_phase(PHASES_OF[name]) if name in PHASES_OF else set()
         assert needed(AGENT, tree) <= of_all() | own, name
-    for name in [*opening.DRIVERS, *(path[:-3] for path in of_all())]:
+    for name in [*agent_program.DRIVERS, *(path[:-3] for path in of_all())]:
         assert (REPO / f"{name}.py").exists(), name
 
 
@@ -93,7 +93,7 @@ def compiled_program() -> bytes:
 @functools.cache
 def started(*phases: str, compiled: bool = False) -> tuple[bytes, str]:
     """What a step is sent, and its bootstrap program."""
-    made = opening.Opening(compiled_program() if compiled else PROGRAM)
+    made = agent_program.Opening(compiled_program() if compiled else PROGRAM)
     asked = {"phase": phases[0], "common": {"job": {"nodes": ["n1"]}}, "own": {}}
     return made.of(phases, asked), made.bootstrap
 
@@ -104,7 +104,7 @@ def program_of(sent: bytes) -> bytes:
     return bootstrap.zipped(zlib.decompress(rest[: int(head.split()[0])]))
 
 
-@pytest.mark.parametrize("phase", ["verify", *opening.OF_PHASES])
+@pytest.mark.parametrize("phase", ["verify", *agent_program.OF_PHASES])
 def test_each_module_that_is_sent_imports_with_nothing_else_there(
     phase: str, tmp_path: Path
 ) -> None:
@@ -122,7 +122,7 @@ print(len(names))
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert int(done.stdout) > 50
-    assert ("bundle/node/clean.py" in path.read_bytes().decode(errors="replace")) == (
+    assert ("bundle/environment/clean.py" in path.read_bytes().decode(errors="replace")) == (
         phase == "clean"
     )
 
@@ -143,7 +143,7 @@ def test_it_is_small() -> None:
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     sent, boot = started("tidy")
     done = subprocess.run(
-        slurm.starter(boot, "tidy", [sys.executable]),
+        slurm_commands.starter(boot, "tidy", [sys.executable]),
         input=sent,
         capture_output=True,
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n2"},
@@ -155,12 +155,12 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     (line,) = re.findall(
         r'File "/proc/self/fd/\d+/bundle/talking/hearing.py", line (\d+), in _own', said
     )
-    source = (REPO / "bundle/talking/hearing.py").read_text().split("\n")
+    source = (REPO / "bundle/channel/agent_channel.py").read_text().split("\n")
     assert 'asked["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
 
 
 def test_a_long_request_is_compressed() -> None:
     short, long = {"phase": "tidy"}, {"phase": "unpack", "manifest": "abc" * 1000}
-    assert json.loads(opening.line(short)) == short
-    assert opening.line(long).startswith("=")
-    assert len(opening.line(long)) < 100
+    assert json.loads(agent_program.line(short)) == short
+    assert agent_program.line(long).startswith("=")
+    assert len(agent_program.line(long)) < 100

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from namespaces import needs_root
 
-from bundle.problem import NodeError
-from bundle.returning import outputs as module
-from bundle.returning.outputs import Sizes, leads_out, pack, select, sizes
+from bundle.protocol.problem import NodeError
+from bundle.results import pack as module
+from bundle.results.pack import Sizes, leads_out, pack, select, sizes
 
 
 def parts(stream: bytes) -> tuple[dict, bytes, dict]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.patches import PATCHES, PTH_LINE
+from bundle.environment.patches import PATCHES, PTH_LINE
 
 BUNDLE = Path(__file__).resolve().parents[2] / "bundle"
 APPLIED = "patch applied: datasets-numpy2\n"

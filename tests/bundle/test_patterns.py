@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.returning.patterns import expand, split, wanted
+from bundle.results.patterns import expand, split, wanted
 
 NAMES = [
     "out/a.json",

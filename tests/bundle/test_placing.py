@@ -16,12 +16,12 @@ from typing import IO, Any
 import pytest
 from jobs import job_for
 
-from bundle.archive import BundleFile, Excerpt
-from bundle.delivering import placing
-from bundle.logs import Logs
-from bundle.state import NodesFailed, State
-from bundle.transport import Delivery, Ended, OnEvent, Parcel, Requests
-from stager.pack import Packed
+from bundle.driver import staging
+from bundle.driver.logs import Logs
+from bundle.driver.state import NodesFailed, State
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Parcel, Requests
+from bundle.format.archive import BundleFile, Excerpt
+from stager.pack.bundle import Packed
 
 NODES = ("n1", "n2", "n3", "n4")
 FULL = "No space left on device"
@@ -91,14 +91,14 @@ def planned(
         for node, one in facts.items()
     }
     with BundleFile(str(packed.path)) as state.bundle:
-        placing.decide(state)
+        staging.decide(state)
         yield state
 
 
 def carried_out(packed: Packed, folder: Path, transport: Sending) -> State:
     """All nodes get the whole bundle, or not."""
     with planned(packed, folder, transport, {node: {} for node in NODES}) as state:
-        placing.carry_out(state)
+        staging.carry_out(state)
     return state
 
 
@@ -176,7 +176,7 @@ def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Pa
         "n4": {"lacks": [], "has_wheel": True, "root": "/elsewhere"},
     }
     with planned(standard, tmp_path, transport, facts) as state:
-        placing.carry_out(state)
+        staging.carry_out(state)
     assert transport.read == [("n1",)]
     assert transport.sent == [("n2", "n3"), ("n4",)]
     targets = [parcel.target for parcel, _ in transport.parcels]
@@ -204,7 +204,7 @@ def test_a_node_whose_older_environment_has_gone_gets_all_of_it(
     transport.lacking = {"n2"}
     facts = {node: {"lacks": [1], "has_wheel": True} for node in ("n1", "n2")}
     with planned(standard, tmp_path, transport, facts) as state:
-        placing.carry_out(state)
+        staging.carry_out(state)
     assert transport.sent == [("n1", "n2"), ("n2",)]
     assert transport.parcels[1][0].source == str(standard.path)
     assert transport.incoming[1]["manifest"] is None
@@ -217,7 +217,7 @@ def test_nodes_that_were_left_out_are_not_served(single: Packed, tmp_path: Path)
     facts["n4"]["root"] = "/elsewhere"
     with planned(single, tmp_path, transport, facts) as state:
         state.job = job_for(single, tmp_path, nodes=("n1", "n3"))
-        placing.carry_out(state)
+        staging.carry_out(state)
     assert transport.sent == [("n1", "n3")]
 
 
@@ -252,4 +252,4 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
     state.transport = Sending()
     state.facts = {"n1": {"ready": False, "rate": None, "root": "/r"}}
     with pytest.raises(NodesFailed, match="n1"):
-        placing.decide(state)
+        staging.decide(state)

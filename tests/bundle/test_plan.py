@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from bundle.archive import BundleFile
-from bundle.delivering.excerpt import write_excerpt
-from bundle.delivering.forecast import Nodes, Work, staging
-from bundle.delivering.plan import Group, Plan, make_plan, parcel_size, where
-from bundle.delivering.rates import ASSUMED
-from bundle.manifest import Manifest
-from stager.pack import Packed
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import Manifest
+from bundle.format.partial_bundle import write_excerpt
+from bundle.protocol.rates import ASSUMED
+from bundle.transfer.forecast import Nodes, Work, staging
+from bundle.transfer.plan import Group, Plan, make_plan, parcel_size, where
+from stager.pack.bundle import Packed
 
 Facts = dict[str, dict[str, Any]]
 SIZE = 300_000_000

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from namespaces import REPO, needs_root
 
-from bundle.problem import NodeError, Problem
-from bundle.unpacking.pool import share
+from bundle.environment.process_pool import share
+from bundle.protocol.problem import NodeError, Problem
 
 PROBLEM = Problem("it is broken", "/some/where", "because", "mend it")
 

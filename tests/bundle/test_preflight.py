@@ -18,18 +18,21 @@ from bundles import BASE_PYTHON, OWN, make_bundle
 from jobs import ask, job_for
 from wheelhouse import make_wheel
 
-from bundle import net, unpack
-from bundle.archive import BundleFile
-from bundle.manifest import Requires, room_for
-from bundle.node import locks, preflight
+from bundle.checks import preflight
+from bundle.environment import unpack
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import room_for
+from bundle.node import locks
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.protocol.problem import NodeError
+from bundle.protocol.requires import Requires
+from bundle.system import network
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 REPO = Path(__file__).resolve().parents[2]
-PORTS = range(net.port_for("4711"), net.port_for("4711") + 64)
+PORTS = range(network.port_for("4711"), network.port_for("4711") + 64)
 """Of a job of this number; the first is another one's where tests run side by side."""
 
 
@@ -81,12 +84,12 @@ def test_a_bundle_that_the_node_cannot_see_is_to_be_placed(
 
 
 def test_a_port_that_is_taken_is_passed_over(single: Packed, program: Path, tmp_path: Path) -> None:
-    preferred = net.port_for("4711")
+    preferred = network.port_for("4711")
     with socket.create_server(("127.0.0.1", preferred)):
         _, (event,) = ask(program, "preflight", job_for(single, tmp_path))
     assert event["ok"] is True
     assert event["port"] not in (0, preferred)
-    assert net.FIRST_PORT <= event["port"] <= net.LAST_PORT
+    assert network.FIRST_PORT <= event["port"] <= network.LAST_PORT
 
 
 def test_every_node_could_become_the_head(single: Packed, program: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle import probe
-from bundle.manifest import Requires
-from bundle.problem import Problem
+from bundle.checks import probe
+from bundle.protocol.problem import Problem
+from bundle.protocol.requires import Requires
 
 REPO = Path(__file__).resolve().parents[2]
 RANK_ENV = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}

@@ -1,6 +1,6 @@
 """Problems: one sentence for people, one object for JSON."""
 
-from bundle.problem import NodeError, Problem
+from bundle.protocol.problem import NodeError, Problem
 
 FULL = Problem("does not fit", "/tmp", "needs 2 GB, 1 GB is free", "name another directory")
 

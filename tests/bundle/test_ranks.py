@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bundle.launching.ranks import (
+from bundle.launch.rank_results import (
     CAUSE,
     ENDED,
     LOST_PEER,

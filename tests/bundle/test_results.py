@@ -20,9 +20,9 @@ import pytest
 from namespaces import namespace, needs_root
 from processes import until
 
-from bundle.problem import NodeError
-from bundle.returning.landing import sweep
-from bundle.returning.results import Received, pack, receive, sizes
+from bundle.protocol.problem import NodeError
+from bundle.results.publish import sweep
+from bundle.results.receive import Received, pack, receive, sizes
 
 REPO = Path(__file__).resolve().parents[2]
 SENDER = """
@@ -332,7 +332,7 @@ def test_a_killed_sender_is_noticed(work: Path, home: Path) -> None:
 
 def test_a_killed_receiver_leaves_what_the_next_one_sweeps(work: Path, home: Path) -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1])\n"
-    code += "from bundle.returning.results import receive\n"
+    code += "from bundle.results.receive import receive\n"
     code += "receive(sys.stdin.buffer, sys.argv[2], ['out'])"
     argv = [sys.executable, "-I", "-S", "-c", code, str(REPO), str(home)]
     data = stream_of(work, "out")
@@ -569,7 +569,7 @@ def test_a_disk_that_fills_up_keeps_what_arrived(home: Path) -> None:
     fill = "mount -t tmpfs -o size=1500k none {home}"
     racing = RECEIVE.replace(
         "try:",
-        "import bundle.returning.results as module\n"
+        "import bundle.results.receive as module\n"
         "check = module._require_room\n"
         "def fill(*args):\n"
         "    check(*args)\n"

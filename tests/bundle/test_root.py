@@ -11,7 +11,7 @@ import pytest
 from namespaces import REPO, needs_root
 
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
+from bundle.protocol.problem import NodeError
 
 
 def mode(path: str | Path) -> int:

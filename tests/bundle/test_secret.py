@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.masking import without_secrets
-from bundle.secret import _ALWAYS, is_secret, meaning
+from bundle.redaction.masking import without_secrets
+from bundle.redaction.secret_names import _ALWAYS, is_secret, meaning
 
 SECRET = """
     TOKEN HF_TOKEN GH_TOKEN GITHUB_TOKEN MY_TOKENS FOO_TOKEN HF_TOKEN_2 TOKEN_PROD GITHUB_TOKEN_PROD

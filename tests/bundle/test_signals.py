@@ -11,7 +11,7 @@ REPO = str(Path(__file__).parents[2])
 BEGIN = (
     f"import sys; sys.path.insert(0, {REPO!r})\n"
     "import os, signal, time\n"
-    "from bundle import signals\n"
+    "from bundle.system import signals\n"
 )
 END = (
     "try:\n"

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.slurm import PATIENCE, Step, advice, fault_code, patience, step_argv, step_faults
+from bundle.driver.transports.slurm_commands import (
+    PATIENCE,
+    Step,
+    advice,
+    fault_code,
+    patience,
+    step_argv,
+    step_faults,
+)
 
 KILLED = """\
 srun: error: node02: task 1: Killed

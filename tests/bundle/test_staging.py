@@ -16,11 +16,11 @@ from bundles import BASE_PYTHON, left_over
 from jobs import job_for
 from processes import until
 
-from bundle.archive import BundleFile
-from bundle.delivering.excerpt import write_excerpt
+from bundle.channel.frames import Reader
+from bundle.format.archive import BundleFile
+from bundle.format.partial_bundle import write_excerpt
 from bundle.node.root import secure_root
-from bundle.talking.frames import Reader
-from stager.pack import Packed
+from stager.pack.bundle import Packed
 
 STEP = {"SLURMD_NODENAME": "n1", "SLURM_PROCID": "3", "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7"}
 

@@ -15,13 +15,13 @@ from typing import IO, Any
 import pytest
 from jobs import LAUNCH, job_for
 
-from bundle import drive
-from bundle.job import Job, Launch
-from bundle.logs import Logs
-from bundle.problem import Problem
-from bundle.state import NodesFailed, State
-from bundle.transport import Delivery, Ended, OnEvent, Parcel, Requests
-from stager.pack import Packed
+from bundle.driver import driver
+from bundle.driver.logs import Logs
+from bundle.driver.state import NodesFailed, State
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Parcel, Requests
+from bundle.protocol.job import Job, Launch
+from bundle.protocol.problem import Problem
+from stager.pack.bundle import Packed
 
 NODES = ("n1", "n2", "n3")
 
@@ -288,9 +288,9 @@ def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> N
     state_of(job)
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "from bundle.job import load\n"
-        "from bundle.logs import Logs\n"
-        "from bundle.state import State\n"
+        "from bundle.protocol.job import load\n"
+        "from bundle.driver.logs import Logs\n"
+        "from bundle.driver.state import State\n"
         "job = load(sys.argv[1])\n"
         "state = State(job, Logs(job))\n"
         "state.emit({'event': 'output', 'node': 'n1', 'rank': 0, 'text': '\\u20ac\\n'})\n"
@@ -351,7 +351,7 @@ def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
     for left_out in {"n3": ["launch gave no answer"]}, {}:
         state = lose(job, *said, half)
         state.left_out |= left_out
-        codes.append(drive._conclude(state, {}, interrupted=False))
+        codes.append(driver._conclude(state, {}, interrupted=False))
     first, second = (one for one in printed(capsys) if one["event"] == "result")
     assert codes == [0, 3]
     assert (first["ok"], first["problems"]) == (True, {})

@@ -9,7 +9,7 @@ from types import CodeType
 
 import pytest
 
-from bundle.talking.stripping import stripped
+from bundle.driver.transports.strip_source import stripped
 
 MODULES = sorted((Path(__file__).parents[2] / "bundle").rglob("*.py"))
 

@@ -14,8 +14,8 @@ from typing import Any
 from bundles import rot
 from jobs import ask, job_for
 
-from bundle.job import Job
-from stager.pack import Packed
+from bundle.protocol.job import Job
+from stager.pack.bundle import Packed
 
 
 def verify(program: Path, job: Job) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:

@@ -11,9 +11,9 @@ import pytest
 from bundles import BASE_PYTHON, CLEAN, HERE, run_node, tree
 from namespaces import needs_root
 
-from bundle.archive import BundleFile
-from bundle.unpacking.decompressor import Decompress
-from stager.pack import Packed
+from bundle.format.archive import BundleFile
+from bundle.format.decompressor import Decompress
+from stager.pack.bundle import Packed
 
 PYTHON = f"python{HERE.python}"
 SITE = f"lib/{PYTHON}/site-packages"

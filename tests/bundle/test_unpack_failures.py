@@ -24,8 +24,8 @@ from bundles import (
     tree,
 )
 
-from bundle.manifest import Digest
-from stager.pack import Packed
+from bundle.protocol.digest import Digest
+from stager.pack.bundle import Packed
 
 
 def start(program: Path, bundle: Path, base: Path) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import pytest
 from bundles import BASE_PYTHON, CLEAN, OWN, refuses, run_node
 from namespaces import namespace, needs_root
 
-from stager.pack import Packed
+from stager.pack.bundle import Packed
 
 
 def in_namespace(shell: str, program: Path, bundle: Path, base: Path) -> tuple[int, str, list[str]]:

@@ -18,14 +18,15 @@ from namespaces import namespace
 from torture.world import nest
 from wheelhouse import make_wheel
 
-from bundle.manifest import Digest, room_for
+from bundle.format.decompressor import load_decompressor
+from bundle.format.layer import LayerError, check_path
+from bundle.format.manifest import room_for
+from bundle.format.path_limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
 from bundle.node import removal
-from bundle.unpacking.decompressor import load_decompressor
-from bundle.unpacking.layer import LayerError, check_path
-from bundle.unpacking.limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.protocol.digest import Digest
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.patches import PTH_LINE
+from bundle.environment.patches import PTH_LINE
 
 BUNDLE = Path(__file__).resolve().parents[2] / "bundle"
 

@@ -16,7 +16,7 @@ from provoking import bench, large_bench, large_project, small_project  # noqa: 
 from slurm_torch import SlurmTorch
 from torch_project import TorchProject
 
-from stager.store import Store
+from stager.core.store import Store
 
 RANK = """\
 import os, sys, time

@@ -19,7 +19,7 @@ from cluster import Cluster
 from processes import until
 from wheelhouse import standard_set
 
-from bundle.unpacking.merge import STATE
+from bundle.environment.merge import STATE
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 ROOT = f"tmp/stager-{os.geteuid()}"

@@ -16,8 +16,8 @@ from cluster import Cluster
 from namespaces import not_here
 from provoking import ROOT, Bench, Said, instead
 
-from bundle.net import FIRST_PORT, port_for
-from bundle.slurm import PYTHONS
+from bundle.driver.transports.slurm_commands import PYTHONS
+from bundle.system.network import FIRST_PORT, port_for
 
 pytestmark = pytest.mark.slow
 

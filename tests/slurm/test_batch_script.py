@@ -14,7 +14,7 @@ from cluster import Cluster
 from processes import until
 from test_script import EXAMPLES, FACTS, JOB, REPO, driver
 
-from stager.script import ScriptFacts, batch_script, submit_argv, submit_environment
+from stager.slurm.script import ScriptFacts, batch_script, submit_argv, submit_environment
 
 
 def facts(logs: Path, **changed: Any) -> ScriptFacts:

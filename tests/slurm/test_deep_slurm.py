@@ -13,7 +13,7 @@ from building import Project
 from cluster import Cluster
 from slurm_torch import SlurmTorch
 
-from stager.store import Store
+from stager.core.store import Store
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,7 @@ from failing import (
 from provoking import empty_nodes, instead
 from test_bad_input import listening, only_python, other_pythons
 
-from bundle.net import port_for
+from bundle.system.network import port_for
 
 pytestmark = pytest.mark.slow
 

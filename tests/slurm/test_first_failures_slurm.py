@@ -13,7 +13,7 @@ import pytest
 from processes import until
 from provoking import STAGER, Bench, Said
 
-from bundle.launching.monitor import SECONDS
+from bundle.launch.rank_monitor import SECONDS
 
 pytestmark = pytest.mark.slow
 

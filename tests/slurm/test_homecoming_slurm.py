@@ -16,7 +16,7 @@ from building import Project
 from cluster import Cluster
 from provoking import Bench
 
-from stager.store import Store
+from stager.core.store import Store
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from cluster import Cluster
 from failing import remounted
 from processes import until
 
-from bundle.archive import BundleFile
-from bundle.manifest import room_for
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import room_for
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import zstandard
 
-from bundle.archive import BundleFile
-from bundle.problem import NodeError
-from bundle.unpacking.layer import HEAD_PREFIX, LayerError, head_summary
+from bundle.format.archive import BundleFile
+from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary
+from bundle.protocol.problem import NodeError
 
 from .product import Done, sound, stager
 from .rounds import Round, require

@@ -23,12 +23,12 @@ from pathlib import Path
 from bundles import BASE_PYTHON, fetch_decompressor, make_bundle
 from wheelhouse import make_wheel
 
-from bundle.manifest import Digest
+from bundle.environment.unpack import unpack
 from bundle.node.root import secure_root
-from bundle.unpack import unpack
-from stager.model import Wheel
-from stager.pack import Packed
-from stager.store import Store
+from bundle.protocol.digest import Digest
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
 
 _TRAIN = """\
 import os, sys
@@ -228,8 +228,8 @@ def fetch_zstandard(cache: Path) -> Path:
     Raises:
         RuntimeError: it cannot be had.
     """
-    from stager.bundling.decompressor import decompressor_lock
-    from stager.model import Target
+    from stager.core.values import Target
+    from stager.pack.decompressor import decompressor_lock
 
     lock = decompressor_lock(Target.of_host())
     if lock is None:  # this Python has zstd of its own

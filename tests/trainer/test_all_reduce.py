@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from namespaces import needs_root, not_here
 
-from trainer import mesh
-from trainer.all_reduce import MOST_NODES, PREFIX, Options, parse, schedule
 from trainer.config import TrainerError
+from trainer.network import mesh
+from trainer.network.all_reduce import MOST_NODES, PREFIX, Options, parse, schedule
 
 REPO = Path(__file__).resolve().parents[2]
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from trainer import checkpoint
-from trainer.checkpoint import Start, find, prepare, write_metrics
 from trainer.config import TrainerError, parse
+from trainer.engine import checkpoints
+from trainer.engine.checkpoints import Start, find, prepare, write_metrics
 
 
 def options(out, *arguments):
@@ -87,4 +87,4 @@ def test_metrics_are_whole_and_leave_nothing_beside_them(tmp_path):
     out.mkdir()
     path = write_metrics(out, {"accuracy": 0.5, "world_size": 4})
     assert json.loads(path.read_text(encoding="utf-8")) == {"accuracy": 0.5, "world_size": 4}
-    assert [entry.name for entry in out.iterdir()] == [checkpoint.METRICS]
+    assert [entry.name for entry in out.iterdir()] == [checkpoints.METRICS]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config import TrainerError, parse
-from trainer.data import Row, load, read_csv
+from trainer.data.texts import Row, load, read_csv
 
 REPO = Path(__file__).resolve().parents[2]
 AG_NEWS = REPO / ".." / "shared" / "data" / "ag_news.csv"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config import TrainerError
-from trainer.dist import World, by_first, say, sums, together, world_of
+from trainer.network.dist import World, by_first, say, sums, together, world_of
 
 LAUNCHED = {
     "RANK": "3",

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from trainer import images
 from trainer.config import TrainerError, parse
+from trainer.data import images
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")

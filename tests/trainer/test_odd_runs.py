@@ -174,7 +174,7 @@ def test_a_path_that_is_none(tmp_path, value):
 
 
 def test_a_partial_file_does_not_stay_on_a_full_disk(tmp_path, monkeypatch):
-    from trainer import snapshot
+    from trainer.engine import snapshot
 
     def full(_):
         raise OSError(28, "No space left on device")

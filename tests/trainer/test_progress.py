@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from trainer import progress
 from trainer.config import TrainerError
-from trainer.progress import Progress, rewind
+from trainer.engine import progress
+from trainer.engine.progress import Progress, rewind
 
 
 def lines(out):

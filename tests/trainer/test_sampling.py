@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from trainer.sampling import Order, Position
+from trainer.engine.sampling import Order, Position
 
 torch = pytest.importorskip("torch")
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from trainer import snapshot
 from trainer.config import TrainerError
+from trainer.engine import snapshot
 
 torch = pytest.importorskip("torch")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainer.config import TrainerError, parse
-from trainer.data import Row
-from trainer.text import (
+from trainer.data.texts import Row
+from trainer.data.tokens import (
     SPECIAL,
     Example,
     batch,

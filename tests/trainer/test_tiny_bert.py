@@ -10,8 +10,8 @@ import sys
 import pytest
 from launching import REPO, SHARED, command, metrics, variables
 
-from trainer.dist import World
-from trainer.tiny_bert import evaluate, learning_rate, steps_an_epoch
+from trainer.network.dist import World
+from trainer.workloads.tiny_bert import evaluate, learning_rate, steps_an_epoch
 
 EXAMPLE = REPO / "examples" / "tiny-bert"
 CORPUS = ("--data", str(EXAMPLE / "data" / "sentences.csv"))
@@ -87,14 +87,14 @@ def test_progress_comes_every_ten_steps_and_starts_at_the_loss_of_a_guess(traine
 def test_what_was_saved_gives_the_accuracy_that_was_reported(trained):
     import transformers
 
-    from trainer import data, text
     from trainer.config import parse
+    from trainer.data import texts, tokens
 
     out, _ = trained
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    rows = data.load(parse(["tiny-bert", *CORPUS])).held_out
-    held_out = text.encode(tokenizer, rows, 128)
+    rows = texts.load(parse(["tiny-bert", *CORPUS])).held_out
+    held_out = tokens.encode(tokenizer, rows, 128)
     accuracy, loss = evaluate(model, held_out, World(), tokenizer.pad_token_id)
     assert accuracy == metrics(out)["accuracy"]
     assert loss == pytest.approx(metrics(out)["loss"], abs=1e-4)

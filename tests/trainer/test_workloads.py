@@ -12,9 +12,9 @@ import pytest
 from launching import REAL, SHARED, losses, metrics, train, variables, weights
 from test_images import mnist
 
-from trainer import cifar10
-from trainer import mnist as digits
 from trainer.config import parse
+from trainer.workloads import cifar10
+from trainer.workloads import mnist as digits
 
 torch = pytest.importorskip("torch")
 

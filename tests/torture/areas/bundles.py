@@ -8,12 +8,12 @@ from random import Random
 
 from bundles import BASE_PYTHON
 
-from bundle.archive import BundleFile
-from bundle.manifest import BLOCK, padding
+from bundle.environment.unpack import unpack
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import BLOCK, padding
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
-from bundle.unpack import unpack
-from stager.pack import Packed
+from bundle.protocol.problem import NodeError
+from stager.pack.bundle import Packed
 
 from ..product import refused, sound, stager
 from ..registry import Area

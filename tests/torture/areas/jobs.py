@@ -10,8 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from bundle.job import parse as parse_job
-from bundle.manifest import Digest, ManifestError, canonical_json, parse
+from bundle.format.manifest import ManifestError, parse
+from bundle.protocol.digest import Digest, canonical_json
+from bundle.protocol.job import parse as parse_job
 
 from .. import fuzz
 from ..product import environment
@@ -64,7 +65,7 @@ def _manifest(raw: dict[str, Any], change: tuple[list[int], Any, str]) -> str:
 
 def _job(raw: dict[str, Any], change: tuple[list[int], Any, str]) -> str:
     value = _changed(raw, change)
-    from bundle.problem import NodeError
+    from bundle.protocol.problem import NodeError
 
     return _parsed(lambda: parse_job(value), (NodeError,), value)
 

@@ -19,11 +19,12 @@ from typing import Any
 import zstandard
 from bundles import _HEAD, BASE_PYTHON, forged_head
 
-from bundle.archive import BundleFile
-from bundle.manifest import Digest, canonical_json, member_header, padding
+from bundle.environment.unpack import unpack
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import member_header, padding
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
-from bundle.unpack import unpack
+from bundle.protocol.digest import Digest, canonical_json
+from bundle.protocol.problem import NodeError
 
 from ..product import environment, sound, stager
 from ..registry import Area

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from bundle.manifest import Digest
 from bundle.node.root import secure_root
+from bundle.protocol.digest import Digest
 
 from ..product import Done, refused, sound, stager
 from ..registry import Area
@@ -70,7 +70,7 @@ def _closed(root: Path) -> None:
 
 
 def _identity(bundle: Path) -> Digest:
-    from bundle.archive import BundleFile
+    from bundle.format.archive import BundleFile
 
     with BundleFile(str(bundle)) as opened:
         return opened.manifest.id

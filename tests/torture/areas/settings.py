@@ -10,11 +10,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stager.config import load
-from stager.errors import StagerError
-from stager.lock import read_lock
-from stager.model import Target
-from stager.spec import read_spec
+from stager.config.load import load
+from stager.core.errors import StagerError
+from stager.core.values import Target
+from stager.lock.lock import read_lock
+from stager.lock.spec import read_spec
 
 from .. import fuzz
 from ..registry import Area

@@ -18,13 +18,13 @@ from unittest.mock import patch
 from bundles import BASE_PYTHON, HERE, make_bundle, wheel
 from wheelhouse import EPOCH, Member, Parts, parts
 
+from bundle.environment.unpack import unpack
 from bundle.node.root import secure_root
-from bundle.problem import NodeError
-from bundle.unpack import unpack
-from stager.errors import StagerError
-from stager.layering.layersource import Source
-from stager.layers import make_layers
-from stager.store import Store
+from bundle.protocol.problem import NodeError
+from stager.core.errors import StagerError
+from stager.core.store import Store
+from stager.layers.build import make_layers
+from stager.layers.source import Source
 
 from ..product import sound, stager
 from ..registry import Area

@@ -1,0 +1,1 @@
+"""One node's part of each phase."""

@@ -1,0 +1,84 @@
+"""What runs first on a node of an allocation: it starts the far side without leaving a file.
+
+Its source is sent as the text of ``python3 -I -S -c``; so it stands alone. On standard input come
+a line with two numbers of bytes, then the modules of the node program, compressed, then the
+request, compressed, in JSON with a ``common`` part and an ``own`` part for nodes that differ. Both
+are kept in memory, the program as a zip. It goes on in this process, or under the Python that the
+request names for this node; standard input stays open behind them.
+"""
+
+import importlib
+import json
+import os
+import struct
+import sys
+import zlib
+
+
+def take(count: int) -> bytes:
+    """Exactly so many bytes from standard input, and not one more."""
+    parts = []
+    while count:
+        data = os.read(0, min(count, 1 << 20))
+        if not data:
+            raise EOFError("whoever asked has gone")
+        parts.append(data)
+        count -= len(data)
+    return b"".join(parts)
+
+
+def zipped(modules: bytes) -> bytes:
+    """The modules behind a line of their names and sizes, as a zip that Python imports from."""
+    at = modules.index(b"\n") + 1
+    body, index, start = [], [], 0
+    for name, size in json.loads(modules[:at]):
+        path, data, at = name.encode(), modules[at : at + size], at + size
+        facts = struct.pack("<5H3I2H", 10, 0, 0, 0, 33, zlib.crc32(data), size, size, len(path), 0)
+        body += [b"PK\3\4", facts, path, data]
+        index.append(b"PK\1\2\n\0" + facts + struct.pack("<3H2I", 0, 0, 0, 0, start) + path)
+        start += 30 + len(path) + size
+    count, length = len(index), sum(map(len, index))
+    end = b"PK\5\6" + struct.pack("<4H2IH", 0, 0, count, count, length, start, 0)
+    return b"".join([*body, *index, end])
+
+
+def in_memory(data: bytes) -> int:
+    """An open file that holds the data, has no name, and is inherited."""
+    try:
+        handle = os.memfd_create("stager", 0)
+    except OSError:  # forbidden by the vm.memfd_noexec setting
+        import tempfile
+
+        with tempfile.TemporaryFile() as nameless:
+            handle = os.dup(nameless.fileno())
+    os.set_inheritable(handle, True)
+    while data:
+        data = data[os.write(handle, data) :]
+    os.lseek(handle, 0, os.SEEK_SET)
+    return handle
+
+
+def main() -> int:
+    """Read, and become the agent; returns its exit status."""
+    line = b""
+    while not line.endswith(b"\n"):
+        line += take(1)
+    sizes = [int(word) for word in line.split()]
+    program = zipped(zlib.decompress(take(sizes[0])))
+    request = zlib.decompress(take(sizes[1]))
+    asked = json.loads(request)
+    own = {**asked["common"], **asked["own"].get(os.environ["SLURMD_NODENAME"], {})}
+    python = own.get("python") or sys.executable
+    path = f"/proc/self/fd/{in_memory(program)}"
+    argv = [*sys.argv[1:], "--request", str(in_memory(request))]
+    if python != sys.executable:
+        os.execv(python, [python, "-I", "-S", path, *argv])
+    # Another start of the same Python would take as long as a fifth of all that follows.
+    sys.argv[:] = [path, *argv]
+    sys.path.insert(0, path)
+    status: int = importlib.import_module("bundle.agent.agent").command(argv)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

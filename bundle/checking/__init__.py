@@ -1,1 +1,0 @@
-"""How ``verify --deep`` checks: files, names, clocks, ways, and whose fault something is."""

@@ -1,0 +1,1 @@
+"""Checks of a node: preflight, the probe, and the deep verification."""

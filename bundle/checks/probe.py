@@ -1,0 +1,263 @@
+"""The check of one node: that this is the environment that was built, and that it runs here.
+
+``environment_facts`` starts the environment's own interpreter; it sends one JSON object to its
+standard input, ``{"v": 1, "root", "packages", "imports", "deep"}``, and reads one from its standard
+output, ``{"v": 1, "python", "prefix", "packages", "origins", "problems"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..node.host import host_facts
+from ..protocol.problem import Problem
+from ..protocol.requires import Requires
+from ..system import processes
+
+__all__ = ["check_requires", "environment_facts", "host_facts", "probe_line"]
+
+SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy": "numpy"}
+"""Packages that the probe's line names, in this order, with the name it uses."""
+
+_REBUILD = "stage it again; if this persists, build the bundle again"
+
+# Runs in the environment, under its own Python. What a module prints while it is imported must not
+# mix with the answer, so file descriptor 1 leads to standard error meanwhile.
+_PROGRAM = r'''
+import importlib, importlib.metadata, json, os, re, sys, sysconfig, traceback, types
+
+answer = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+asked = json.load(sys.stdin)
+root = os.path.realpath(asked["root"])
+sys.path[:] = [entry for entry in sys.path if entry]  # "" is the working directory, by -c
+sys.path.append(os.path.join(root, "project"))
+standard = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+problems, origins, versions = [], {}, {}
+
+
+def problem(what, where, why, fix):
+    problems.append({"what": what, "where": where, "why": why, "fix": fix})
+
+
+def inside(path):
+    real = os.path.realpath(path)
+    if real == root or real.startswith(root + os.sep):
+        return True
+    for folder in standard:
+        if real.startswith(folder + os.sep):
+            return real[len(folder) + 1:].split(os.sep)[0] not in ("site-packages", "dist-packages")
+    return False
+
+
+def spec_of(module):
+    """Find a module, and the packages it is in, without importing any."""
+    path, spec, name, stubs = None, None, "", []
+    try:
+        for part in module.split("."):
+            name = name + "." + part if name else part
+            finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+            found = (find(name, path) for find in finders if find)
+            spec = next((one for one in found if one is not None), None)
+            if spec is None:
+                return None
+            path = list(spec.submodule_search_locations or ())
+            if name not in sys.modules:  # a namespace package looks for its parent there
+                stubs.append(name)
+                sys.modules[name] = types.ModuleType(name)
+                sys.modules[name].__path__ = path
+    finally:
+        for name in stubs:
+            del sys.modules[name]
+    return spec
+
+
+def check_origin(module, spec):
+    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    if not places:  # built in or frozen
+        return
+    origins[module] = places[0]
+    outside = [place for place in places if not inside(place)]
+    if outside:
+        problem("the module does not come from the environment", module, "found in " + outside[0],
+                "unset PYTHONPATH and check the environment for .pth files")
+
+
+def modules_of(dist):
+    """The importable names a distribution brings, by its own record."""
+    record = dist.read_text("RECORD") or ""
+    found = re.findall(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", record, re.M)
+    return sorted(set(found))
+
+
+def check_package(name):
+    try:
+        dist = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        versions[name] = None
+        problem("the package is missing", name, "not in " + root, REBUILD)
+        return
+    versions[name] = dist.version
+    place = str(dist.locate_file(""))
+    if not inside(place):
+        problem("the package does not come from the environment", name, "found in " + place,
+                "unset PYTHONPATH and check the environment for .pth files")
+    for module in modules_of(dist):
+        spec = spec_of(module)
+        if spec is None:
+            problem("the package is incomplete", name, "there is no module " + module, REBUILD)
+        else:
+            check_origin(module, spec)
+
+
+def check_import(module):
+    spec = spec_of(module)
+    if spec is None:
+        problem("the module is missing", module, "not found by " + sys.executable, REBUILD)
+        return
+    if module not in origins:
+        check_origin(module, spec)
+    if not asked["deep"]:
+        return
+    sys.stderr.write("importing " + module + "\n")
+    sys.stderr.flush()
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as exc:
+        last = traceback.format_exception_only(type(exc), exc)[-1].strip()
+        problem("the module cannot be imported", module, last,
+                "run stager exec -- python -c 'import " + module + "' there to see all of it")
+
+
+for name in asked["packages"]:
+    check_package(name)
+for module in asked["imports"]:
+    check_import(module)
+version = ".".join(str(part) for part in sys.version_info[:3])
+json.dump({"v": 1, "python": version, "prefix": sys.prefix, "packages": versions,
+           "origins": origins, "problems": problems}, answer)
+answer.flush()
+os._exit(0)  # some libraries crash or hang while they are torn down; the answer stands
+'''.replace("REBUILD", repr(_REBUILD))
+
+
+def environment_facts(
+    env_dir: str,
+    packages: Sequence[str],
+    imports: Sequence[str],
+    rank_env: Mapping[str, str],
+    deep: bool,
+    timeout: float,
+) -> dict[str, object]:
+    """Ask a staged environment what is in it and where its modules come from.
+
+    Args:
+        env_dir: the environment.
+        packages: names of distributions whose version and modules are looked up.
+        imports: modules that must be there; looked for in ``env_dir``'s ``project`` too.
+        rank_env: the variables a rank will have.
+        deep: whether the imports are really made, which takes seconds; else they are only found.
+        timeout: seconds for all of it.
+
+    Returns:
+        ``python`` (full version), ``prefix``, ``packages`` (version or null by name), ``origins``
+        (file or folder by module), ``origin_ok`` (every one lies under ``env_dir``; modules of the
+        standard library are exempt), ``problems`` (see :class:`Problem`). After a failure to start
+        only ``problems`` has content; nothing is raised.
+    """
+    argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", _PROGRAM]
+    asked = {
+        "v": 1,
+        "root": env_dir,
+        "packages": list(packages),
+        "imports": list(imports),
+        "deep": deep,
+    }
+    try:
+        done = processes.run(
+            argv, env=rank_env, cwd=env_dir, timeout=timeout, input=json.dumps(asked)
+        )
+        said = json.loads(done.stdout)
+    except processes.ProcessError as exc:
+        return _nothing(_did_not_run(env_dir, exc))
+    except ValueError:
+        tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        why = f"it answered: {' '.join(tail)}"
+        return _nothing(Problem("the environment's Python is not usable", env_dir, why, _REBUILD))
+    foreign = any("does not come from" in item["what"] for item in said["problems"])
+    facts = {key: said[key] for key in ("python", "prefix", "packages", "origins", "problems")}
+    return {**facts, "origin_ok": not foreign}
+
+
+def probe_line(facts: Mapping[str, object]) -> str:
+    """The line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2 numpy 1.26.4``.
+
+    Args:
+        facts: what :func:`environment_facts` returns, and ``node``, the node's name; further
+            problems, of the host for example, may have been put first into ``problems``.
+    """
+    problems = facts.get("problems")
+    if isinstance(problems, list) and problems:
+        return f"NODE {facts['node']} FAILED -> {Problem.from_json(problems[0])}"
+    packages = facts.get("packages")
+    versions = dict(packages) if isinstance(packages, Mapping) else {}
+    shown = {SHOWN[name]: versions[name] for name in SHOWN if versions.get(name)}
+    if not shown:
+        shown = dict([(name, found) for name, found in versions.items() if found][:6])
+    python = ".".join(str(facts.get("python", "")).split(".")[:2])
+    words = [f"{name} {version}" for name, version in shown.items()]
+    return " ".join([f"NODE {facts['node']} OK -> PY {python}", *words])
+
+
+def check_requires(requires: Requires, host: Mapping[str, object]) -> list[Problem]:
+    """Everything about a machine that keeps a bundle from running on it.
+
+    Args:
+        requires: from the bundle's manifest.
+        host: what :func:`host_facts` returned.
+    """
+    where = str(host["hostname"])
+    fix = "build for the nodes with [environment] platform in stager.toml, or exclude this node"
+    problems = []
+    if host["machine"] != requires.machine:
+        why = f"it is for {requires.machine}, the node is {host['machine']}"
+        problems.append(Problem("the bundle is for another machine", where, why, fix))
+    has, found = str(host["libc"]), str(host["libc_version"])
+    if has != requires.libc:
+        why = f"it needs {requires.libc} {requires.libc_version}, the node has {has} {found}"
+        problems.append(Problem("the bundle is for another C library", where, why.rstrip(), fix))
+    elif _version(found) < _version(requires.libc_version):
+        why = f"it needs {has} {requires.libc_version} or newer, the node has {found or 'none'}"
+        problems.append(Problem("the node's C library is too old", where, why, fix))
+    return problems
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
+    """Why the environment's Python gave no answer, with the module it was at."""
+    at = next((line for line in reversed(exc.tail) if line.startswith("importing ")), "")
+    said = [line for line in exc.tail if line.startswith(("Fatal Python error", "ImportError"))]
+    why = ", ".join(filter(None, [exc.reason, at, *(said[:1] or exc.tail[-1:])]))
+    fix = _REBUILD
+    if exc.code == -4:  # SIGILL
+        fix = "this processor lacks instructions that the wheels use; exclude the node"
+    elif exc.code == -9 and not exc.reason.startswith("took"):
+        fix = "the node ran out of memory; ask for more with --mem, or exclude the node"
+    return Problem("the environment's Python does not run", env_dir, why, fix)
+
+
+def _nothing(problem: Problem) -> dict[str, object]:
+    return {
+        "python": "",
+        "prefix": "",
+        "packages": {},
+        "origins": {},
+        "origin_ok": False,
+        "problems": [problem.to_json()],
+    }

@@ -1,0 +1,150 @@
+"""The files of one job under the log directory, all written by the driver.
+
+A rank's log holds the bytes that it wrote, each of them. The log of a node's first rank also has
+lines of the driver's and of the launcher's own.
+
+``order.<jobid>.tsv`` says when which log grew: a line for each piece that was appended, with the
+time in seconds since the epoch on the driver's clock, the node, the task and the piece's bytes. A
+log's pieces are in order, so their sizes tell where each begins.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import json
+import os
+import time
+from typing import IO
+
+from ..agent import agent
+from ..protocol.job import Job, redacted
+from ..protocol.problem import NodeError, Problem
+from ..system import open_files, permissions
+
+_FEWEST, _MOST = 8, 1024
+"""How many files are kept open at a time."""
+
+Writer = tuple["str | int | None", ...]
+"""Who writes a piece: lines of two must not be joined where the first one's has no end yet."""
+DRIVER: Writer = ("driver",)
+
+
+class Logs:
+    """Files by name; they are appended to, so a job that is started again goes on in them.
+
+    Attributes:
+        fault: why something could not be kept (a full disk); empty while all is well.
+        lost: bytes of output that could not be kept, by node and task.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Create the directory, the event log, and copies of the job and of the wrapper.
+
+        The copy of the job is for those who look at it later: it has no secrets of its arguments.
+
+        Raises:
+            NodeError: they cannot be written.
+        """
+        self.fault = ""
+        self.lost: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._job = job
+        self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
+        self._most = min(_MOST, max(_FEWEST, open_files.open_files() // 2))
+        self._unended: dict[str, Writer] = {}
+        try:
+            permissions.make_folder(job.log_dir, job.log_mode)
+            self._open(self._events)
+        except OSError as exc:
+            raise NodeError(
+                Problem(
+                    what="the log directory cannot be written",
+                    where=job.log_dir,
+                    why=exc.strerror or str(exc),
+                    fix="name another one with --log-dir",
+                )
+            ) from exc
+        self._copy(f"run_wrapper.{job.id}.py", agent.wrapper_source())
+        kept = json.dumps(redacted(job).to_json(), indent=1)
+        self._copy(f"job.{job.id}.json", kept.encode() + b"\n")
+
+    @property
+    def _events(self) -> str:
+        return f"events.{self._job.id}.jsonl"
+
+    def event(self, line: str) -> None:
+        """Keep one event."""
+        self._append(self._events, line.encode() + b"\n")
+
+    def lines(self, node: str, task: int, lines: list[str]) -> None:
+        """Append lines of the driver's own to a task's log."""
+        self.output(node, task, "".join(f"{line}\n" for line in lines).encode(), DRIVER)
+
+    def output(self, node: str, task: int, data: bytes, writer: Writer) -> None:
+        """Append to a task's log, ``<jobname>.<jobid>.<node>.<task>.out``, and to the order."""
+        name = self._log(node, task)
+        before = self._unended.pop(name, writer)
+        extra = b"" if before == writer else b"\n"
+        if not data.endswith(b"\n"):
+            self._unended[name] = writer
+        written = self._append(name, extra + data)
+        self.lost[node, task] += len(extra) + len(data) - written if writer != DRIVER else 0
+        if written:
+            piece = f"{time.time():.3f}\t{node}\t{task}\t{written}\n"
+            self._append(f"order.{self._job.id}.tsv", piece.encode())
+
+    def begin(self, node: str, task: int) -> None:
+        """Make a task's log, empty unless it is there."""
+        self._append(self._log(node, task), b"")
+
+    def preflight(self, lines: list[str]) -> None:
+        """Write ``preflight.<jobid>.txt``."""
+        text = "".join(f"{line}\n" for line in lines)
+        self._append(f"preflight.{self._job.id}.txt", text.encode())
+
+    def _log(self, node: str, task: int) -> str:
+        return f"{self._job.name}.{self._job.id}.{node}.{task}.out"
+
+    def _copy(self, name: str, data: bytes) -> None:
+        try:
+            with self._opened(name, "wb") as handle:
+                handle.write(data)
+        except OSError as exc:
+            self.fault = f"{name}: {exc.strerror or exc}"
+
+    def _open(self, name: str) -> IO[bytes]:
+        """Open a file, or take one that is open; those used longest ago are closed."""
+        handle = self._files.get(name)
+        if handle is not None:
+            self._files.move_to_end(name)
+            return handle
+        while len(self._files) >= self._most:
+            self._close_oldest()
+        while True:
+            try:
+                # Unbuffered: whoever looks sees all there is; a failed write leaves nothing behind.
+                handle = self._files[name] = self._opened(name, "ab", buffering=0)
+                return handle
+            except OSError as exc:
+                if exc.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        self._files.popitem(last=False)[1].close()
+
+    def _opened(self, name: str, mode: str, buffering: int = -1) -> IO[bytes]:
+        """Open a file of the job; one that is missing is made for those who may read it."""
+        path = os.path.join(self._job.log_dir, name)
+        return open(path, mode, buffering, opener=permissions.opener(self._job.log_mode))
+
+    def _append(self, name: str, data: bytes) -> int:
+        """Append to a file; return how many bytes are in it."""
+        view = memoryview(data)
+        try:
+            handle = self._open(name)
+            while view:
+                view = view[handle.write(view) :]
+        except OSError as exc:
+            self.fault = f"{name}: {exc.strerror or exc}"
+        return len(data) - len(view)

@@ -1,0 +1,1 @@
+"""An environment on a node: unpacked, linked, checked for damage, and removed."""

@@ -1,0 +1,256 @@
+"""Building an environment in private: what older ones have is linked, the rest is written."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..format.archive import BundleFile
+from ..format.decompressor import Decompress, load_decompressor
+from ..format.layer import Index, LayerError
+from ..format.manifest import Layer, Manifest, room_for
+from ..node import removal
+from ..protocol.problem import NodeError, Problem
+from ..system.files import facts_of, refusals
+from . import hard_links
+from .hard_links import Known, Linking
+from .layer_writer import Work, write_layers
+from .listing import Window
+from .merge import Merged, merge
+from .virtual_environment import Origin, finish
+
+
+class Lacking(NodeError):
+    """What was sent is not enough: an older environment that had the rest has gone or changed."""
+
+    def __init__(self, name: str, path: str) -> None:
+        """Say which part is missing, and in which file."""
+        super().__init__(
+            Problem(
+                what="a part of the environment is missing",
+                where=path,
+                why=f"{name} was to be taken from an older environment, which has changed",
+                fix="start again",
+            )
+        )
+
+
+@dataclass(frozen=True)
+class AssembleOptions:
+    """How an environment is made."""
+
+    processes: int
+    """How many processes work."""
+    compare: bool = True
+    """Whether each file is compared with its digest in the index: somebody else made the bundle."""
+
+
+def assemble(
+    bundle: BundleFile,
+    root: str,
+    python: str,
+    how: AssembleOptions,
+    publish: Callable[[str, str], None],
+) -> tuple[int, int]:
+    """Build the environment of a bundle and publish it; files linked and written.
+
+    Args:
+        bundle: the bundle.
+        root: the node root; a damaged environment of the bundle may be there.
+        python: the interpreter that the environment is for.
+        how: how many processes work, and how much they check.
+        publish: gives what was built its final path.
+
+    Raises:
+        NodeError: the bundle is damaged, or there is no room.
+        Lacking: something is neither in the file nor in an older environment.
+    """
+    manifest = bundle.manifest
+    layers = manifest.layers
+    incoming, final = os.path.join(root, "incoming"), os.path.join(root, "envs", manifest.id)
+    older = _sources(root, manifest)
+    _require_room(incoming, manifest, [layer for layer in layers if layer.head not in older])
+    private = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
+    staging, tools = os.path.join(private, "env"), os.path.join(private, "tools")
+    try:
+        os.mkdir(staging, 0o700)
+        os.mkdir(tools, 0o700)
+        if bundle.holds(manifest.node.name):
+            bundle.part(manifest.node)  # not needed here; but damage is to be found out
+        kept = _kept(bundle, root, older, tools)
+        merged = kept.merged
+        for path in merged.directories:
+            os.mkdir(os.path.join(staging, path), 0o755)
+        started = os.stat(staging).st_mtime_ns  # by the clock that files get their times from
+        # Where there is damage already, more is likely: then nothing is linked without being read.
+        linking = Linking(how.processes, verify=os.path.lexists(final))
+        linked = _fill(bundle, staging, kept, older, linking, compare=how.compare)
+        for path, target in merged.links.items():
+            os.symlink(target, os.path.join(staging, path))
+        bundle.check_frame()  # could not be done before where the file was still being sent
+        origin = Origin(kept.heads, kept.wheel, linked, started)
+        finish(staging, manifest, python, merged, origin)
+        publish(staging, final)
+    finally:
+        removal.sweep(private)
+    fresh = [layer.head not in linked for layer in layers]
+    written = sum(len(entries) for entries, new in zip(merged.entries, fresh) if new)
+    return sum(map(len, merged.entries)) - written, written
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What an environment is made by, and keeps."""
+
+    decompress: Decompress
+    """Turns a frame into its content."""
+    wheel: bytes | None
+    """Where that comes from, if not from this Python."""
+    heads: list[bytes]
+    """The head of each layer."""
+    indexes: list[Index]
+    """What each layer holds."""
+    merged: Merged
+    """Which of them writes what."""
+
+
+def _kept(bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]], tools: str) -> _Kept:
+    """Read what is to be made, from the bundle or from older environments."""
+    layers, part = bundle.manifest.layers, bundle.manifest.decompressor
+    wheel = _wheel(bundle, os.path.join(root, "envs"))
+    decompress = load_decompressor(part.name if part else "", wheel, tools)
+    heads = _heads(bundle, older, layers)
+    own = os.path.join(root, "envs", bundle.manifest.id)
+    # What another environment was made from has been checked then; this one is damaged.
+    checked = {head for head, places in older.items() if set(places) != {own}}
+    with _no_collection():
+        indexes = [
+            bundle.index(layer, head, decompress, checked=layer.head in checked)
+            for layer, head in zip(layers, heads)
+        ]
+        with bundle.refusing(LayerError):
+            merged = merge(layers, indexes, bundle.manifest.requires.python)
+    return _Kept(decompress, wheel, heads, indexes, merged)
+
+
+def _fill(
+    bundle: BundleFile,
+    staging: str,
+    kept: _Kept,
+    older: Mapping[str, Sequence[str]],
+    linking: Linking,
+    *,
+    compare: bool,
+) -> dict[str, Window]:
+    """Link what older environments have, and write the rest.
+
+    Returns when the files of the layers that are linked were written, by the layers' heads.
+    """
+    layers = bundle.manifest.layers
+    linked = _link(layers, kept.merged, older, staging, linking)
+    fresh = [
+        (layer, index, entries)
+        for layer, index, entries in zip(layers, kept.indexes, kept.merged.entries)
+        if layer.head not in linked
+    ]
+    for layer, _, _ in fresh:
+        if not bundle.holds(layer.member):
+            raise Lacking(layer.name, bundle.path)
+    write_layers(bundle, staging, fresh, Work(kept.decompress, linking.processes, compare))
+    return linked
+
+
+def _sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """The environments that may have each layer, by its head; a damaged one of this bundle, too."""
+    heads = [layer.head for layer in manifest.layers]
+    older = hard_links.older_layers(os.path.join(root, "envs"), heads)
+    own = os.path.join(root, "envs", manifest.id)
+    if os.path.isdir(own) and not os.path.islink(own):
+        for head in heads:
+            older[head] = tuple(dict.fromkeys((*older.get(head, ()), own)))
+    return older
+
+
+def _link(
+    layers: Sequence[Layer],
+    merged: Merged,
+    older: Mapping[str, Sequence[str]],
+    staging: str,
+    linking: Linking,
+) -> dict[str, Window]:
+    """Take from older environments what they have; see ``_fill``."""
+    wanted = [
+        Known(layer.head, older[layer.head], entries)
+        for layer, entries in zip(layers, merged.entries)
+        if layer.head in older
+    ]
+    return hard_links.link_layers(wanted, staging, linking)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Build large structures that have no cycles, without the collector looking at them often."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def _heads(
+    bundle: BundleFile, older: Mapping[str, Sequence[str]], layers: Sequence[Layer]
+) -> list[bytes]:
+    """The head of every layer, from the file or from an older environment.
+
+    Raises:
+        Lacking: one is in neither.
+    """
+    heads = []
+    for layer in layers:
+        if bundle.holds(layer.head_member):
+            head: bytes | None = bundle.head(layer)
+        else:
+            head = hard_links.head_of(older.get(layer.head, ()), layer)
+        if head is None:
+            raise Lacking(layer.name, bundle.path)
+        heads.append(head)
+    return heads
+
+
+def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
+    """The zstandard wheel; None where this Python has zstd of its own.
+
+    Raises:
+        Lacking: it is neither in the file nor in an older environment.
+    """
+    part = bundle.manifest.decompressor
+    if part is None:
+        return None
+    if bundle.holds(part.name):
+        return bundle.part(part)
+    data = hard_links.older_decompressor(envs, part)
+    if data is None:
+        raise Lacking(part.name, bundle.path)
+    return data
+
+
+def _require_room(path: str, manifest: Manifest, layers: Sequence[Layer]) -> None:
+    """Refuse before writing what will not fit."""
+    needed, inodes = room_for(layers, manifest)
+    faults = refusals(facts_of(path), needed, inodes)
+    if faults:
+        raise NodeError(
+            Problem(
+                what="the environment does not fit",
+                where=path,
+                why="; ".join(faults),
+                fix="free some, or name another place with [cluster] node-root "
+                "or $STAGER_NODE_ROOT",
+            )
+        )

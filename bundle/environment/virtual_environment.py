@@ -1,0 +1,131 @@
+"""A staged tree as a relocatable virtual environment (PEP 405), and what it keeps about itself."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..format.manifest import Manifest
+from ..protocol.problem import NodeError, Problem
+from . import imports, listing, patches
+from .damage import MANIFEST, pyvenv_cfg
+from .listing import Window
+from .merge import HOOK, STATE, Merged, site_packages
+
+
+def renew(path: str, python: str) -> None:
+    """Point a published environment at an interpreter, if it is at another one."""
+    if os.path.realpath(os.path.join(path, "bin", "python")) != os.path.realpath(python):
+        _interpreter(path, python)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an environment was made from, and when."""
+
+    heads: Sequence[bytes]
+    """The head of each layer."""
+    wheel: bytes | None
+    """The decompressor, if not this Python's own."""
+    linked: Mapping[str, Window]
+    """When the files of layers that are linked were written, by the layers' heads."""
+    started: int
+    """When the first of the others was written, in nanoseconds by the file system's clock."""
+
+
+def finish(staging: str, manifest: Manifest, python: str, merged: Merged, origin: Origin) -> None:
+    """Make a virtual environment of the tree (PEP 405), and note what it was made from."""
+    version = manifest.requires.python
+    links = own_links(version)
+    for path, target in links.items():
+        os.symlink(target, os.path.join(staging, path))
+    _interpreter(staging, python)
+    own = {**hooks(version), MANIFEST: manifest.to_bytes()}
+    for layer, head in zip(manifest.layers, origin.heads):
+        own[f"{STATE}/layers/{layer.id}"] = head
+    if manifest.decompressor is not None and origin.wheel is not None:
+        own[f"{STATE}/decompressor/{manifest.decompressor.name}"] = origin.wheel
+    for path, data in own.items():
+        _write(os.path.join(staging, path), data)
+    _sync(os.path.join(staging, MANIFEST))
+    links = {**merged.links, **links}
+    folders = listing.contents(merged.entries, links, own, merged.directories)
+    layers = [(layer.head, origin.linked.get(layer.head)) for layer in manifest.layers]
+    # Last of all: its time is the environment's.
+    listing.write(staging, manifest.id, folders, layers, origin.started)
+
+
+def own_links(python: str) -> dict[str, str]:
+    """The targets of an environment's own links, but for that to the interpreter, by their paths.
+
+    Args:
+        python: ``major.minor``.
+    """
+    return {
+        "pkgs": site_packages(python),
+        "lib64": "lib",  # the name on Fedora and its kin
+        "bin/python3": "python",
+        f"bin/python{python}": "python",
+    }
+
+
+def hooks(python: str) -> dict[str, bytes]:
+    """What every interpreter of an environment runs when it starts: paths there, and contents.
+
+    Args:
+        python: ``major.minor``.
+    """
+    start = f"{site_packages(python)}/{HOOK}"
+    contents = {}
+    for name, line in (("imports", imports.PTH_LINE), ("patches", patches.PTH_LINE)):
+        contents[f"{start}{name}.pth"] = line.encode() + b"\n"
+        contents[f"{start}{name}.py"] = source_of(name)
+    return contents
+
+
+def _interpreter(path: str, python: str) -> None:
+    """Point the environment at an interpreter of this node, replacing what was there by renames."""
+    mark = f".{os.getpid()}-{time.monotonic_ns()}"
+    # The link comes last: where it is right, all is.
+    _write(os.path.join(path, "pyvenv.cfg" + mark), pyvenv_cfg(python))
+    os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
+    link = os.path.join(path, "bin", "python")
+    os.symlink(python, link + mark)
+    os.rename(link + mark, link)
+
+
+def source_of(name: str) -> bytes:
+    """The source of a module, from the directory or the zip that all of this was loaded from.
+
+    Args:
+        name: as it is below the top of the far side: ``wrapper``, ``talking.bootstrap``.
+
+    Raises:
+        NodeError: there is none.
+    """
+    top = __name__.partition(".")[0]
+    data = pkgutil.get_data(top, f"{name.replace('.', '/')}.py")
+    if data is None:
+        raise NodeError(Problem("the node program is incomplete", name, "no source", "build again"))
+    return data
+
+
+def _sync(path: str) -> None:
+    """Make a file durable, and with it what a journal holds: some milliseconds. The rest is not.
+
+    After a crash the manifest and the listing are there, and say what else is not.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write(path: str, data: bytes) -> None:
+    # "x": never through a link, and never into a file that older environments share.
+    with open(path, "xb") as handle:
+        handle.write(data)

@@ -1,0 +1,342 @@
+"""Reading a bundle: nothing in it is believed before it has been compared with the manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from ..protocol.problem import NodeError, Problem
+from ..system import files
+from .arriving_file import Arrival
+from .decompressor import Decompress
+from .layer import Index, LayerError, decode_head, origin_of
+from .manifest import (
+    BLOCK,
+    PART_LIMIT,
+    FormatError,
+    Layer,
+    Manifest,
+    ManifestError,
+    Part,
+    member_header,
+    padding,
+    parse,
+)
+
+DAMAGED = "the bundle is damaged or not a bundle"
+"""What is wrong with a file that is not what was built."""
+END = bytes(2 * BLOCK)
+"""How every tar ends, and so a bundle."""
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """What a file holds that has only some members of a bundle, in the bundle's order."""
+
+    manifest: bytes
+    """The bundle's manifest, which is not in the file."""
+    members: frozenset[str]
+    """Names of the members."""
+
+
+class BundleFile:
+    """An open bundle whose frame, manifest and length have been checked."""
+
+    def __init__(
+        self,
+        path: str,
+        expected: str | None = None,
+        excerpt: Excerpt | None = None,
+        arrival: Arrival | None = None,
+    ) -> None:
+        """Open ``path`` and check all of it but the content of the parts and layers.
+
+        Args:
+            path: the bundle.
+            expected: the id it must have; None accepts any.
+            excerpt: what is in the file, where it holds only some members of a bundle.
+            arrival: where the file is still being sent: every reader then waits for what it
+                wants, and :meth:`check_frame` is left to the caller.
+
+        Raises:
+            NodeError: it cannot be read, is damaged or cut short, or is another bundle.
+        """
+        self.path = path
+        self._arrival = arrival or Arrival.over()
+        while True:
+            more_may_come = self._arrival.ongoing(path)
+            self._handle = self._open()
+            try:
+                self._begin(excerpt)
+                if arrival is None:
+                    self.check_frame()
+                if expected is not None and self.manifest.id != expected:
+                    raise NodeError(self._another(expected))
+                return
+            except (ManifestError, UnicodeDecodeError) as exc:
+                self.close()
+                if not more_may_come:
+                    raise self._unusable(exc) from exc
+            except BaseException:
+                self.close()
+                raise
+            self._arrival.pause()  # it may be another file, in whose place this one will come
+
+    def __enter__(self) -> BundleFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._handle)
+
+    def offset(self, member: str) -> int:
+        """Where the content of a member begins in the file."""
+        return self._offsets[member]
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes at a place in the file; safe from several processes at a time.
+
+        Raises:
+            NodeError: the file ends before, or the disk fails.
+        """
+        try:
+            self._arrival.wait(self._handle, offset + size, self.path)
+            data = os.pread(self._handle, size, offset)
+            while len(data) < size:
+                more = os.pread(self._handle, size - len(data), offset + len(data))
+                if not more:
+                    raise self._damaged("it ends too early")
+                data += more
+        except OSError as exc:
+            raise self._damaged(f"it cannot be read: {exc.strerror or exc}") from exc
+        return data
+
+    def holds(self, member: str) -> bool:
+        """Whether a member of the bundle is in this file."""
+        return member in self._offsets
+
+    def part(self, part: Part) -> bytes:
+        """A raw member, its digest checked.
+
+        Raises:
+            NodeError: its bytes are not those the manifest promises.
+        """
+        why = f"{part.name} does not have the digest in the manifest"
+        return self._checked(self._offsets[part.name], part.size, part.sha256, why)
+
+    def head(self, layer: Layer) -> bytes:
+        """The bytes of a layer's head, which holds its index; their digest checked.
+
+        Raises:
+            NodeError: they are not what the manifest promises.
+        """
+        why = f"the index of {layer.name} does not have the promised digest"
+        return self._checked(self._offsets[layer.head_member], layer.head_size, layer.head, why)
+
+    def index(
+        self, layer: Layer, head: bytes, decompress: Decompress, *, checked: bool = False
+    ) -> Index:
+        """The checked index of a layer, from its head.
+
+        Args:
+            layer: what the manifest says about it.
+            head: its bytes, their digest checked.
+            decompress: turns one zstd frame into its content.
+            checked: whether these very bytes have been read, and not refused, before.
+
+        Raises:
+            NodeError: it is not what the manifest promises, or names something unsafe.
+        """
+        with self.refusing(LayerError):
+            origin = origin_of(head)
+            if not origin.describes(layer):
+                made_from = f"{origin.kind} {origin.name} {origin.version}".strip()
+                raise LayerError(
+                    f"the layer of {layer.name} {layer.version} was made from {made_from},"
+                    " or with other options"
+                )
+            index = decode_head(head, lambda data: decompress(data, -1), checked=checked)
+        if layer.head_size + sum(frame.size for frame in index.frames) != layer.size:
+            raise self._damaged(f"{layer.name} does not have the promised length")
+        if (index.unpacked_size, len(index.files)) != (layer.unpacked_size, layer.files):
+            raise self._damaged(f"{layer.name} does not hold as much as promised")
+        return index
+
+    def frames_start(self, layer: Layer) -> int:
+        """Where the first frame of a layer lies in the file."""
+        return self._offsets[layer.member]
+
+    def frame(self, offset: int, size: int, sha256: str) -> bytes:
+        """The compressed bytes of one frame, their digest checked.
+
+        Raises:
+            NodeError: they are not what the index promises.
+        """
+        why = f"the {size} bytes at {offset} do not have the promised digest"
+        return self._checked(offset, size, sha256, why)
+
+    @contextlib.contextmanager
+    def refusing(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Turn these exceptions into the statement that the bundle is damaged.
+
+        Raises:
+            NodeError: one of them came.
+        """
+        try:
+            yield
+        except kinds as exc:
+            raise self._damaged(str(exc)) from exc
+
+    def check_frame(self) -> None:
+        """Check every header, every padding byte, the end of the tar and the file's length.
+
+        Raises:
+            NodeError: something is not what it must be.
+        """
+        end = 0
+        for name, length in self._members:
+            start = self._offsets[name]
+            if self.read(start - BLOCK, BLOCK) != member_header(name, length):
+                raise self._damaged(f"the tar header of {name} is not what it must be")
+            fill = padding(length)
+            end = start + length + fill
+            if self.read(end - fill, fill) != bytes(fill):
+                raise self._damaged(f"the padding behind {name} is not empty")
+        total = os.fstat(self._handle).st_size
+        if total != end + len(END):
+            raise self._damaged(f"it has {total} bytes, not {end + len(END)}")
+        if self.read(end, len(END)) != END:
+            raise self._damaged("the end mark of the tar is damaged")
+
+    def _begin(self, excerpt: Excerpt | None) -> None:
+        """Read what is in the file, and where."""
+        if not stat.S_ISREG(os.fstat(self._handle).st_mode):
+            raise ManifestError("it is not a file")
+        self.manifest = self._read_manifest() if excerpt is None else parse(excerpt.manifest)
+        self._members = [
+            (name, size)
+            for name, size in self.manifest.members()
+            if excerpt is None or name in excerpt.members
+        ]
+        self._offsets = dict(_offsets(self._members))
+        for name, size in self._members[:1]:
+            if self.read(0, BLOCK) != member_header(name, size):
+                raise ManifestError(f"the tar header of {name} is not what it must be")
+
+    def _open(self) -> int:
+        try:
+            # Opening a named pipe would wait for a writer; O_NONBLOCK means nothing to a file.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            handle = self._arrival.open(self.path, flags)
+        except OSError as exc:
+            raise NodeError(
+                Problem(
+                    what="the bundle cannot be read",
+                    where=self.path,
+                    why=exc.strerror or str(exc),
+                    fix="check the path, or make the bundle with `stager build`",
+                )
+            ) from exc
+        # While it is open nobody clears it away; not every file system has locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        return handle
+
+    def _another(self, expected: str) -> Problem:
+        return Problem(
+            what="this is another bundle than the job was made for",
+            where=self.path,
+            why=f"its id is {self.manifest.id[:12]}, expected {expected[:12]}",
+            fix="stage the right file, or start the job again",
+        )
+
+    def _read_manifest(self) -> Manifest:
+        self._arrival.wait(self._handle, BLOCK, self.path)
+        header = os.pread(self._handle, BLOCK, 0)
+        size = _size_field(header) if len(header) == BLOCK else -1
+        if not 0 < size <= PART_LIMIT:
+            raise ManifestError("it does not begin with manifest.json")
+        self._arrival.wait(self._handle, BLOCK + size, self.path)
+        if os.fstat(self._handle).st_size < BLOCK + size:
+            raise ManifestError("it does not begin with manifest.json")
+        return parse(self.read(BLOCK, size))
+
+    def _checked(self, offset: int, size: int, sha256: str, why: str) -> bytes:
+        """Bytes at a place in the file that have this digest.
+
+        Raises:
+            NodeError: they do not have it, and will not get it any more.
+        """
+        while True:
+            more_may_come = self._arrival.ongoing(self.path)
+            data = self.read(offset, size)
+            if hashlib.sha256(data).hexdigest() == sha256:
+                return data
+            if not more_may_come:
+                raise self._damaged(why)
+            self._arrival.pause()
+
+    def _unusable(self, exc: Exception) -> NodeError:
+        if not isinstance(exc, FormatError):
+            return self._damaged(str(exc))
+        return NodeError(
+            Problem(
+                what="the bundle was made by another version of stager",
+                where=self.path,
+                why=str(exc),
+                fix="make it anew with `stager build`, or use the version that made it",
+            )
+        )
+
+    def _damaged(self, why: str) -> NodeError:
+        return NodeError(
+            Problem(
+                what=DAMAGED,
+                where=self.path,
+                why=why,
+                fix="copy it again, or make it anew with `stager build`",
+            )
+        )
+
+
+def digest_of(path: str) -> str:
+    """The SHA-256 of a whole file, as hexadecimal digits.
+
+    Raises:
+        NodeError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as handle:
+            return files.digest_of(handle.fileno())
+    except OSError as exc:
+        why, fix = str(exc.strerror or exc), "see whether the disk there is sound"
+        raise NodeError(Problem("the bundle cannot be read", path, why, fix)) from exc
+
+
+def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Where the content of each member begins."""
+    position = 0
+    for name, length in members:
+        yield name, position + BLOCK
+        position += BLOCK + length + padding(length)
+
+
+def _size_field(header: bytes) -> int:
+    try:
+        return int(header[124:135], 8)
+    except ValueError:
+        return -1

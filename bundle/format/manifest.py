@@ -1,0 +1,313 @@
+"""The bundle's own description, and the rules by which its bytes are laid out.
+
+A bundle is one uncompressed tar. Its members, in this order::
+
+    manifest.json            canonical JSON: what is in the bundle, and its id
+    node.pyz                 the far side's program
+    <decompressor>.whl       a zstandard wheel for the target, stored raw (absent where not needed)
+    heads/<layer id>         one for each layer: the index of its files and frames
+    layers/<layer id>.tar.zst    the frames of each layer, in the same order
+
+All heads come before all frames: who receives a bundle bit by bit knows from the first of them
+where every later one goes.
+
+The manifest names every member with its size, so the whole tar, headers and padding included, is
+determined by it. A reader rebuilds what each header must be and compares: no byte goes unchecked.
+
+Digests form a tree. ``Manifest.id`` covers the manifest; the manifest holds the digest of each
+layer's head; a head holds the digest of each compressed frame behind it and of each file inside. A
+head also holds what its layer was made from, of which the layer's id is the digest. So parts of a
+layer can be checked independently, in parallel, before anything is visible.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..protocol.digest import Digest, canonical_json
+from ..protocol.requires import Requires, check_requires, printable
+
+FORMAT = 3
+"""Version of the bundle's layout; raised with each change that an older program cannot read."""
+MANIFEST_NAME = "manifest.json"
+NODE_NAME = "node.pyz"
+BLOCK = 512
+PART_LIMIT = 64 << 20
+"""The most that a member which is read whole may hold: bounds what a hostile bundle can claim."""
+HEAD_LIMIT = 256 << 20
+"""The same for the head of a layer."""
+KINDS = ("wheel", "project", "trainer", "asset")
+
+_SIZE_LIMIT = 1 << 60
+_DISK_BLOCK = 4096
+_LISTED = 64
+"""Bytes that a file takes in the listing of an environment, generously."""
+_OWN_BYTES, _OWN_INODES = 256 << 10, 96
+"""What an environment holds whatever it is made of: hooks, links, directories."""
+
+
+class ManifestError(ValueError):
+    """The manifest cannot be understood, or does not agree with itself."""
+
+
+class FormatError(ManifestError):
+    """The manifest is of another version of the layout.
+
+    Attributes:
+        found: that version, or whatever stands in its place.
+    """
+
+    def __init__(self, found: object) -> None:
+        super().__init__(f"the bundle has format {found!r}; this program reads format {FORMAT}")
+        self.found = found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A member that is stored as it is."""
+
+    name: str
+    """Its name in the outer tar."""
+    sha256: Digest
+    """Digest of its bytes."""
+    size: int
+    """Length in bytes."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One wheel, the project, the trainer or an asset, as a compressed tar."""
+
+    id: Digest
+    """Digest of what the layer was made from and how; known before it is built."""
+    kind: str
+    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    name: str
+    """The distribution's normalized name, or the project's or asset's."""
+    version: str
+    """The distribution's version; empty for the other kinds."""
+    head: Digest
+    """Digest of the first ``head_size`` bytes, which hold the index of all the rest."""
+    head_size: int
+    """Length in bytes of the head."""
+    size: int
+    """Length in bytes of the whole layer, head included."""
+    unpacked_size: int
+    """Sum in bytes of the files inside."""
+    files: int
+    """How many files are inside."""
+
+    @property
+    def member(self) -> str:
+        """The name of its frames in the outer tar."""
+        return f"layers/{self.id}.tar.zst"
+
+    @property
+    def head_member(self) -> str:
+        """The name of its head in the outer tar."""
+        return f"heads/{self.id}"
+
+    @property
+    def members(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Name and size in bytes of its head and of its frames in the outer tar."""
+        return (self.head_member, self.head_size), (self.member, self.size - self.head_size)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a node must know about a bundle."""
+
+    name: str
+    """The project's name."""
+    requires: Requires
+    """What a node must have."""
+    node: Part
+    """The far side's program."""
+    decompressor: Part | None
+    """The zstandard wheel, or None where the target's Python has zstd of its own."""
+    layers: tuple[Layer, ...]
+    """In the order in which they are stored; on equal paths the first one writes."""
+    packages: tuple[str, ...]
+    """Names of the packages asked for by the user, the ones a probe reports."""
+    imports: tuple[str, ...]
+    """Modules that must import on every node."""
+    format: int = FORMAT
+    """Version of this layout."""
+
+    # All are asked for again and again, and each takes milliseconds for a hundred layers.
+
+    @functools.cached_property
+    def _fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @functools.cached_property
+    def id(self) -> Digest:
+        """The bundle's identity: the digest of all the fields above."""
+        return Digest.of(canonical_json(self._fields))
+
+    @functools.cached_property
+    def _bytes(self) -> bytes:
+        return canonical_json({**self._fields, "id": self.id})
+
+    @property
+    def unpacked_size(self) -> int:
+        """Sum in bytes of the files of all layers."""
+        return sum(layer.unpacked_size for layer in self.layers)
+
+    @property
+    def files(self) -> int:
+        """How many files all layers hold."""
+        return sum(layer.files for layer in self.layers)
+
+    def to_bytes(self) -> bytes:
+        """The content of ``manifest.json``."""
+        return self._bytes
+
+    def members(self) -> list[tuple[str, int]]:
+        """Name and size of every member of the outer tar, in order."""
+        listed = [(MANIFEST_NAME, len(self.to_bytes())), (self.node.name, self.node.size)]
+        if self.decompressor is not None:
+            listed.append((self.decompressor.name, self.decompressor.size))
+        heads, frames = zip(*(layer.members for layer in self.layers)) if self.layers else ((), ())
+        return [*listed, *heads, *frames]
+
+
+@functools.lru_cache(maxsize=1)
+def parse(data: bytes) -> Manifest:
+    """Read ``manifest.json``; the same one again costs nothing.
+
+    Raises:
+        FormatError: it is of another version of the layout.
+        ManifestError: not such a manifest, or its id does not fit its content.
+    """
+    try:
+        raw = json.loads(data)
+        claimed = raw.pop("id")
+        found = raw["format"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise ManifestError("manifest.json is not a stager manifest") from exc
+    if found != FORMAT:
+        raise FormatError(found)
+    try:
+        manifest = _from_dict(raw)
+        _check(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ManifestError(f"manifest.json does not have the expected fields: {exc}") from exc
+    if manifest.id != claimed or manifest.to_bytes() != data:
+        raise ManifestError("manifest.json has been changed: its content does not fit its id")
+    return manifest
+
+
+def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
+    """The tar header of a file, byte for byte: in the outer tar, and within layers.
+
+    A plain POSIX ustar header (IEEE Std 1003.1, "ustar Interchange Format") with owner and time
+    zero. Sizes of 8 GiB and more use GNU tar's base-256 form.
+
+    Raises:
+        ManifestError: the name is longer than 100 bytes.
+    """
+    if len(name.encode()) > 100:
+        raise ManifestError(f"member name is longer than 100 bytes: {name}")
+    fields = [
+        name.encode().ljust(100, b"\0"),
+        b"%07o\0" % mode,
+        b"0000000\0",
+        b"0000000\0",
+        b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big"),
+        b"00000000000\0",
+        b" " * 8,
+        b"0",
+        b"\0" * 100,
+        b"ustar\x0000",
+        b"\0" * 64,
+        b"0000000\0",
+        b"0000000\0",
+        b"\0" * 167,
+    ]
+    blank = b"".join(fields)
+    return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
+
+
+def room_for(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[int, int]:
+    """Bytes and inodes that unpacking these layers takes: file systems hand out whole blocks.
+
+    Args:
+        layers: what is unpacked.
+        whole: the bundle, for what each environment of it keeps besides; None leaves that out.
+    """
+    files = sum(layer.files + 1 for layer in layers)  # each keeps its head
+    size = sum(layer.unpacked_size + layer.head_size for layer in layers)
+    inodes = files + files // 4
+    if whole is not None:
+        part = whole.decompressor
+        # The wheel is kept, and loaded from a copy of its program, which is the smaller half.
+        wheel = part.size + part.size // 2 if part is not None else 0
+        size += wheel + len(whole.to_bytes()) + whole.files * _LISTED + _OWN_BYTES
+        inodes += _OWN_INODES
+    return size + files * _DISK_BLOCK // 2, inodes
+
+
+def padding(size: int) -> int:
+    """Zero bytes that follow a member of this size, up to the next full block."""
+    return -size % BLOCK
+
+
+def _from_dict(raw: dict[str, Any]) -> Manifest:
+    decompressor = raw["decompressor"]
+    return Manifest(
+        name=raw["name"],
+        requires=Requires(**raw["requires"]),
+        node=_part(raw["node"]),
+        decompressor=None if decompressor is None else _part(decompressor),
+        layers=tuple(_layer(item) for item in raw["layers"]),
+        packages=tuple(raw["packages"]),
+        imports=tuple(raw["imports"]),
+        format=raw["format"],
+    )
+
+
+def _part(raw: dict[str, Any]) -> Part:
+    return Part(name=raw["name"], sha256=Digest(raw["sha256"]), size=raw["size"])
+
+
+def _layer(raw: dict[str, Any]) -> Layer:
+    return Layer(**{**raw, "id": Digest(raw["id"]), "head": Digest(raw["head"])})
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse values that no build writes: they become file names, offsets and amounts of memory.
+
+    Raises:
+        ValueError: a value is of another type, or out of bounds; the message names it.
+    """
+    layers = manifest.layers
+    check_requires(manifest.requires)
+    for value in (manifest.name, *manifest.packages, *manifest.imports):
+        printable(value, "name, packages or imports")
+    for part in (manifest.node, manifest.decompressor):
+        if part is None:
+            continue
+        if "/" in printable(part.name, "a part's name") or not part.name:
+            raise ValueError(f"a part is called {part.name!r}")
+        _within(part.size, PART_LIMIT, part.name)
+    for layer in layers:
+        printable(layer.name, "a layer's name")
+        printable(layer.version, "a layer's version")
+        if layer.kind not in KINDS:
+            raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
+        for size in (layer.size, layer.unpacked_size, layer.files):
+            _within(size, _SIZE_LIMIT, layer.name)
+        _within(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
+    names = [name for name, _ in manifest.members()]
+    if len(set(names)) != len(names):
+        raise ValueError("two members have the same name")
+
+
+def _within(value: object, limit: int, what: str) -> None:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{what} has an impossible size, {value!r}")

@@ -1,0 +1,49 @@
+"""Writing a file that has only some members of a bundle: what the nodes are missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from ..protocol.problem import NodeError, Problem
+from .archive import END, BundleFile
+from .manifest import member_header, padding
+
+_CHUNK = 8 << 20
+
+
+def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> int:
+    """Copy some members, in the bundle's order and as a tar of its own.
+
+    Args:
+        bundle: where they are taken from.
+        members: their names.
+        path: a new file.
+
+    Returns:
+        Its length in bytes.
+
+    Raises:
+        NodeError: the file cannot be written, or the bundle cannot be read.
+    """
+    try:
+        with open(path, "xb") as out:
+            for name, size in bundle.manifest.members():
+                if name not in members:
+                    continue
+                out.write(member_header(name, size))
+                start = bundle.offset(name)
+                for at in range(0, size, _CHUNK):
+                    out.write(bundle.read(start + at, min(_CHUNK, size - at)))
+                out.write(bytes(padding(size)))
+            out.write(END)
+            return out.tell()
+    except OSError as exc:
+        raise NodeError(
+            Problem(
+                what="the part of the bundle that is to be sent cannot be written",
+                where=os.path.dirname(path),
+                why=exc.strerror or str(exc),
+                fix="free some space there, or set TMPDIR to another place",
+            )
+        ) from exc

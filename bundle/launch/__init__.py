@@ -1,0 +1,1 @@
+"""How the ranks of one node are started and followed, and their results."""

@@ -1,0 +1,27 @@
+"""Where under a node root the things of a job lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..node.location import env_of
+from ..protocol.job import Job
+from . import commands
+
+
+def place_of(job: Job, request: Mapping[str, Any]) -> commands.Place:
+    """Where things lie on this node."""
+    root = str(request["root"])
+    task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher == "srun" else "0"
+    return commands.Place(
+        root=root,
+        environment=env_of(job, root),
+        job_dir=os.path.join(root, "jobs", f"{job.id}.{request['node_rank']}.{task}"),
+    )
+
+
+def work_dir(job: Job, root: str) -> str:
+    """Where ranks run on a node that does not share the run directory."""
+    return os.path.join(root, "jobs", f"{job.id}.work")

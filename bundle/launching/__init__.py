@@ -1,1 +1,0 @@
-"""How the ranks of one node are started and followed, and what became of them."""

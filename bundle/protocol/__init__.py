@@ -1,0 +1,1 @@
+"""The values both sides share: the job, problems, rates, and output as events."""

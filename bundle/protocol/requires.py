@@ -1,0 +1,48 @@
+"""What a node must have for a bundle to run there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_PYTHON = re.compile(r"3\.\d{1,3}")
+_LIBC_VERSION = re.compile(r"(?:\d{1,4}(?:\.\d{1,4}){0,3})?")
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a node must have for the bundle to run there."""
+
+    python: str
+    """Version of CPython as ``major.minor``."""
+    machine: str
+    """Processor architecture as ``uname -m`` prints it."""
+    libc: str
+    """``glibc`` or ``musl``."""
+    libc_version: str
+    """The lowest version of the C library that every wheel inside accepts, ``2.28``."""
+
+
+def check_requires(needs: Requires) -> None:
+    """Refuse what no node can be compared with.
+
+    Raises:
+        ValueError: a value is of another type or form; the message names it.
+    """
+    for value in (needs.machine, needs.libc, needs.libc_version):
+        printable(value, "requires")
+    if not _LIBC_VERSION.fullmatch(needs.libc_version):
+        raise ValueError(f"requires.libc_version is {needs.libc_version[:20]!r}")
+    if not _PYTHON.fullmatch(printable(needs.python, "requires.python")):
+        raise ValueError(f"requires.python is {needs.python[:20]!r}")
+
+
+def printable(value: object, what: str) -> str:
+    """Return the value where it is printable text.
+
+    Raises:
+        ValueError: it is of another type, or holds what cannot be printed.
+    """
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{what} holds {value!r}")
+    return value

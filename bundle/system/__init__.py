@@ -1,0 +1,1 @@
+"""The operating system: processes, signals, files, permissions, network, host lists."""

@@ -1,0 +1,107 @@
+"""Who may read what a job leaves: its user alone, or also the group of the log directory.
+
+Arguments and what ranks print may hold secrets, so the caller's umask does not decide. What was
+there before is left as it is: its mode is somebody's own choice.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Callable
+
+from ..protocol.log_modes import GROUP, PRIVATE
+
+_FOLDER = {PRIVATE: 0o700, GROUP: 0o750}
+_FILE = {PRIVATE: 0o600, GROUP: 0o640}
+
+Opener = Callable[[str, int], int]
+"""What :func:`open` takes as its ``opener``."""
+
+
+def make_folder(path: str, mode: str) -> None:
+    """Make a directory, and those above it that are missing.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = os.path.abspath(path)
+    if os.path.isdir(path):
+        return
+    make_folder(os.path.dirname(path), mode)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _share(handle, os.path.dirname(path), _FOLDER[mode], mode)
+    finally:
+        os.close(handle)
+
+
+def opener(mode: str) -> Opener:
+    """Return what opens the files of a job for writing, and makes those that are missing.
+
+    What is there already is looked at before it is written to, or emptied: it may be planted.
+    """
+
+    def opened(path: str, flags: int) -> int:
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a planted pipe would never open
+        try:
+            handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            return _ours(os.open(path, flags & ~os.O_TRUNC), path, flags)
+        try:
+            _share(handle, os.path.dirname(os.path.abspath(path)), _FILE[mode], mode)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    return opened
+
+
+def _ours(handle: int, path: str, flags: int) -> int:
+    """Return a file that was there, emptied if that is asked for.
+
+    Raises:
+        OSError: it may not be written to.
+    """
+    try:
+        why = _refusal(os.fstat(handle), os.path.dirname(os.path.abspath(path)))
+        if why:
+            raise OSError(errno.EINVAL, why, path)
+        if flags & os.O_TRUNC:
+            os.ftruncate(handle, 0)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _refusal(found: os.stat_result, folder: str) -> str:
+    """Say why a file may not be written to; empty where it may."""
+    if not stat.S_ISREG(found.st_mode):
+        return "is no regular file"
+    # The directory's owner may replace it anyway; some servers make every file somebody else's.
+    if found.st_uid not in (os.geteuid(), os.stat(folder).st_uid):
+        return f"belongs to somebody else (uid {found.st_uid})"
+    if found.st_nlink > 1:
+        return "has another name elsewhere (a hard link)"
+    return ""
+
+
+def _share(handle: int, folder: str, bits: int, mode: str) -> None:
+    """Set the mode of what was just made; only the directory's own group may ever read it."""
+    if mode == GROUP:
+        try:
+            os.fchown(handle, -1, os.stat(folder).st_gid)
+        except OSError:  # the user is not in that group: then nobody else reads it
+            bits &= 0o700
+    os.fchmod(handle, bits)

@@ -1,0 +1,289 @@
+"""The whole build: spec, lock, wheels, layers, bundle, proof; each stage is one call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from bundle.format.manifest import Layer
+
+from ..config.load import Config
+from ..core.errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
+from ..core.store import Store
+from ..core.values import Wheel
+from ..layers.build import MadeLayers, make_layers
+from ..layers.modules import top_modules
+from ..layers.source import Source, project_sources
+from ..lock.lock import Lock, ResolveOptions, make_lock, read_lock
+from ..lock.resolver import ResolverName
+from ..lock.spec import Spec, read_spec
+from ..pack import existing
+from ..pack.bundle import Contents, Packed, pack, stored_index
+from ..pack.compiled_program import compiled_program
+from ..pack.decompressor import decompressor_lock
+from ..pack.existing import Chosen, Newest
+from ..pack.prove import Proof, prove
+from ..wheels.fetch import fetch
+from .current_bundle import Listener, inputs, lock_path, offline_root
+
+REPORTED = ("torch", "transformers", "datasets", "numpy")
+"""Packages whose versions a probe always reports where they are present."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How to build."""
+
+    resolver: ResolverName = "auto"
+    """``auto`` takes uv where it is installed."""
+    offline: bool = False
+    """Whether nothing may be fetched."""
+    locked: bool = False
+    """Whether a lock that is not current is an error."""
+    prove: bool = True
+    """Whether the closure is proved."""
+    jobs: int | None = None
+    """How many layers are made at a time; None for one for each CPU of this process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What a build made."""
+
+    packed: Packed
+    """The bundle."""
+    lock: Lock
+    """What it was made from."""
+    made: MadeLayers
+    """Its layers."""
+    proof: Proof | None
+    """The proof of closure; None when it was skipped."""
+    seconds: dict[str, float]
+    """Time taken by phase."""
+
+
+def lock_project(config: Config, options: BuildOptions, listener: Listener) -> Lock:
+    """Make the project's lock anew.
+
+    Raises:
+        StagerError: see :func:`stager.lock.spec.read_spec` and :func:`stager.lock.lock.make_lock`.
+    """
+    store = Store(offline_root(config))
+    spec = read_spec(config)
+    listener.begin("lock")
+    with store.lock():
+        return _make_lock(config, spec, store, options)
+
+
+def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
+    """Make the project's bundle; whatever is there already is used again.
+
+    Raises:
+        StagerError: something expected is wrong; see the stages.
+    """
+    _refuse_unsupported(config)
+    store = Store(offline_root(config))
+    phase = _Phases(listener)
+
+    def fetched(line: str) -> None:
+        listener.step(line, 0, 0)
+
+    with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
+        with phase("lock"):
+            spec = read_spec(config)
+            lock = _current_lock(config, spec, store, options)
+        with phase("wheels"):
+            wheels = fetch(
+                lock, store, offline=options.offline, progress=fetched, indexes=spec.indexes
+            )
+            decompressor = _decompressor(spec, store, options, fetched)
+        with phase("layers"):
+            trees = project_sources(config, (store.root, lock.path), listener.note)
+            made = make_layers(
+                [*(Source.of_wheel(wheel, spec.prune) for wheel in wheels), *trees],
+                store=store,
+                target=spec.target,
+                jobs=options.jobs or len(os.sched_getaffinity(0)),
+                progress=listener.step,
+            )
+            for line in made.notes:
+                listener.note(line)
+        with phase("bundle"):
+            asked = _asked(spec, lock)
+            contents = Contents(
+                name=config.name,
+                target=spec.target,
+                wheels=wheels,
+                layers=made.layers,
+                decompressor=decompressor,
+                packages=_reported(asked, made.layers),
+                imports=_imports(config, asked, made.layers, store),
+            )
+            packed = pack(contents, store)
+            compiled_program(existing.node_program(packed.path, store, packed.manifest.id), store)
+        proof = None
+        if options.prove:
+            with phase("proof"):
+                proof = _proved(packed, store, spec, asked)
+                listener.note(proof.how)
+        newest = Newest(
+            path=packed.path, id=packed.manifest.id, inputs=inputs(spec, trees, lock.path)
+        )
+        existing.remember(store, config.source, newest)
+    return Built(packed=packed, lock=lock, made=made, proof=proof, seconds=phase.seconds)
+
+
+class _Phases:
+    """Announces phases and measures them."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self._listener.begin(name)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 3)
+
+
+def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> Chosen:
+    """Make the bundle of a project whose files have changed; it takes the place of the one before.
+
+    Raises:
+        StagerError: the requirements have changed too, or it cannot be made.
+    """
+    store = Store(offline_root(config))
+    path = lock_path(config, spec)
+    if not path.exists() or not read_lock(path, spec.target).is_current(spec):
+        raise BundleError(
+            f"the requirements of {config.name} have changed since its bundle was made",
+            hint="make it anew with `stager build`",
+        )
+    listener.note("the project has changed since its bundle was made: building it again")
+    packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
+    if packed.path != before and not existing.is_named(store, before):
+        existing.clear_away(before)
+    return Chosen(path=packed.path, id=packed.manifest.id)
+
+
+def build_report(built: Built) -> dict[str, Any]:
+    """The JSON object of ``stager build``."""
+    manifest = built.packed.manifest
+    return {
+        "ok": True,
+        "bundle": str(built.packed.path),
+        "id": manifest.id,
+        "packages": sum(layer.kind == "wheel" for layer in manifest.layers),
+        "files": manifest.files,
+        "bundle_bytes": built.packed.size,
+        "unpacked_bytes": manifest.unpacked_size,
+        "layers_built": built.made.built,
+        "layers_reused": built.made.reused,
+        "pruned": existing.pruned(built.packed.path).to_json(),
+        "proved": built.proof is not None and built.proof.done,
+        "lock": str(built.lock.path),
+        "seconds": built.seconds,
+    }
+
+
+def _refuse_unsupported(config: Config) -> None:
+    hub = [f"assets.models: {name}" for name in config.assets.models]
+    hub += [f"assets.datasets: {name}" for name in config.assets.datasets]
+    if hub:
+        raise ConfigError(
+            "models and data sets cannot be fetched from a hub by this version",
+            hint="download them yourself and name the folders in assets.paths",
+            context=hub,
+        )
+
+
+def _current_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) -> Lock:
+    """The lock on disk if it is what the spec asks for, else a new one."""
+    path = lock_path(config, spec)
+    if path.exists():
+        lock = read_lock(path, spec.target)
+        if lock.is_current(spec):
+            return lock
+    if options.locked:
+        state = "is not what the requirements ask for" if path.exists() else "does not exist"
+        raise ResolveError(
+            f"the lock {path} {state}, and --locked forbids making it anew",
+            hint="run `stager lock`, look at the difference, and build again",
+        )
+    return _make_lock(config, spec, store, options)
+
+
+def _make_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) -> Lock:
+    chosen = ResolveOptions(resolver=options.resolver, offline=options.offline)
+    return make_lock(spec, path=lock_path(config, spec), store=store, options=chosen)
+
+
+def _decompressor(
+    spec: Spec, store: Store, options: BuildOptions, progress: Callable[[str], None]
+) -> Wheel | None:
+    lock = decompressor_lock(spec.target)
+    if lock is None:
+        return None
+    try:
+        (wheel,) = fetch(
+            lock, store, offline=options.offline, progress=progress, indexes=spec.indexes
+        )
+    except WheelError as exc:
+        (file,) = lock.files
+        raise WheelError(
+            "the zstd decompressor that every bundle carries cannot be had",
+            hint=f"put {file.filename} into {store.wheels}, or build once where an index has it",
+            context=exc.context or (exc.message,),
+        ) from exc
+    return wheel
+
+
+def _asked(spec: Spec, lock: Lock) -> tuple[str, ...]:
+    """What the user asked for, as requirements; of a lock without requirements all of it."""
+    asked = [*spec.requirements]
+    if spec.pylock is not None:
+        asked = [file.name for file in lock.files]
+    for built, _ in lock.sources:
+        asked.append(parse_wheel_filename(built)[0])
+    return tuple(asked)
+
+
+def _reported(asked: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
+    there = {layer.name for layer in layers if layer.kind == "wheel"}
+    names = [canonicalize_name(Requirement(text).name) for text in asked]
+    return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in there)
+
+
+def _imports(
+    config: Config, asked: Sequence[str], layers: Sequence[Layer], store: Store
+) -> tuple[str, ...]:
+    """The modules that must import: as set, else those of the packages that were asked for."""
+    if config.environment.imports:
+        return config.environment.imports
+    names = {canonicalize_name(Requirement(text).name) for text in asked}
+    found: list[str] = []
+    for layer in layers:
+        if layer.kind == "wheel" and layer.name in names:
+            found += top_modules(layer.name, stored_index(store, layer))
+    return tuple(dict.fromkeys(found))
+
+
+def _proved(packed: Packed, store: Store, spec: Spec, asked: Sequence[str]) -> Proof:
+    try:
+        return prove(
+            packed.path, packed.manifest, store=store, target=spec.target, requirements=asked
+        )
+    except StagerError:
+        if not packed.reused:  # a bundle that would fail on a node gets no name
+            packed.path.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,1 @@
+"""The catalogue of failures: the lines of logs it knows, and a prefilter for them."""

@@ -1,0 +1,161 @@
+"""The catalogue of failures: what a line of a log means, read from the tables beside this file.
+
+Each table of ``catalogue/*.toml`` is one entry::
+
+    [disk-full]                                 # its name
+    needle = "No space left on device"          # no line without it can match; no digits in it
+    pattern = 'No space left on device'         # a regular expression, searched for in one line
+    role = "primary"                            # primary (a cause), cascade (a consequence), noise
+    class = "disk-full"                         # one of CLASSES
+    cause = "a disk is full on that node"       # {name}: what a group of the pattern matched
+    remedy = "free some space there"
+    source = "Linux, ENOSPC"                    # who writes such a line
+    tells = "exit"                              # optional: see Entry.tells
+    over = "Step created for"                   # optional: see Entry.over
+    needs = "gloo-mesh"                         # optional: see Entry.needs
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.toml import loads
+
+CLASSES = (
+    "python-error",
+    "out-of-memory",
+    "killed",
+    "port",
+    "rendezvous",
+    "interface",
+    "name-resolution",
+    "missing-asset",
+    "missing-module",
+    "damaged-copy",
+    "disk-full",
+    "time-limit",
+    "preemption",
+    "node-failure",
+    "hang",
+    "environment",
+    "unknown",
+)
+"""The classes of failures that scripts may rely on."""
+
+PRIMARY, CASCADE, NOISE = ROLES = ("primary", "cascade", "noise")
+EXIT, STUCK, SYMPTOM, END = TELLS = ("exit", "stuck", "symptom", "end")
+
+LONGEST = 2_000
+"""Characters of a line that are looked at: no pattern may take long, whatever stands there."""
+_WARNING = re.compile(r"[A-Za-z]Warning: ")
+"""How Python's own warnings begin: what they tell of did not end a program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One kind of line, and what it means."""
+
+    name: str
+    """Its name in the catalogue."""
+    needle: str
+    """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.scan`."""
+    pattern: re.Pattern[str]
+    """What is searched for in a line."""
+    role: str
+    """``primary``, a cause; ``cascade``, look for an earlier one; ``noise``, of no account."""
+    kind: str
+    """Its class."""
+    cause: str
+    """One sentence; groups of the pattern in braces."""
+    remedy: str
+    """What to do: a command or a setting."""
+    source: str
+    """The program that writes such a line."""
+    tells: str = ""
+    """What a line tells that is not the whole cause; empty for one that is.
+
+    ``exit``: only that something ended, not why. ``stuck``: that somebody else did not come.
+    ``symptom``: what often follows from another failure; it counts where nothing else tells one.
+    ``end``: that Slurm ended the job; what had failed before counts more.
+    """
+    over: str = ""
+    """A text in a later line of the same file that takes it back; empty for none."""
+    needs: str = ""
+    """The entry without which, in the same file, it means nothing; empty for none."""
+
+    def said(self, groups: Mapping[str, str]) -> tuple[str, str]:
+        """Cause and remedy, with what a line has filled in."""
+        known = _Groups({name: text for name, text in groups.items() if text})
+        return self.cause.format_map(known), self.remedy.format_map(known)
+
+
+class _Groups(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return f"({name} unknown)"
+
+
+Match = tuple[Entry, dict[str, str]]
+"""An entry, and what the groups of its pattern have found."""
+
+
+@functools.cache
+def catalogue() -> tuple[Entry, ...]:
+    """All entries, by their order in the tables; within a line the earlier one counts."""
+    tables = sorted(Path(__file__).parent.glob("*.toml"))
+    found = [
+        _entry(name, raw)
+        for table in tables
+        for name, raw in loads(table.read_text(encoding="utf-8"), table).items()
+    ]
+    return tuple(found)
+
+
+@functools.cache
+def entry(name: str) -> Entry:
+    """The entry of a name."""
+    return next(one for one in catalogue() if one.name == name)
+
+
+def match(line: str, entries: Sequence[Entry] | None = None) -> Match | None:
+    """The entry that a line is a sample of, and what its groups matched; causes come first.
+
+    Args:
+        line: one line of a log.
+        entries: those that it may be a sample of; None for all.
+    """
+    line = line[:LONGEST]
+    if _WARNING.search(line):
+        return None
+    best: Match | None = None
+    for one in catalogue() if entries is None else entries:
+        if one.needle not in line or (found := one.pattern.search(line)) is None:
+            continue
+        if best is None or _weight(one) < _weight(best[0]):
+            best = one, found.groupdict(default="")
+    return best
+
+
+def _weight(one: Entry) -> int:
+    """What tells more comes first: a cause, then that something ended, then a consequence."""
+    return ROLES.index(one.role) * 2 + (one.tells in (EXIT, SYMPTOM))
+
+
+def _entry(name: str, raw: Mapping[str, Any]) -> Entry:
+    return Entry(
+        name=name,
+        needle=raw["needle"],
+        pattern=re.compile(raw["pattern"]),
+        role=raw["role"],
+        kind=raw["class"],
+        cause=raw["cause"],
+        remedy=raw["remedy"],
+        source=raw["source"],
+        tells=raw.get("tells", ""),
+        over=raw.get("over", ""),
+        needs=raw.get("needs", ""),
+    )

@@ -1,1 +1,0 @@
-"""What ``clean`` looks at."""

@@ -1,0 +1,1 @@
+"""Removal of what nothing uses any more from the offline root."""

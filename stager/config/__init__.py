@@ -1,0 +1,1 @@
+"""``stager.toml``: its tables, the check of every value, and its template."""

@@ -1,0 +1,199 @@
+"""Checks for single values of the settings: each gives the value to use, or raises ValueError.
+
+They are handed to :meth:`stager.config.table.Table.take`, which knows the key path and words
+the message.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+"""The name of an environment variable, as a regular expression."""
+
+# The forms sbatch(1) documents for --time.
+_TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+")
+_TORCH = re.compile(r"none|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
+_INTERFACE = re.compile(r"[^\s/,=^]{1,15}")  # IFNAMSIZ is 16 with the closing zero byte
+
+
+def text(value: object) -> str:
+    """Any string but the empty one."""
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def word(value: object) -> str:
+    """A string without white space."""
+    found = text(value)
+    if re.search(r"\s", found):
+        raise ValueError
+    return found
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """A list of strings that are not empty."""
+    return each(text)(value)
+
+
+def each(check: Callable[[object], T]) -> Callable[[object], tuple[T, ...]]:
+    """A list whose every item passes a check."""
+
+    def listed(value: object) -> tuple[T, ...]:
+        if not isinstance(value, list):
+            raise ValueError
+        return tuple(check(item) for item in value)
+
+    return listed
+
+
+def matching(pattern: str) -> Callable[[object], str]:
+    """A string that a regular expression matches as a whole."""
+    compiled = re.compile(pattern)
+
+    def matched(value: object) -> str:
+        found = text(value)
+        if not compiled.fullmatch(found):
+            raise ValueError
+        return found
+
+    return matched
+
+
+def choice(*allowed: str) -> Callable[[object], str]:
+    """One of a few strings."""
+
+    def chosen(value: object) -> str:
+        if value not in allowed:
+            raise ValueError
+        return str(value)
+
+    return chosen
+
+
+def whole(least: int) -> Callable[[object], int]:
+    """A whole number, not below ``least``; true and false are not numbers."""
+
+    def number(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError
+        return value
+
+    return number
+
+
+def whole_or_auto(least: int) -> Callable[[object], int | None]:
+    """A whole number, or ``auto``, which becomes None."""
+
+    def number(value: object) -> int | None:
+        return None if value == "auto" else whole(least)(value)
+
+    return number
+
+
+def node_range(value: object) -> tuple[int, int]:
+    """A number of nodes, or fewest and most as ``MIN:MAX``; the same twice for a fixed number."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", value)
+        if not found:
+            raise ValueError
+        least, most = int(found[1]), int(found[2] or found[1])
+        if not 1 <= least <= most:
+            raise ValueError
+        return least, most
+    count = whole(1)(value)
+    return count, count
+
+
+def gpus(value: object) -> str:
+    """GPUs of one node: a number, or a type and a number, as Slurm's --gpus-per-node has them."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return str(value)
+    return matching(r"([\w.-]+:)?[1-9]\d*")(value)
+
+
+def mount(value: object) -> str:
+    """A place on the node and a place in the container, as ``SOURCE:TARGET[:FLAGS]``."""
+    return matching(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?")(value)
+
+
+def path(root: Path) -> Callable[[object], Path]:
+    """A path, made absolute: ``~`` is the home directory, others start at ``root``."""
+
+    def absolute(value: object) -> Path:
+        found = Path(text(value))
+        try:
+            found = found.expanduser()
+        except RuntimeError as exc:  # no such user
+            raise ValueError from exc
+        return Path(*(root / found).parts)
+
+    return absolute
+
+
+def path_or_false(root: Path) -> Callable[[object], Path | None]:
+    """A path, or false, which becomes None."""
+
+    def absolute(value: object) -> Path | None:
+        return None if value is False else path(root)(value)
+
+    return absolute
+
+
+def node_path(value: object) -> str:
+    """``auto``, or a path that means the same wherever a process on the node starts."""
+    found = text(value)
+    if found != "auto" and not found.startswith(("/", "$")):
+        raise ValueError
+    return found
+
+
+def torch_backend(value: object) -> str | None:
+    """The name of one of PyTorch's indexes; ``none`` becomes None."""
+    found = text(value)
+    if not _TORCH.fullmatch(found):
+        raise ValueError
+    return None if found == "none" else found
+
+
+def slurm_time(value: object) -> str:
+    """A time limit in one of Slurm's forms; a TOML time and a number of minutes are one too."""
+    if isinstance(value, datetime.time) and not value.microsecond:
+        return value.isoformat()
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return str(value)
+    found = text(value)
+    if not _TIME.fullmatch(found):
+        raise ValueError
+    return found
+
+
+def node_list(value: object) -> str:
+    """Nodes in Slurm's notation, as one string or a list of them."""
+    if isinstance(value, list) and value:
+        return ",".join(word(item) for item in value)
+    return word(value)
+
+
+def interface(value: object) -> str | tuple[tuple[str, str], ...]:
+    """One network interface for all nodes, or one for each pattern of node names."""
+    if isinstance(value, dict):
+        if not value:
+            raise ValueError
+        return tuple((word(nodes), interface_name(name)) for nodes, name in value.items())
+    return interface_name(value)
+
+
+def interface_name(value: object) -> str:
+    """The name of a network interface, or ``auto``."""
+    found = text(value)
+    if not _INTERFACE.fullmatch(found):
+        raise ValueError
+    return found

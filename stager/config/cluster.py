@@ -1,0 +1,96 @@
+"""``[cluster]``: what to ask Slurm for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bundle.protocol import log_modes
+
+from . import checks
+from .table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """``[cluster]``: what to ask Slurm for. None leaves an option to Slurm's own default."""
+
+    nodes: tuple[int, int]
+    """Fewest and most nodes, 1 or more; equal where the number is fixed."""
+    min_nodes: int | None
+    """Nodes that cannot do it are left out while so many remain; None: all must do."""
+    partition: str | None
+    """Slurm partition."""
+    cpus_per_task: int | None
+    """CPUs for each task, 1 or more."""
+    gpus_per_node: str | None
+    """GPUs on each node, as Slurm writes it: ``4`` or ``a100:4``."""
+    time: str | None
+    """Time limit in one of Slurm's forms: minutes, ``HH:MM:SS``, ``D-HH:MM``..."""
+    account: str | None
+    """Slurm account that is charged."""
+    exclude: str | None
+    """Nodes to avoid, as a Slurm node list."""
+    salloc_args: tuple[str, ...]
+    """Further options, passed on as they are."""
+    node_root: str
+    """Directory on each node under which the store is made; ``auto`` looks for a local one."""
+    stage: str
+    """``auto``, ``always`` or ``never``: whether the bundle is broadcast to the nodes."""
+    log_mode: str
+    """Who may read a job's files: ``private``, its user; ``group``, the log directory's group."""
+    container_image: str | None
+    """Image that the ranks run in, for Slurm's pyxis plugin."""
+    container_mounts: tuple[str, ...]
+    """``SOURCE:TARGET`` pairs for it, besides the node root."""
+
+
+def cluster(table: Table) -> ClusterConfig:
+    """Read the table; problems are noted in it."""
+    count = "a whole number, 1 or more"
+    nodes = table.take("nodes", (1, 1), checks.node_range, f'{count}, or "MIN:MAX" in quotes')
+    min_nodes = table.take("min-nodes", None, checks.whole(1), count)
+    if min_nodes is not None and min_nodes > nodes[1]:
+        table.problem("min-nodes", f"found {min_nodes}, which is more than cluster.nodes")
+    return ClusterConfig(
+        nodes=nodes,
+        min_nodes=min_nodes,
+        partition=table.take("partition", None, checks.word, "the name of a partition"),
+        cpus_per_task=table.take("cpus-per-task", None, checks.whole(1), count),
+        gpus_per_node=table.take(
+            "gpus-per-node", None, checks.gpus, 'a whole number, 1 or more, or "TYPE:NUMBER"'
+        ),
+        time=table.take(
+            "time", None, checks.slurm_time, 'a time limit, for example "00:30:00" or "1-12:00"'
+        ),
+        account=table.take("account", None, checks.word, "the name of an account"),
+        exclude=table.take(
+            "exclude", None, checks.node_list, 'nodes, for example "node0[1-3],node07" or a list'
+        ),
+        salloc_args=table.take(
+            "salloc-args", (), checks.texts, "a list of strings, one for each argument"
+        ),
+        node_root=table.take(
+            "node-root",
+            "auto",
+            checks.node_path,
+            'an absolute path, a path that starts with a $VARIABLE of the node, or "auto"',
+        ),
+        stage=table.take(
+            "stage",
+            "auto",
+            checks.choice("auto", "always", "never"),
+            '"auto", "always" or "never"',
+        ),
+        log_mode=table.take(
+            "log-mode", log_modes.PRIVATE, checks.choice(*log_modes.MODES), '"private" or "group"'
+        ),
+        container_image=table.take(
+            "container-image", None, checks.word, "the name of an image, or the path of one"
+        ),
+        container_mounts=table.take(
+            "container-mounts",
+            (),
+            checks.each(checks.mount),
+            'a list of mounts, for example ["/scratch:/scratch"]',
+        ),
+    )

@@ -1,0 +1,98 @@
+"""``[environment]``: what the environment is made of, and for which machine."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import ConfigError
+from ..core.values import Target
+from . import checks
+from .table import Table
+
+PYPROJECT = "pyproject.toml"
+HEADERS, TESTS = "headers", "tests"
+PRUNABLE = (HEADERS, TESTS)
+"""What ``prune`` may name; :mod:`stager.layers.prune` says what each of them covers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """``[environment]``: what the environment is made of, and for which machine."""
+
+    requirements: tuple[str, ...]
+    """Requirement files or requirement strings, as written; see :mod:`stager.lock.spec`."""
+    constraints: tuple[str, ...]
+    """Constraint files or strings, as written."""
+    python: str | None
+    """Version of CPython as ``major.minor``; None for this interpreter's."""
+    platform: str | None
+    """PEP 600 platform tag of the nodes; None for this machine's."""
+    torch_backend: str | None
+    """Which of PyTorch's own indexes to add: ``cpu``, ``cu126``...; None for none."""
+    offline_root: Path | None
+    """Where wheels, layers and bundles are kept; None for the default place."""
+    imports: tuple[str, ...]
+    """Modules that the build imports to prove that the environment works."""
+    prune: tuple[str, ...]
+    """What is left out of the wheels' layers: words of ``PRUNABLE``, sorted, each once."""
+
+
+def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
+    """Read the table; problems are noted in it."""
+    own = (PYPROJECT,) if source.name == PYPROJECT else None
+    listed = table.take(
+        "requirements", own, checks.texts, 'a list of strings, for example ["requirements.txt"]'
+    )
+    if listed is None and not table.has("requirements"):
+        table.problem("requirements", 'missing; name what to install: ["requirements.txt"]')
+    config = EnvironmentConfig(
+        requirements=listed or (),
+        constraints=table.take("constraints", (), checks.texts, "a list of strings"),
+        python=table.take(
+            "python", None, checks.matching(r"3\.\d+"), 'major.minor in quotes, for example "3.11"'
+        ),
+        platform=table.take(
+            "platform",
+            None,
+            checks.matching(r"(manylinux|musllinux)_\d+_\d+_\w+"),
+            'a Linux platform tag as in wheel names, for example "manylinux_2_28_x86_64"',
+        ),
+        torch_backend=table.take(
+            "torch-backend",
+            None,
+            checks.torch_backend,
+            'the name of one of PyTorch\'s indexes ("cpu", "cu126", "rocm6.4", "xpu"), or "none"',
+        ),
+        offline_root=table.take("offline-root", None, checks.path(root), "a path"),
+        imports=table.take(
+            "imports",
+            (),
+            checks.each(checks.matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")),
+            'a list of module names, for example ["torch", "datasets"]',
+        ),
+        prune=_prune(table),
+    )
+    _check_target(table, config)
+    return config
+
+
+def _prune(table: Table) -> tuple[str, ...]:
+    """The words of ``prune``; an unknown one is told with the one that was probably meant."""
+    allowed = " and ".join(f'"{word}"' for word in PRUNABLE)
+    words = table.take("prune", (), checks.texts, f"a list of {allowed}")
+    for word in words:
+        if word not in PRUNABLE:
+            near = difflib.get_close_matches(word.lower(), PRUNABLE, n=1)
+            there = f'did you mean "{near[0]}"?' if near else f"known are {allowed}"
+            table.problem("prune", f"unknown word {word!r}; {there}")
+    return tuple(sorted({*words} & {*PRUNABLE}))
+
+
+def _check_target(table: Table, config: EnvironmentConfig) -> None:
+    """Let the target have its say now, so that its complaint is listed with the others."""
+    try:
+        Target(python=config.python or "3.11", platform=config.platform or "manylinux_2_28_x86_64")
+    except ConfigError as exc:
+        table.problems.append(exc.message)

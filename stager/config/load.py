@@ -1,0 +1,162 @@
+"""``stager.toml``: finding it, checking every value in it, and the values it becomes.
+
+Parsing happens here, once: after :func:`load` every value has its type and its range, paths are
+absolute, and defaults are filled in. A default of None means "decided later, from the machine".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bundle.protocol.counts import counted
+
+from ..core import toml
+from ..core.errors import ConfigError
+from .cluster import ClusterConfig, cluster
+from .environment import PYPROJECT, EnvironmentConfig, environment
+from .launch import LaunchConfig, launch
+from .project import AssetsConfig, ProjectConfig, assets, project
+from .table import Table
+
+FILE_NAME = "stager.toml"
+
+__all__ = [
+    "FILE_NAME",
+    "AssetsConfig",
+    "ClusterConfig",
+    "Config",
+    "EnvironmentConfig",
+    "LaunchConfig",
+    "ProjectConfig",
+    "load",
+    "parse",
+    "template",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything one project says about itself."""
+
+    name: str
+    """Names the bundle's file and the job; letters, digits, dot, dash and underscore."""
+    root: Path
+    """The folder the file stands in; relative paths start here."""
+    source: Path
+    """The file it was read from."""
+    environment: EnvironmentConfig
+    """What is installed."""
+    project: ProjectConfig
+    """The user's own code."""
+    assets: AssetsConfig
+    """Models and data."""
+    cluster: ClusterConfig
+    """What to ask Slurm for."""
+    launch: LaunchConfig
+    """How the ranks are started."""
+
+
+def load(start: Path) -> Config:
+    """Find and read the project's settings.
+
+    Args:
+        start: a settings file, or the folder from which to look upwards: the nearest
+            ``stager.toml``, or ``pyproject.toml`` with a ``[tool.stager]`` table, wins.
+
+    Raises:
+        ConfigError: no such file, not TOML, or values that cannot be used (all of them).
+    """
+    found = find(start)
+    if found is not None:
+        return _load_file(found)
+    start = start.absolute()
+    raise ConfigError(
+        f"no {FILE_NAME}, and no {PYPROJECT} with a [tool.stager] table",
+        hint="run `stager init` to write one, or go to the project's folder",
+        context=[f"looked in {start} and every folder above it"],
+    )
+
+
+def find(start: Path) -> Path | None:
+    """The settings file that :func:`load` reads; None if there is none.
+
+    Raises:
+        ConfigError: a ``pyproject.toml`` on the way that seems to be meant is not TOML.
+    """
+    start = start.absolute()
+    if start.is_file():
+        return start
+    for folder in [start, *start.parents]:
+        own, shared = folder / FILE_NAME, folder / PYPROJECT
+        if own.is_file():
+            return own
+        if shared.is_file() and _mentions_us(shared):
+            return shared
+    return None
+
+
+def parse(data: Mapping[str, Any], *, root: Path, source: Path) -> Config:
+    """Turn a parsed document into checked values; touches no file.
+
+    Args:
+        data: the document (of a ``pyproject.toml``: the ``[tool.stager]`` table).
+        root: the folder that relative paths start from.
+        source: the file the document was read from; a ``pyproject.toml`` supplies its own
+            dependencies as the default of ``environment.requirements``.
+
+    Raises:
+        ConfigError: values or keys that cannot be used; one context line for each.
+    """
+    top = Table(data)
+    installed = environment(top.table("environment"), root, source)
+    name, own = project(top.table("project"), root)
+    config = Config(
+        name=name,
+        root=root,
+        source=source,
+        environment=installed,
+        project=own,
+        assets=assets(top.table("assets"), root),
+        cluster=cluster(top.table("cluster")),
+        launch=launch(top.table("launch")),
+    )
+    problems = top.finish()
+    if problems:
+        many = counted(len(problems), "problem")
+        raise ConfigError(
+            f"{source}: {many} in the settings",
+            hint="`stager init` writes a file in which every key is explained",
+            context=problems,
+        )
+    return config
+
+
+def template(requirements: Sequence[str]) -> str:
+    """The commented ``stager.toml`` that ``stager init`` writes.
+
+    Args:
+        requirements: what ``environment.requirements`` shall say, in the same notation.
+    """
+    text = Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
+    line = toml.dumps({"requirements": list(requirements)}).rstrip("\n")
+    return text.replace("requirements = []", line, 1)
+
+
+def _load_file(path: Path) -> Config:
+    data = toml.read(path)
+    if path.name == PYPROJECT:
+        data = data.get("tool", {}).get("stager", {})
+    return parse(data, root=path.parent, source=path)
+
+
+def _mentions_us(path: Path) -> bool:
+    """Whether a pyproject.toml is ours to read; a broken one that is not must not stop us."""
+    try:
+        return "stager" in toml.read(path).get("tool", {})
+    except ConfigError:
+        if b"[tool.stager" in path.read_bytes():
+            raise
+        return False

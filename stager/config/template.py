@@ -1,0 +1,87 @@
+"""Starting a project: the commented ``stager.toml``, and the settings of a project without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..core.errors import ConfigError, StagerError
+from . import foreign_files
+from .load import FILE_NAME, Config, parse, template
+
+GUESSES = ("requirements.in", "requirements.txt", "pyproject.toml")
+_READ = ("*.in", "*.txt", "pyproject.toml", "pylock.toml", "pylock.*.toml", "*.whl", "*.tar.gz")
+"""Names of files that ``environment.requirements`` may name."""
+
+
+def create(folder: Path, source: Path | None) -> Path:
+    """Write ``stager.toml`` in a folder.
+
+    Args:
+        folder: where.
+        source: the requirements file to name, or a folder to take the first of the usual ones
+            from; None looks in ``folder`` itself.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        ConfigError: there is one already; ``source`` does not exist or is no requirement file; or
+            what is to be installed stands where only another tool reads it.
+        StagerError: it cannot be written.
+    """
+    path = folder / FILE_NAME
+    text = template(_requirements(folder, source))
+    try:
+        with path.open("x", encoding="utf-8") as handle:
+            handle.write(text)
+    except FileExistsError as exc:
+        raise ConfigError(f"{path} exists already", hint="edit it, or move it away") from exc
+    except OSError as exc:
+        if exc.filename is None:  # it was made here, and the disk is full: leave no half of it
+            path.unlink(missing_ok=True)
+        raise StagerError(
+            f"{path} cannot be written: {exc.strerror or exc}", hint="check the permissions there"
+        ) from exc
+    return path
+
+
+def _requirements(folder: Path, source: Path | None) -> list[str]:
+    """Return what ``environment.requirements`` is to say; nothing where there is nothing to name.
+
+    Raises:
+        ConfigError: see :func:`create`.
+    """
+    if source is not None and not (folder / source).is_dir():
+        if not (folder / source).is_file():
+            hint = "name a requirements file with --from"
+            raise ConfigError(f"there is no file {source}", hint=hint)
+        if not any(source.match(pattern) for pattern in _READ):
+            hint = foreign_files.remedy(source.name)
+            raise ConfigError(f"{source} is not a requirement file", hint=hint)
+        return [str(source)]
+    place = source or Path()
+    usual = next((place / name for name in GUESSES if (folder / place / name).is_file()), None)
+    if usual is not None:
+        return [str(usual)]
+    wanted = ", ".join(GUESSES)
+    where = "here" if source is None else f"in {source}"
+    names = sorted(path.name for path in (folder / place).iterdir() if path.is_file())
+    other = next((name for name in names if foreign_files.is_export_needed(name)), None)
+    if other is not None:
+        raise ConfigError(
+            f"{other} {where} cannot be read, and there is none of {wanted} {where}",
+            hint=f"{foreign_files.remedy(other)}; `stager init` then finds it by itself",
+        )
+    if source is not None:
+        raise ConfigError(
+            f"there is no requirements file {where}: none of {wanted}",
+            hint="name another file or folder with --from; without --from an empty list is written",
+        )
+    return []
+
+
+def default(folder: Path) -> Config:
+    """The settings of a folder without a ``stager.toml``, to work on a bundle named by its path."""
+    empty: list[str] = []
+    nothing = {"environment": {"requirements": empty}}  # the one key that must be there
+    return parse(nothing, root=folder, source=folder / FILE_NAME)

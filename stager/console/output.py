@@ -1,0 +1,170 @@
+"""How anything is said: talk on standard error, data on standard output, a bar for long work."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import StagerError
+from ..core.printable import visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+PHASES = {
+    "lock": "Pinning the requirements",
+    "wheels": "Fetching the wheels",
+    "layers": "Making the layers",
+    "bundle": "Writing the bundle",
+    "proof": "Proving that nothing is missing offline",
+    "preflight": "Looking at the nodes",
+    "place": "Placing the bundle",
+    "unpack": "Unpacking",
+    "probe": "Checking the environment",
+    "deep": "Reading every file, and trying the network",
+    "all_reduce": "Letting all ranks talk",
+    "launch": "Running",
+    "collect": "Bringing the results home",
+    "clean": "Removing environments",
+}
+_STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
+
+
+class Voice:
+    """One command's voice.
+
+    Args of the constructor: ``quiet`` leaves only errors and warnings, ``verbose`` adds the output
+    of every node, ``as_json`` keeps standard output for one JSON object.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, verbose: bool = False, as_json: bool = False
+    ) -> None:
+        """Look at the terminal once: colour only there, and not under ``NO_COLOR``."""
+        self.quiet, self.verbose, self.as_json = quiet, verbose, as_json
+        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._colour = self._terminal and not os.environ.get("NO_COLOR")
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a rank prints, or a file is named
+            sys.stdout.reconfigure(errors="backslashreplace")
+
+    @property
+    def _on_terminal(self) -> bool:
+        """Whether results are for a person's eyes, and may be a table."""
+        return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+    # Talk.
+
+    def say(self, line: str, style: str = "") -> None:
+        """Print a line for people."""
+        if not self.quiet:
+            self._write(line, style)
+
+    def error(self, failure: StagerError) -> None:
+        """Print an expected failure: what, the supporting lines, and what to do."""
+        self.stop()
+        if self.as_json:
+            described = {
+                "message": failure.message,
+                "hint": failure.hint,
+                "context": list(failure.context),
+            }
+            self.emit({"ok": False, "error": described})
+        self._write(f"error: {failure.message}", "error")
+        for line in failure.context:
+            self._write(f"  {line}")
+        if failure.hint:
+            self._write(f"hint: {failure.hint}", "good")
+
+    def _write(self, line: str, style: str = "") -> None:
+        line = visible(line)
+        if self._progress is not None:
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            return
+        if style and self._colour:
+            line = f"\x1b[{_STYLES[style]}m{line}\x1b[0m"
+        print(line, file=sys.stderr, flush=True)
+
+    # Data.
+
+    def emit(self, report: Mapping[str, Any]) -> None:
+        """Print the command's JSON object; its escapes keep a terminal safe."""
+        text = json.dumps({"schema": 1, **report}, indent=2, ensure_ascii=True)
+        print(text.replace("\x7f", "\\u007f"), flush=True)
+
+    def data(self, line: str) -> None:
+        """Print a line of a command's result; to standard error while JSON owns standard output."""
+        self.stop()
+        if self.as_json:
+            self.say(line)
+        else:
+            print(visible(line), flush=True)
+
+    def text(self, text: str) -> None:
+        """Print a command's result that is a file, to the byte."""
+        self.stop()
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    # How a build goes.
+
+    def begin(self, phase: str) -> None:
+        """A phase begins."""
+        self.stop()
+        self.say(PHASES.get(phase, phase), "bold")
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """A piece of the phase is done."""
+        if self.quiet:
+            return
+        what = visible(what)
+        if not self._terminal:
+            self._write(f"  {what} ({done}/{total})" if total else f"  {what}")
+            return
+        if not total:
+            self._write(f"  {what}", "dim")
+            return
+        if self._progress is None:
+            self._start_progress(total)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, description=what)
+
+    def note(self, line: str) -> None:
+        """Something the user should know."""
+        self.say(f"  {line}")
+
+    def warn(self, line: str) -> None:
+        """Something the user must know, also of a quiet command."""
+        self.stop()
+        self._write(f"warning: {line}", "warning")
+
+    def stop(self) -> None:
+        """Take the progress bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress, self._task = None, None
+
+    def _start_progress(self, total: int) -> None:
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._progress = Progress(
+            TextColumn("  "),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=RichConsole(file=sys.stderr, no_color=not self._colour),
+            transient=True,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("", total=total)
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

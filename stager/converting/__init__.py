@@ -1,1 +1,0 @@
-"""Reading the command lines of single-node launchers."""

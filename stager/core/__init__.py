@@ -1,0 +1,1 @@
+"""What every package uses: errors, values, the offline root, subprocesses, digests."""

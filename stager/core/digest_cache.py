@@ -1,0 +1,80 @@
+"""Digests of files in the offline root, remembered, so that an unchanged file is read once.
+
+A digest holds as long as the file's size, times (in nanoseconds) and inode stay what they were when
+it was read: every writer of the store publishes by rename, which changes the inode, and whoever
+edits a file in place changes the time of its last change, which nobody can put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import stat
+from pathlib import Path
+
+from .errors import StagerError
+from .regular_files import text_of
+from .store import Store, sha256_of, stamp
+from .values import Digest
+
+FILE_NAME = "checked.json"
+
+
+class CheckedFiles:
+    """The digests of one store's files; call :meth:`save` when done."""
+
+    def __init__(self, store: Store) -> None:
+        """Read what is remembered; a record that is damaged counts as none."""
+        self._store = store
+        self._known: dict[str, list[object]] = {}
+        self._changed = False
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(text_of(store.root / FILE_NAME))
+            if isinstance(found, dict):
+                self._known = found
+
+    def digest(self, path: Path) -> Digest | None:
+        """Return the digest of a file in the store; None where there is no such file.
+
+        Raises:
+            StagerError: there is something else in its place, or it cannot be read.
+        """
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:  # a link to itself, for one
+            raise StagerError(
+                f"{path} cannot be read: {exc.strerror or exc}",
+                hint="move it away and run the command again",
+            ) from exc
+        if not stat.S_ISREG(status.st_mode):
+            raise StagerError(
+                f"{path} is not a file, though a file belongs there",
+                hint="move it away and run the command again",
+            )
+        key = str(path.relative_to(self._store.root))
+        seen = stamp(status)
+        known = self._known.get(key)
+        if isinstance(known, list) and known[:-1] == seen:
+            with contextlib.suppress(ValueError):
+                return Digest(str(known[-1]))
+        try:
+            found = sha256_of(path)
+        except OSError as exc:
+            raise StagerError(
+                f"{path} cannot be read: {exc.strerror or exc}", hint="make it readable"
+            ) from exc
+        self._known[key] = [*seen, found]
+        self._changed = True
+        return found
+
+    def save(self) -> None:
+        """Write the record, without the files that are gone; does nothing if nothing changed."""
+        if not self._changed:
+            return
+        root = self._store.root
+        kept = {key: value for key, value in self._known.items() if (root / key).exists()}
+        with self._store.publishing(root / FILE_NAME) as partial:
+            partial.write_text(json.dumps(kept, sort_keys=True, indent=0), encoding="utf-8")
+        self._changed = False

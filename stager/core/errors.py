@@ -1,0 +1,62 @@
+"""The one family of errors the tool raises on purpose.
+
+An expected failure says what went wrong, where, and what to do about it. Only the command line
+boundary (``stager.__main__``) turns one into an exit code; nothing else in the tool exits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bundle.redaction.masking import without_url_secrets
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_JOB = 3
+EXIT_INTERRUPTED = 130
+"""What a shell gives a command that Ctrl-C ended."""
+
+
+class StagerError(Exception):
+    """An expected failure; a URL in its texts is shown without its credentials.
+
+    Attributes:
+        message: what went wrong, and where, in one sentence.
+        hint: what the user can do about it; empty when there is nothing to add.
+        context: supporting lines (offending packages, the last lines of a tool's output).
+        exit_code: what the process returns, see the exit codes above.
+    """
+
+    exit_code = EXIT_FAILURE
+
+    def __init__(self, message: str, *, hint: str = "", context: Sequence[str] = ()) -> None:
+        self.message = without_url_secrets(message)
+        super().__init__(self.message)
+        self.hint = without_url_secrets(hint)
+        self.context = tuple(map(without_url_secrets, context))
+
+
+class ConfigError(StagerError):
+    """A value in ``stager.toml``, or on the command line, that cannot be used."""
+
+
+class ResolveError(StagerError):
+    """The requirements could not be turned into a lock."""
+
+
+class WheelError(StagerError):
+    """A wheel that cannot be trusted or used."""
+
+
+class BundleError(StagerError):
+    """A bundle that is damaged, or is not for this machine."""
+
+
+class SpaceError(StagerError):
+    """Not enough room, or not enough inodes, at a place we are about to write to."""
+
+
+class JobError(StagerError):
+    """A node or a rank failed; the job's own story is in ``context``."""
+
+    exit_code = EXIT_JOB

@@ -1,0 +1,332 @@
+"""The only place on the login side that starts processes.
+
+Arguments are lists, never a shell's line. Each command is logged before it runs, has a time limit,
+and on failure raises an error that carries the command, its exit code and the end of its output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from bundle.channel.lines import Lines
+from bundle.redaction.masking import masked
+
+from .errors import StagerError
+
+log = logging.getLogger(__name__)
+
+TAIL_LINES = 15
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """What a finished command left behind."""
+
+    argv: tuple[str, ...]
+    """The command as it was started."""
+    returncode: int
+    """Its exit status; negative for the signal that ended it."""
+    stdout: str
+    """All it wrote to standard output."""
+    stderr: str
+    """All it wrote to standard error."""
+
+
+class CommandError(StagerError):
+    """A command ended with an exit status other than 0, or ran out of time."""
+
+    def __init__(self, completed: Completed, *, reason: str) -> None:
+        tail = (completed.stderr.strip() or completed.stdout.strip()).splitlines()[-TAIL_LINES:]
+        super().__init__(f"{reason}: {shlex.join(masked(completed.argv))}", context=tail)
+        self.completed = completed
+
+
+Runner = Callable[..., Completed]
+"""The type of :func:`run`; functions that start processes take one, with ``run`` as default."""
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    check: bool = True,
+) -> Completed:
+    """Run one command to its end and return what it wrote.
+
+    Args:
+        argv: the program and its arguments.
+        timeout: seconds after which the command is killed.
+        env: variables to add to this process's environment; None adds nothing.
+        cwd: the directory to run in; None for this one.
+        check: whether an exit status other than 0 raises.
+
+    Raises:
+        CommandError: the command failed (with ``check``), or took longer than ``timeout``.
+        StagerError: the program does not exist or cannot be started.
+    """
+    full_env = {**os.environ, **env} if env is not None else None
+    return _finish(argv, _Setting(environment=full_env, cwd=cwd), timeout=timeout, check=check)
+
+
+def feed(
+    argv: Sequence[str], text: str, *, environment: Mapping[str, str], timeout: float
+) -> Completed:
+    """Run one command that reads a text from its standard input.
+
+    Args:
+        argv: the program and its arguments.
+        text: what it reads.
+        environment: all its variables.
+        timeout: seconds after which the command is killed.
+
+    Raises:
+        CommandError: the command failed, or took longer than ``timeout``.
+        StagerError: the program does not exist or cannot be started.
+    """
+    setting = _Setting(environment=environment, text=text)
+    return _finish(argv, setting, timeout=timeout, check=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setting:
+    """What a command finds when it starts."""
+
+    environment: Mapping[str, str] | None = None
+    cwd: Path | None = None
+    text: str | None = None
+
+
+def _finish(argv: Sequence[str], setting: _Setting, *, timeout: float, check: bool) -> Completed:
+    log.debug("run: %s", shlex.join(masked(argv)))
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            env=setting.environment,
+            cwd=setting.cwd,
+            stdin=subprocess.DEVNULL if setting.text is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=_end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
+        )
+    except OSError as exc:
+        raise _cannot_start(argv, exc) from exc
+    late = False
+    try:
+        stdout, stderr = process.communicate(setting.text, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        late = True
+    finally:
+        # The whole session: a resolver that outlives its time may have children of its own.
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if late:
+        stdout, stderr = process.communicate()
+    completed = Completed(
+        argv=tuple(argv), returncode=process.returncode, stdout=stdout, stderr=stderr
+    )
+    if late:
+        raise CommandError(completed, reason=f"the command took more than {timeout:g} s")
+    if check and completed.returncode != 0:
+        raise CommandError(completed, reason=f"exit status {completed.returncode}")
+    return completed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed:
+    """How a followed command ended."""
+
+    returncode: int
+    """Its exit status; negative for the signal that ended it."""
+    interrupted: bool
+    """Whether it was told to end, by Ctrl-C or a signal to this process."""
+
+
+def stream(
+    argv: Sequence[str],
+    on_line: Callable[[str], None],
+    *,
+    on_talk: Callable[[str], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    end_it: Callable[[int], None] | None = None,
+) -> Streamed:
+    """Run a command that reports line by line, and say how it ended.
+
+    It decides how to end when it is told to; its last lines are still passed on, and so is the one
+    that is just being handled. Ctrl-C reaches it directly, unless ``end_it`` is given. It gets
+    SIGTERM when this process ends.
+
+    Args:
+        argv: the program and its arguments.
+        on_line: called with each line of its standard output.
+        on_talk: called with each line of its standard error; None leaves that as it is.
+        environment: all its variables; None for this process's own.
+        end_it: called with its process id, once, when this process is interrupted; it is out of
+            the terminal's reach then. None sends it SIGINT.
+
+    Raises:
+        StagerError: it cannot be started.
+    """
+    log.debug("stream: %s", shlex.join(masked(argv)))
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            env=dict(environment) if environment is not None else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if on_talk else None,
+            start_new_session=end_it is not None,
+            preexec_fn=_end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
+        )
+    except OSError as exc:
+        raise _cannot_start(argv, exc) from exc
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            with contextlib.suppress(ProcessLookupError):
+                end_it(process.pid) if end_it else process.send_signal(signal.SIGINT)
+
+    with _interrupts_call(interrupt), _Lines() as lines:
+        lines.add(process.stdout, on_line)
+        lines.add(process.stderr, on_talk)
+        try:
+            lines.pass_on()
+        except BaseException:  # nobody reads its lines any more: that ends it
+            lines.close()
+            process.wait()
+            raise
+        return Streamed(returncode=process.wait(), interrupted=interrupted)
+
+
+@contextlib.contextmanager
+def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
+    """Call a function at each interrupt, instead of raising it.
+
+    Raised, it would come wherever this process just is, and the line that is handled there would be
+    lost. After one, further ones do nothing: what is left to do is to tell what has happened.
+    Signals that end this process otherwise, and threads that get none, are left as they are.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if main and signal.getsignal(number) is signal.default_int_handler
+    ]
+    called = False
+
+    def call(number: int, frame: FrameType | None) -> None:
+        nonlocal called
+        called = True
+        act()
+
+    for number in numbers:
+        signal.signal(number, call)
+    try:
+        yield
+    finally:
+        for number in () if called else numbers:
+            signal.signal(number, signal.default_int_handler)
+
+
+class _Lines:
+    """Several pipes read at the same time, line by line, in one thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._pipes: list[IO[bytes]] = []
+        self._ready: deque[tuple[Callable[[str], None], bytes]] = deque()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def add(self, pipe: IO[bytes] | None, on_line: Callable[[str], None] | None) -> None:
+        """Read a pipe as well; nothing where there is none."""
+        if pipe is not None and on_line is not None:
+            self._pipes.append(pipe)
+            self._selector.register(pipe, selectors.EVENT_READ, (on_line, Lines()))
+
+    def pass_on(self) -> None:
+        """Pass each line on, until all pipes have ended."""
+        while True:
+            while self._ready:
+                on_line, line = self._ready.popleft()
+                on_line(line.decode(errors="replace"))
+            if not self._selector.get_map():
+                return
+            for key, _ in self._selector.select():
+                on_line, lines = key.data
+                chunk = os.read(key.fd, _CHUNK)
+                self._ready.extend((on_line, line) for line in lines.feed(chunk))
+                if not chunk:
+                    self._ready.extend((on_line, last) for last in [lines.last()] if last)
+                    self._selector.unregister(key.fileobj)
+
+    def close(self) -> None:
+        """Close the pipes; who writes to them then gets a SIGPIPE."""
+        self._selector.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+
+def become(argv: Sequence[str]) -> None:
+    """Replace this process by a command; returns only by raising.
+
+    Raises:
+        StagerError: it cannot be started.
+    """
+    log.debug("become: %s", shlex.join(masked(argv)))
+    try:
+        os.execv(argv[0], list(argv))  # noqa: S606 - no shell is wanted
+    except OSError as exc:
+        raise _cannot_start(argv, exc) from exc
+
+
+def _end_with_parent() -> Callable[[], None]:
+    """What a child runs first, so that it does not outlive a build that is killed.
+
+    It gets a signal that a resolver may tidy up after; everything is looked up before the fork.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before that
+            os._exit(1)
+
+    return end_with_parent
+
+
+def _cannot_start(argv: Sequence[str], exc: OSError) -> StagerError:
+    return StagerError(
+        f"cannot start {argv[0]}: {exc.strerror or exc}",
+        hint="check that the program is installed and on PATH",
+    )

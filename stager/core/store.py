@@ -1,0 +1,319 @@
+"""The offline root: wheels, layers, bundles and assets on the login side.
+
+Every file gets its final name by a rename, from a temporary sibling, so a reader never sees half of
+one and a build that is killed leaves nothing but files under ``tmp/``, which the next one sweeps.
+
+The mode of the root decides on all that is in it, whatever the umask: who may read it may read the
+files, and who may write it may write them. A new root is its owner's alone; one that is made with
+``chmod 2770`` before the first build is shared by its group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bundle.protocol import log_modes
+from bundle.system import permissions
+
+from .deletion import remove
+from .errors import SpaceError, StagerError
+from .regular_files import opened
+from .values import Digest
+
+CHUNK = 1 << 20
+FEW_INODES = 100
+"""A build makes tens of files in the store, not thousands: layers stay packed there."""
+STORE_HINT = (
+    "free some space, or move the store with environment.offline-root "
+    "in stager.toml or $OFFLINE_ROOT"
+)
+
+
+class Store:
+    """One offline root. Creating the object touches nothing; directories are made when needed."""
+
+    def __init__(self, root: Path) -> None:
+        """Name the directory; ``root`` may be missing, its parent's mount must have room."""
+        self.root = root
+
+    @property
+    def wheels(self) -> Path:
+        """Plain wheel files; ``pip install --no-index --find-links`` works on it."""
+        return self._folder("wheels")
+
+    @property
+    def built(self) -> Path:
+        """Wheels made here from sdists and local projects, one folder for each source's digest."""
+        return self._folder("wheels-built")
+
+    @property
+    def layers(self) -> Path:
+        """``<layer id>.tar.zst`` files."""
+        return self._folder("layers")
+
+    def layer(self, key: Digest) -> Path:
+        """Where the layer of this id lies, or would lie."""
+        return self.layers / f"{key}.tar.zst"
+
+    @property
+    def bundles(self) -> Path:
+        """``<name>-<id12>.pkgs.tar`` files."""
+        return self._folder("bundles")
+
+    @property
+    def seals(self) -> Path:
+        """For each bundle a note of its file's size, time and inode when it was written."""
+        return self._folder("seals")
+
+    @property
+    def proofs(self) -> Path:
+        """One small file for each set of layers whose closure has been proved."""
+        return self._folder("proofs")
+
+    @property
+    def programs(self) -> Path:
+        """The far side's program of each bundle that was used here, by digest."""
+        return self._folder("programs")
+
+    @property
+    def projects(self) -> Path:
+        """For each project its newest bundle, in a small JSON file."""
+        return self._folder("projects")
+
+    @contextlib.contextmanager
+    def lock(self, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold the store for one build at a time; whoever comes second waits.
+
+        The kernel drops the lock when its holder ends, however it ends, so a killed build never
+        leaves the store locked. Left-over temporary files are removed once the lock is held.
+
+        Args:
+            waiting: called once if another build holds the store.
+
+        Raises:
+            StagerError: the root cannot be written, or its file system has no locks.
+        """
+        self.make_folder(self.root)
+        if keep_out_of_projects(self.root):
+            self.open_up(self.root / ".gitignore")
+        with self._flock(".lock", fcntl.LOCK_EX, waiting):
+            with contextlib.suppress(OSError):
+                for path in self.root.iterdir():  # of a store that was shared after it was made
+                    self.open_up(path)
+            # Whoever publishes without this lock has its file in tmp/ for a moment: the next sweep
+            # will do then.
+            with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+                if alone:
+                    remove(self.root / "tmp")
+            yield
+
+    def scratch(self, prefix: str) -> Path:
+        """Make a new directory under ``tmp/``, on the same file system as the final places."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder("tmp")))
+        self.open_up(folder)  # so that whoever shares the store can sweep it
+        return folder
+
+    def open_up(self, path: Path) -> None:
+        """Give a file or directory of ours the mode that the root's own makes it have.
+
+        Raises:
+            OSError: it is not there.
+        """
+        root, status = self.root.stat(), path.lstat()
+        mode = stat.S_IMODE(root.st_mode) | stat.S_IRWXU
+        if not stat.S_ISDIR(status.st_mode):
+            mode &= 0o666
+        if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode):
+            return  # who made it has seen to it
+        if mode & stat.S_IWGRP and status.st_gid != root.st_gid:
+            with contextlib.suppress(PermissionError):  # not a member of the root's group
+                os.chown(path, -1, root.st_gid)
+        if stat.S_IMODE(status.st_mode) != mode:
+            with contextlib.suppress(OSError):  # a file system without modes of its own
+                path.chmod(mode)
+
+    @contextlib.contextmanager
+    def publishing(self, final: Path) -> Iterator[Path]:
+        """Give a temporary path to write to, and rename it to ``final`` once the block succeeds.
+
+        Raises:
+            SpaceError: the disk filled up while writing.
+            StagerError: the file cannot be written for another reason, or the block could not read
+                what it wanted to write.
+        """
+        with self._flock(".tmp.lock", fcntl.LOCK_SH):
+            folder = self.scratch("new")
+            partial = folder / final.name
+            try:
+                yield partial
+                self.open_up(partial)
+                with partial.open("rb") as handle:
+                    os.fsync(handle.fileno())
+                partial.replace(final)
+            except OSError as exc:
+                culprit = exc.filename
+                if isinstance(culprit, str) and not Path(culprit).is_relative_to(folder):
+                    raise StagerError(
+                        f"cannot read {culprit}, of which {final.name} is made: {exc.strerror}",
+                        hint="check that it is there and readable",
+                    ) from exc
+                raise cannot_write(final, exc) from exc
+            finally:
+                remove(folder)
+
+    def require_space(self, needed: int, what: str, inodes: int = FEW_INODES) -> None:
+        """Refuse to start writing what will not fit.
+
+        Args:
+            needed: bytes about to be written under the root.
+            what: what they are, for the message.
+            inodes: how many files and directories that makes.
+
+        Raises:
+            SpaceError: fewer bytes or inodes are free than needed.
+        """
+        self.make_folder(self.root)
+        state = os.statvfs(self.root)
+        free = state.f_bavail * state.f_frsize
+        if free < needed or (state.f_files and state.f_favail < inodes):
+            more = f" and {inodes} inodes" if state.f_files and state.f_favail < inodes else ""
+            have = f" and {state.f_favail} inodes" if state.f_files else ""
+            raise SpaceError(
+                f"not enough space for {what}: need {needed / 1e6:,.0f} MB{more}, "
+                f"have {free / 1e6:,.0f} MB{have} at {self.root}",
+                hint=STORE_HINT,
+            )
+
+    def _folder(self, name: str) -> Path:
+        path = self.root / name
+        self.make_folder(path)
+        return path
+
+    @contextlib.contextmanager
+    def _flock(
+        self, name: str, operation: int, waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[bool]:
+        """Hold a lock file of the root; gives False where ``LOCK_NB`` is asked for and it is taken.
+
+        The file is never removed: a lock on a name that is gone keeps nobody out.
+        """
+        self.make_folder(self.root)
+        path = self.root / name
+        handle = -1
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self.open_up(path)
+            held = _try_lock(handle, operation | fcntl.LOCK_NB)
+            if not held and not operation & fcntl.LOCK_NB:
+                waiting()
+                fcntl.flock(handle, operation)
+                held = True
+        except OSError as exc:
+            if handle >= 0:
+                os.close(handle)
+            raise cannot_write(path, exc) from exc
+        try:
+            yield held
+        finally:
+            os.close(handle)
+
+    def make_folder(self, path: Path) -> None:
+        """Make the root, or a directory in it, where it is not there yet.
+
+        Raises:
+            StagerError: it cannot be made, or something else is in its place.
+        """
+        try:
+            if path.is_dir():
+                return
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+            if path != self.root:
+                path.mkdir(exist_ok=True)
+                self.open_up(path)
+        except OSError as exc:
+            if exc.filename == str(path) != str(self.root) and exc.errno == errno.EEXIST:
+                raise StagerError(
+                    f"{path} is not a directory, though a directory belongs there",
+                    hint="move it away and run the command again",
+                ) from exc
+            raise cannot_write(path, exc) from exc
+
+
+def _try_lock(handle: int, operation: int) -> bool:
+    try:
+        fcntl.flock(handle, operation)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def keep_out_of_projects(folder: Path, mode: str = log_modes.PRIVATE) -> bool:
+    """Let git, and a project that this directory happens to lie in, pass over it as a whole.
+
+    Only an empty directory is marked, which is one that was made just now.
+
+    Args:
+        folder: the directory.
+        mode: who may read the mark, one of :data:`bundle.protocol.log_modes.MODES`, whatever the
+            umask is.
+
+    Returns:
+        Whether it was marked.
+    """
+    with contextlib.suppress(OSError):
+        if not any(folder.iterdir()):
+            mark = folder / ".gitignore"
+            with open(mark, "x", encoding="utf-8", opener=permissions.opener(mode)) as handle:
+                handle.write("*\n")
+            return True
+    return False
+
+
+def stamp(status: os.stat_result) -> list[int]:
+    """Return what changes whenever a file does: size, times and inode.
+
+    Whoever rewrites a file in place can put its modification time back, but not the time of its
+    last change, which the kernel sets.
+    """
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def sha256_of(path: Path) -> Digest:
+    """The digest of a file's bytes, read in pieces so that memory stays flat."""
+    state = hashlib.sha256()
+    with opened(path) as handle:
+        while chunk := handle.read(CHUNK):
+            state.update(chunk)
+    return Digest(state.hexdigest())
+
+
+def cannot_write(path: Path, exc: OSError) -> StagerError:
+    """The error for a place in the store that could not be written, with the setting to change."""
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SpaceError(
+            f"no space left while writing {path}",
+            hint=STORE_HINT,
+        )
+    if exc.errno == errno.EISDIR:
+        return StagerError(
+            f"{path} is a directory, though a file belongs there",
+            hint="move it away and run the command again",
+        )
+    return StagerError(
+        f"cannot write {path}: {exc.strerror or exc}",
+        hint="check the permissions (a root that a group shares has the mode 2770, and each of "
+        "its users opens their own files to the others with their next build), or choose another "
+        "place with environment.offline-root in stager.toml or $OFFLINE_ROOT"
+        if exc.errno == errno.EACCES
+        else "check the permissions, or choose another place with environment.offline-root "
+        "in stager.toml or $OFFLINE_ROOT",
+    )

@@ -1,0 +1,174 @@
+"""The values that pass between the stages: what is built for, what is locked, what was fetched."""
+
+from __future__ import annotations
+
+import platform as host
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bundle.protocol.digest import Digest
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from packaging.markers import Environment
+    from packaging.tags import Tag
+    from packaging.utils import NormalizedName
+    from packaging.version import Version
+
+__all__ = ["Digest", "LockedFile", "Target", "Wheel"]
+
+_PLATFORM = re.compile(r"(?P<libc>manylinux|musllinux)_(?P<major>\d+)_(?P<minor>\d+)_(?P<arch>\w+)")
+_PYTHON = re.compile(r"3\.\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The interpreter and platform an environment is built for."""
+
+    python: str
+    """Version of CPython as ``major.minor``, for example ``3.11``."""
+    platform: str
+    """A PEP 600 platform tag: the newest libc the nodes are known to have, and their machine."""
+
+    def __post_init__(self) -> None:
+        if not _PYTHON.fullmatch(self.python):
+            raise ConfigError(
+                f"environment.python: {self.python!r} is not a Python version",
+                hint='write it as major.minor, for example "3.11"',
+            )
+        if not _PLATFORM.fullmatch(self.platform):
+            raise ConfigError(
+                f"environment.platform: {self.platform!r} is not a Linux platform tag",
+                hint='write it as in wheel names, for example "manylinux_2_28_x86_64"',
+            )
+
+    @classmethod
+    def of_host(cls) -> Target:
+        """The target that this interpreter, on this machine, is."""
+        return cls(python=f"{sys.version_info[0]}.{sys.version_info[1]}", platform=_host_platform())
+
+    @property
+    def python_tag(self) -> str:
+        """The interpreter's wheel tag, for example ``cp311``."""
+        return "cp" + self.python.replace(".", "")
+
+    @property
+    def machine(self) -> str:
+        """The processor architecture, for example ``x86_64``."""
+        return self._parts()["arch"]
+
+    @property
+    def libc(self) -> tuple[str, tuple[int, int]]:
+        """The C library and its newest version a wheel may need: ``("glibc", (2, 28))``."""
+        parts = self._parts()
+        name = "glibc" if parts["libc"] == "manylinux" else "musl"
+        return name, (int(parts["major"]), int(parts["minor"]))
+
+    @property
+    def is_host_python(self) -> bool:
+        """Whether the running interpreter is of the target's version."""
+        return self.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+    def platforms(self) -> list[str]:
+        """Every platform tag a wheel for this target may carry, best first."""
+        parts = self._parts()
+        major, newest = int(parts["major"]), int(parts["minor"])
+        oldest = 5 if parts["libc"] == "manylinux" else 0
+        legacy = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+        found = [f"linux_{parts['arch']}"]
+        for minor in range(newest, oldest - 1, -1):
+            found.append(f"{parts['libc']}_{major}_{minor}_{parts['arch']}")
+            if parts["libc"] == "manylinux" and minor in legacy:
+                found.append(f"{legacy[minor]}_{parts['arch']}")
+        return found
+
+    def tags(self) -> Iterator[Tag]:
+        """Every wheel tag that fits, best first, as an installer on the target would order them."""
+        from packaging import tags
+
+        version = (int(self.python.split(".")[0]), int(self.python.split(".")[1]))
+        platforms = self.platforms()
+        yield from tags.cpython_tags(version, platforms=platforms)
+        yield from tags.compatible_tags(version, self.python_tag, platforms)
+
+    def environment(self) -> Environment:
+        """The values of environment markers on the target (PEP 508)."""
+        return {
+            "implementation_name": "cpython",
+            "implementation_version": f"{self.python}.0",
+            "os_name": "posix",
+            "platform_machine": self.machine,
+            "platform_python_implementation": "CPython",
+            "platform_release": "",
+            "platform_system": "Linux",
+            "platform_version": "",
+            "python_full_version": host.python_version()
+            if self.is_host_python
+            else f"{self.python}.0",
+            "python_version": self.python,
+            "sys_platform": "linux",
+        }
+
+    def _parts(self) -> dict[str, str]:
+        found = _PLATFORM.fullmatch(self.platform)
+        return found.groupdict() if found else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedFile:
+    """One file of the lock: the exact distribution a package is installed from."""
+
+    name: NormalizedName
+    """The package's normalized name."""
+    version: Version
+    """The package's exact version."""
+    filename: str
+    """The file's own name, a wheel's or an sdist's."""
+    sha256: Digest
+    """The digest of its bytes."""
+    size: int | None = None
+    """Its length in bytes, where the lock says."""
+    url: str | None = None
+    """Where it was found, without credentials."""
+    path: Path | None = None
+    """Where it lies on this machine, for a file that came from a directory."""
+
+    @property
+    def is_wheel(self) -> bool:
+        """Whether it is a wheel; an sdist is built into one first."""
+        return self.filename.endswith(".whl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """A wheel in the offline root, its digest checked."""
+
+    name: NormalizedName
+    """The package's normalized name."""
+    version: Version
+    """The package's version."""
+    path: Path
+    """The file in the offline root."""
+    sha256: Digest
+    """The digest of its bytes, as checked when it arrived."""
+    size: int
+    """Its length in bytes."""
+
+
+def _host_platform() -> str:
+    """The newest platform tag of this machine that PEP 600 or PEP 656 defines."""
+    from packaging import tags
+
+    for tag in tags.platform_tags():
+        if _PLATFORM.fullmatch(tag):
+            return tag
+    raise ConfigError(
+        f"environment.platform: this machine ({host.system()} {host.machine()}) is not a Linux "
+        "that wheels are made for",
+        hint='name the nodes\' platform, for example platform = "manylinux_2_28_x86_64"',
+    )

@@ -1,1 +1,0 @@
-"""What failed first: the catalogue of failures, what logs show of it, and how it is judged."""

@@ -1,0 +1,52 @@
+"""A rank that misses a variable which ranks do not get, as its name is that of a secret."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from bundle.redaction.secret_names import is_secret
+
+from .failure import FirstFailure
+
+_MISSING = re.compile(r"KeyError: '([A-Za-z_][A-Za-z0-9_]*)'")
+_OF_ENVIRONMENT = re.compile(r"\benviron\b|<frozen os>|/os\.py\"")
+"""Lines of a traceback through ``os.environ``; a key of any other mapping may have such a name."""
+
+
+def explained(first: FirstFailure, job_file: Path) -> FirstFailure:
+    """Return a failure with what stager itself has to do with it, if it has.
+
+    Args:
+        first: the first failure of a job of stager's.
+        job_file: the job as its driver was told it, which names the variables that were passed on.
+    """
+    missing = _MISSING.fullmatch(first.cause)
+    if missing is None or not is_secret(missing[1]):
+        return first
+    if not any(_OF_ENVIRONMENT.search(line) for line in first.lines):
+        return first
+    name = missing[1]
+    if name in _passed(job_file):
+        return replace(
+            first,
+            meaning=f"{name} is named in pass-env, but was not set where the job was started",
+            hint=f"set {name} in the shell that starts the job, and start it again",
+        )
+    return replace(
+        first,
+        meaning=f"{name} was withheld from the ranks, as its name is that of a secret",
+        hint=f"pass it to the ranks: stager run --pass-env {name}, or pass-env = "
+        f'["{name}"] below [launch] in stager.toml',
+    )
+
+
+def _passed(job_file: Path) -> list[str]:
+    """Return the names of the secrets that the job was to give to its ranks."""
+    try:
+        named = json.loads(job_file.read_text(encoding="utf-8"))["launch"]["pass_env"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [str(name) for name in named] if isinstance(named, list) else []

@@ -1,0 +1,1 @@
+"""How long staging takes: the history of earlier jobs, and the estimate."""

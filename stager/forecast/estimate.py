@@ -1,0 +1,202 @@
+"""What staging is going to take, and whether it pays: the report behind ``stager plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bundle.format.manifest import Layer, Manifest
+from bundle.protocol.counts import counted
+from bundle.transfer.forecast import (
+    WIDEST,
+    Forecast,
+    Nodes,
+    Work,
+    best_width,
+    forecast,
+    levels,
+    staging,
+)
+from bundle.transfer.plan import parcel_size
+
+from ..building.current_bundle import offline_root
+from ..config.load import Config
+from ..core.store import Store
+from ..jobs.prepare import Prepared
+from ..pack.existing import manifest_of
+from .history import Basis, known
+from .shared_files import LUSTRE, NFS, SharedFiles, from_shared
+
+MOST_NODES = 100_000
+"""The model says nothing sensible of more."""
+SHARED = (LUSTRE, NFS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A bundle, and how it is going to be used."""
+
+    bundle: Path
+    """The bundle's file."""
+    manifest: Manifest
+    """What is in it."""
+    size: int
+    """Its length in bytes."""
+    ranks: int
+    """Ranks on each node."""
+    cpus: int
+    """CPUs that a job gets on each node."""
+    launcher: str
+    """``torchrun`` or ``srun``."""
+    basis: Basis
+    """How quick the cluster is taken to be."""
+
+    def nodes(self, count: int) -> Nodes:
+        """So many nodes."""
+        return Nodes(count, cpus=self.cpus, ranks=self.ranks)
+
+    @property
+    def changed(self) -> Layer | None:
+        """The package that stands for any that changes: half of them are larger."""
+        wheels = [layer for layer in self.manifest.layers if layer.kind == "wheel"]
+        ordered = sorted(wheels, key=lambda layer: (layer.size, layer.name))
+        return ordered[len(ordered) // 2] if ordered else None
+
+
+def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -> Setting:
+    """How a bundle is used by these settings, which have the command line's options in them."""
+    ranks = config.launch.nproc_per_node or 1
+    return Setting(
+        bundle=bundle,
+        manifest=manifest,
+        size=bundle.stat().st_size,
+        ranks=ranks,
+        # As allocation.request asks for them.
+        cpus=config.cluster.cpus_per_task or ranks,
+        launcher=config.launch.launcher,
+        basis=basis,
+    )
+
+
+def expected(prepared: Prepared) -> dict[str, Any]:
+    """The forecast of a job that is only planned, for nodes that have nothing yet.
+
+    Raises:
+        BundleError: the bundle cannot be read.
+    """
+    manifest = manifest_of(prepared.bundle, prepared.job.bundle_id)
+    basis = known(Store(offline_root(prepared.config)))
+    setting = setting_of(prepared.config, prepared.bundle, manifest, basis)
+    count = prepared.config.cluster.nodes[1]
+    return {
+        "nodes": count,
+        "basis": basis.text,
+        "measured": basis.jobs > 0,
+        "seconds": cold(setting, count).to_json(),
+    }
+
+
+def cold(setting: Setting, count: int) -> Forecast:
+    """Seconds by phase on nodes that have nothing yet."""
+    layers = setting.manifest.layers
+    return _staged(setting, count, Work.of(layers, layers, setting.size))
+
+
+def unchanged(setting: Setting, count: int) -> Forecast:
+    """Seconds by phase on nodes that have the environment."""
+    return _staged(setting, count, None)
+
+
+def one_changed(setting: Setting, count: int) -> Forecast | None:
+    """Seconds by phase on nodes that have all packages but one; None for a bundle without any."""
+    layer = setting.changed
+    if layer is None:
+        return None
+    sent = parcel_size(layer.members)
+    return _staged(setting, count, Work.of([layer], setting.manifest.layers, sent))
+
+
+def from_files(setting: Setting, count: int, shared: SharedFiles) -> float:
+    """Seconds until ranks that import from a shared file system have all their files."""
+    manifest, nodes = setting.manifest, setting.nodes(count)
+    starting = unchanged(setting, count).launch
+    return starting + from_shared(manifest.files, manifest.unpacked_size, nodes, shared)
+
+
+def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int | None:
+    """The fewest nodes from which staging to nodes that have nothing is quicker; None for none."""
+
+    def pays(count: int) -> bool:
+        return cold(setting, count).total < from_files(setting, count, shared)
+
+    tried = [1]
+    while tried[-1] < most:
+        tried.append(min(tried[-1] * 2, most))
+    first = next((number for number, count in enumerate(tried) if pays(count)), None)
+    if first is None:
+        return None
+    low, high = (tried[first - 1] if first else 0), tried[first]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def plan_report(setting: Setting, counts: Sequence[int]) -> dict[str, Any]:
+    """The JSON object of ``stager plan``; all times are seconds.
+
+    Args:
+        setting: the bundle and how it is used.
+        counts: numbers of nodes.
+    """
+    manifest, basis, changed = setting.manifest, setting.basis, setting.changed
+    payable = {shared.name: pays_from(setting, shared) for shared in SHARED}
+    return {
+        "bundle": str(setting.bundle),
+        "id": manifest.id,
+        "bundle_bytes": setting.size,
+        "unpacked_bytes": manifest.unpacked_size,
+        "files": manifest.files,
+        "nproc_per_node": setting.ranks,
+        "cpus": setting.cpus,
+        "launcher": setting.launcher,
+        "changed": None if changed is None else changed.name,
+        "rates": {"basis": basis.text, "jobs": basis.jobs, **asdict(basis.rates)},
+        "forecasts": [_at(setting, count) for count in counts],
+        "pays_from": {name.lower(): count for name, count in payable.items()},
+        "verdict": _verdict(payable),
+    }
+
+
+def _at(setting: Setting, count: int) -> dict[str, Any]:
+    width = best_width(count, WIDEST, setting.basis.rates)
+    changed = one_changed(setting, count)
+    return {
+        "nodes": count,
+        "world_size": count * setting.ranks,
+        "width": width,
+        "levels": levels(count, width),
+        "cold": cold(setting, count).to_json(),
+        "unchanged": unchanged(setting, count).to_json(),
+        "one_changed": None if changed is None else changed.to_json(),
+        "shared": {
+            shared.name.lower(): round(from_files(setting, count, shared), 3) for shared in SHARED
+        },
+    }
+
+
+def _staged(setting: Setting, count: int, work: Work | None) -> Forecast:
+    nodes, rates = setting.nodes(count), setting.basis.rates
+    staged = [] if work is None else [staging(work, nodes, rates)]
+    return forecast(staged, nodes, rates, launcher=setting.launcher)
+
+
+def _verdict(payable: dict[str, int | None]) -> str:
+    """Whether staging to nodes that have nothing yet pays, in a line."""
+    said = [
+        f"against {name} " + ("never" if count is None else f"from {counted(count, 'node')} on")
+        for name, count in payable.items()
+    ]
+    return f"staging pays: {', '.join(said)}"

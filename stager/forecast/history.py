@@ -1,0 +1,214 @@
+"""What earlier jobs took: kept in the offline root, as rates for the next forecast.
+
+``history.json`` has a version and the last few jobs that sent a bundle to nodes. One that is
+damaged, or of another version, counts as none, and the next job begins it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from bundle.protocol.counts import counted
+from bundle.protocol.rates import ASSUMED, Rates
+from bundle.transfer.forecast import BLOCK, Nodes, Work, a_step, staging
+from bundle.transfer.plan import BROADCAST, SHARED
+
+from ..core.errors import StagerError
+from ..core.regular_files import text_of
+from ..core.store import Store
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+FILE = "history.json"
+VERSION = 1
+KEPT = 9
+"""Jobs that are kept. Forecasts take the median of them, so one that was disturbed does not count.
+"""
+_ENOUGH_BYTES = 8 * BLOCK
+_ENOUGH_FILES = 1_000
+"""What is less says more of the start of a transfer, or of a process, than of its rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one job showed."""
+
+    nodes: int
+    """Nodes that were sent something."""
+    cpus: int
+    """CPUs that each had."""
+    work: Work
+    """What each had to do."""
+    step: float
+    """Seconds of the preflight."""
+    stage: float
+    """Seconds of the unpacking, the sending included."""
+    send: float | None = None
+    """Seconds of the sending alone, where that was told."""
+    unpack: float | None = None
+    """Seconds that the slowest node unpacked for, where that was told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """What a forecast rests on."""
+
+    rates: Rates = ASSUMED
+    """How quick the cluster is taken to be."""
+    jobs: int = 0
+    """How many jobs have shown it; 0: it is assumed."""
+    nodes: int = 0
+    """The most nodes that any of these had."""
+
+    @property
+    def text(self) -> str:
+        """The same for a person."""
+        if not self.jobs:
+            return "assumed; a job that sends its bundle measures them"
+        return f"measured on {counted(self.jobs, 'job')} of up to {counted(self.nodes, 'node')}"
+
+
+class Watch:
+    """Learns from a job's events what it shows."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._plan: Mapping[str, Any] = {}
+        self._seconds: dict[str, float] = {}
+        self._sent: list[float] = []
+        self._unpacked: list[float] = []
+        self._disturbed = False
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Learn from one event."""
+        kind = event.get("event")
+        if kind == "plan":
+            self._plan = event
+        elif kind == "end":
+            self._seconds[str(event["phase"])] = float(event["seconds"])
+        elif kind == "sent":
+            self._sent.append(float(event["seconds"]))
+        elif kind == "unpack":
+            self._disturbed = self._disturbed or not event["ok"]
+            if "unpack_seconds" in event:
+                self._unpacked.append(float(event["unpack_seconds"]))
+
+    def seen(self) -> Seen | None:
+        """What there is to keep; None where nothing was sent, or not without trouble."""
+        groups = self._plan.get("groups", ())
+        sent = [group for group in groups if group["how"] == BROADCAST and group.get("work")]
+        mixed = any(group["how"] == SHARED for group in groups)
+        if len(sent) != 1 or mixed or self._disturbed or len(self._sent) > 1:
+            return None
+        if not {"preflight", "unpack"} <= self._seconds.keys():
+            return None
+        return Seen(
+            nodes=len(sent[0]["nodes"]),
+            cpus=int(self._plan["cpus"]),
+            work=Work(**sent[0]["work"]),
+            step=self._seconds["preflight"],
+            stage=self._seconds["unpack"],
+            send=self._sent[0] if self._sent else None,
+            unpack=max(self._unpacked, default=None),
+        )
+
+
+@contextmanager
+def kept(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
+    """Pass a job's events on, and keep what they show once the block has ended well."""
+    watch = Watch()
+
+    def listen(event: Mapping[str, Any]) -> None:
+        watch.take(event)
+        on_event(event)
+
+    yield listen
+    seen = watch.seen()
+    if seen is not None:
+        record(store, seen)
+
+
+def record(store: Store, seen: Seen) -> bool:
+    """Keep what a job showed, beside the last few; whether that was possible.
+
+    Of two jobs that end at the same moment one may be forgotten. A root that cannot be written is
+    no fault of the job's.
+    """
+    kept = [*read(store), seen][-KEPT:]
+    content = {"version": VERSION, "jobs": [asdict(one) for one in kept]}
+    try:
+        with store.publishing(store.root / FILE) as partial:
+            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except StagerError:
+        return False
+    return True
+
+
+def read(store: Store) -> tuple[Seen, ...]:
+    """The jobs that are kept, the newest last; none where they cannot be read."""
+    try:
+        raw = json.loads(text_of(store.root / FILE))
+        if raw["version"] != VERSION:
+            return ()
+        return tuple(_seen(one) for one in raw["jobs"][-KEPT:])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def basis(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
+    """The rates that these jobs show, each the median; those that are assumed for no jobs.
+
+    Args:
+        jobs: what they showed.
+        one_machine: whether all nodes of a job shared one machine's CPUs, as in scripts/cluster.
+    """
+    if not jobs:
+        return Basis()
+    send, unpack, step = [], [], []
+    for one in jobs:
+        nodes = Nodes(one.nodes, cpus=one.cpus, sharing=one.nodes if one_machine else 1)
+        expected = staging(one.work, nodes)
+        step.append(one.step / a_step(nodes))
+        together = max(one.stage - one.step, 0.0) / expected.seconds
+        if one.work.sent >= _ENOUGH_BYTES:
+            send.append(together if one.send is None else one.send / expected.send)
+        if one.work.files >= _ENOUGH_FILES:
+            unpack.append(together if one.unpack is None else one.unpack / expected.unpack)
+    factors = {"send": _middle(send), "unpack": _middle(unpack), "step": _middle(step)}
+    most = max(one.nodes for one in jobs)
+    return Basis(rates=ASSUMED.scaled(**factors), jobs=len(jobs), nodes=most)
+
+
+def known(store: Store) -> Basis:
+    """What is known of this cluster from earlier jobs."""
+    return basis(read(store))
+
+
+def _middle(factors: Sequence[float]) -> float:
+    """The median, within what is believable: a clock may have jumped."""
+    return min(max(median(factors), 0.01), 100.0) if factors else 1.0
+
+
+def _seen(raw: Mapping[str, Any]) -> Seen:
+    """One job, checked.
+
+    Raises:
+        TypeError: a field is missing or unknown.
+        ValueError: a value cannot be one.
+    """
+    made = Seen(**{**raw, "work": Work(**raw["work"])})
+    for value in (made.nodes, made.cpus, made.work.sent, *asdict(made.work).values()):
+        if type(value) is not int or value < 0:
+            raise ValueError(f"a count is {value!r}")
+    if not (made.nodes and made.cpus and made.work.sent):
+        raise ValueError("nothing was sent to nobody")
+    for time in (made.step, made.stage, made.send, made.unpack):
+        if time is not None and not 0 <= float(time) < math.inf:
+            raise ValueError(f"a time is {time!r}")
+    return made

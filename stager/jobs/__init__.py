@@ -1,0 +1,1 @@
+"""A job: prepared from settings, driven or submitted, and its result."""

@@ -1,0 +1,288 @@
+"""Batch jobs: submitting the script, and following the job to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bundle.protocol.job import Job
+
+from ..building.current_bundle import offline_root
+from ..core.errors import JobError, StagerError
+from ..core.processes import CommandError, feed, run
+from ..core.store import Store
+from ..pack.existing import node_program
+from ..slurm import messages
+from .driver import OnEvent
+from .prepare import Prepared, script_facts
+from .result import Outcome
+
+SUBMIT_SECONDS = 120
+"""How long Slurm may take to answer; a busy controller needs a minute."""
+POLL_SECONDS = (1.0, 15.0)
+"""Time between two questions to the controller: at first, and when the job takes long."""
+LOOK_SECONDS = 0.5
+"""Time between two looks at the event log."""
+SILENCE_SECONDS = 600
+"""How long the controller may be out of reach before a wait is given up."""
+LATE_SECONDS = 10
+"""How long the last events may take to show here, on a slow shared file system."""
+
+
+_ENDED_BY = {
+    "TIMEOUT": "time-limit",
+    "DEADLINE": "time-limit",
+    "NODE_FAIL": "node-failure",
+    "PREEMPTED": "preempted",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A batch job that only has to be submitted."""
+
+    argv: tuple[str, ...]
+    """The command; it reads the script."""
+    environment: Mapping[str, str]
+    """All its variables, and so the job's."""
+    script: str
+    """The batch script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """A batch job that Slurm has taken."""
+
+    job_id: str
+    """Its number."""
+    cluster: str = ""
+    """The cluster, where there are several."""
+
+    def to_json(self, job: Job) -> dict[str, Any]:
+        """The JSON object of ``--batch``."""
+        return {
+            "ok": True,
+            "submitted": True,
+            "job_id": self.job_id,
+            "log_dir": job.log_dir,
+            "log": f"{job.log_dir}/{job.name}.{self.job_id}.batch.out",
+            "events": f"{job.log_dir}/events.{self.job_id}.jsonl",
+        }
+
+    def ask(self, *argv: str) -> list[str]:
+        """A command that asks about it."""
+        where = [f"--clusters={self.cluster}"] if self.cluster else []
+        return [argv[0], *where, *argv[1:]]
+
+
+def script_of(
+    prepared: Prepared, env: Mapping[str, str], *, requeue: bool = False, embed: bool = True
+) -> Submission:
+    """The batch script of a job, and how it would be submitted.
+
+    Raises:
+        ConfigError: a value that cannot stand in a script.
+        BundleError: the bundle is damaged.
+    """
+    from ..slurm.script import batch_script, submit_argv, submit_environment
+
+    store = Store(offline_root(prepared.config))
+    program = node_program(prepared.bundle, store, prepared.job.bundle_id).read_bytes()
+    facts = replace(script_facts(prepared, env, program, requeue=requeue), embed=embed)
+    return Submission(
+        argv=tuple(submit_argv(facts)),
+        environment=submit_environment(env, prepared.job.launch.pass_env),
+        script=batch_script(facts),
+    )
+
+
+def submit(submission: Submission, on_event: OnEvent) -> Submitted:
+    """Hand the script to Slurm, as soon as its controller answers.
+
+    It is handed over again only where that has certainly not been done before.
+
+    Args:
+        submission: the script.
+        on_event: called when the controller is waited for.
+
+    Raises:
+        StagerError: Slurm does not take it; the hint says what to change.
+    """
+    from bundle.driver.transports.timeouts import Waiting
+
+    waiting = Waiting(on_event, fault=messages.unsent)
+    while True:
+        try:
+            done = feed(
+                submission.argv,
+                submission.script,
+                environment=submission.environment,
+                timeout=SUBMIT_SECONDS,
+            )
+            break
+        except CommandError as exc:
+            # One that took too long and was killed may have been heard.
+            if exc.completed.returncode < 0 or not waiting.again(exc.completed.stderr):
+                raise _refused(exc) from exc
+    last = (done.stdout.split() or [""])[-1]
+    found = re.fullmatch(r"(\d+)(?:;(\S+))?", last)
+    if found is None:
+        raise StagerError(
+            f"sbatch did not say which job it made: {done.stdout.strip()[:200]!r}",
+            hint="`squeue --me` shows whether it was made",
+        )
+    return Submitted(job_id=found[1], cluster=found[2] or "")
+
+
+def _refused(exc: CommandError) -> StagerError:
+    """Why Slurm does not take a batch job."""
+    said = exc.completed.stderr.splitlines()
+    errors = [told.text for told in map(messages.read, said) if told.kind == "error"]
+    return StagerError(
+        f"Slurm does not take the batch job: {'; '.join(errors) or exc.message}",
+        hint=messages.hint_for(" ".join(said)),
+        context=[] if errors else exc.context,
+    )
+
+
+def follow(
+    submitted: Submitted, outcome: Outcome, on_event: OnEvent, note: Callable[[str], None]
+) -> None:
+    """Wait for the job's end, and pass on its events as they show.
+
+    An interrupt ends the wait and not the job, as with ``sbatch --wait``.
+
+    Args:
+        submitted: the job.
+        outcome: learns what becomes of it.
+        on_event: called with each event.
+        note: called with each line for a person.
+
+    Raises:
+        JobError: it ended without a result; the message has Slurm's word for why.
+        KeyboardInterrupt: the user does not want to wait any more.
+    """
+    events = _EventLog(Path(outcome.job.log_dir) / f"events.{submitted.job_id}.jsonl")
+
+    def look() -> None:
+        for event in events.more():
+            outcome.take(event)
+            on_event(event)
+
+    try:
+        _wait(submitted, look, note)
+    except KeyboardInterrupt:
+        note(f"job {submitted.job_id} goes on; scancel {submitted.job_id} ends it")
+        raise
+    deadline = time.monotonic() + LATE_SECONDS
+    while not outcome.result and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        look()
+    if outcome.ok:
+        return
+    facts = _facts(submitted)
+    if not outcome.result:
+        raise _no_result(submitted, outcome.job, facts)
+    known = _ENDED_BY.get(facts.get("JobState", ""))
+    if outcome.ended_by and known:  # the driver had to say it before the job was over
+        outcome.result["ended_by"] = known
+
+
+def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], None]) -> None:
+    """Return when the job is no longer in the queue."""
+    pause, told = POLL_SECONDS[0], ""
+    asked = heard = time.monotonic()
+    while True:
+        time.sleep(LOOK_SECONDS)
+        look()
+        if time.monotonic() - asked < pause:
+            continue
+        asked, pause = time.monotonic(), min(pause * 1.3, POLL_SECONDS[1])
+        state = _state(submitted)
+        if state is not None:
+            heard = asked
+        elif asked - heard > SILENCE_SECONDS:
+            raise StagerError(
+                f"Slurm has not answered for {SILENCE_SECONDS // 60} minutes",
+                hint=f"job {submitted.job_id} may still run: `squeue --jobs={submitted.job_id}`",
+            )
+        if state == "":
+            return
+        if state and state != told:
+            told = state
+            note(f"job {submitted.job_id}: {state}")
+
+
+def _state(submitted: Submitted) -> str | None:
+    """The job's state in the queue; empty where it has left it, None where nobody answers."""
+    argv = submitted.ask("squeue", "--noheader", f"--jobs={submitted.job_id}", "--format=%T %r")
+    try:
+        done = run(argv, timeout=SUBMIT_SECONDS)
+    except CommandError as exc:
+        return "" if "Invalid job id" in exc.completed.stderr else None
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("CLUSTER:")]
+    state, _, reason = (lines[0] if lines else "").strip().partition(" ")
+    waits = state == "PENDING" and reason not in ("None", "")
+    return f"{state.lower()} ({reason})" if waits else state.lower()
+
+
+def _facts(submitted: Submitted) -> dict[str, str]:
+    """What Slurm still knows of a job that is over; nothing after a few minutes."""
+    argv = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
+    try:
+        return dict(re.findall(r"(\w+)=(\S*)", run(argv, timeout=SUBMIT_SECONDS).stdout))
+    except CommandError:
+        return {}
+
+
+def _no_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobError:
+    """Why a batch job left no result behind, as far as Slurm still knows."""
+    state = facts.get("JobState", "").lower().replace("_", " ") or "gone from the queue"
+    reason = facts.get("Reason", "None")
+    words = [state, *([reason] if reason not in ("None", "") else [])]
+    if facts.get("ExitCode", "0:0") != "0:0":
+        words.append(f"exit status {facts['ExitCode'].split(':')[0]}")
+    log = submitted.to_json(job)["log"]
+    return JobError(
+        f"job {submitted.job_id} left no result: {', '.join(words)}",
+        hint=f"its log is {log}"
+        + ("" if Path(log).exists() else ", on the node it ran on: this machine does not see it"),
+        context=_tail(Path(log)),
+    )
+
+
+def _tail(log: Path) -> list[str]:
+    try:
+        return log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+    except OSError:
+        return []
+
+
+class _EventLog:
+    """The driver's event log, read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def more(self) -> list[dict[str, Any]]:
+        """The events that have come since; a line that is being written waits for the rest."""
+        try:
+            with self._path.open("rb") as handle:
+                handle.seek(self._offset)
+                data = handle.read()
+        except OSError:  # not there yet
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        events = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                events.append(json.loads(line))
+        return [event for event in events if isinstance(event, dict) and "event" in event]

@@ -1,0 +1,209 @@
+"""Taking a job to the far side and gathering what comes back: behind ``verify`` and ``run``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bundle.protocol import log_modes
+from bundle.protocol.job import Job
+from bundle.system import permissions
+
+from ..building.current_bundle import offline_root
+from ..config.load import Config
+from ..core.errors import JobError, StagerError
+from ..core.processes import Streamed, become, stream
+from ..core.store import Store
+from ..pack.compiled_program import compiled_program
+from ..pack.existing import Chosen, made_here, node_program, opened
+from ..slurm import messages
+from .result import Outcome
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+OnTalk = Callable[[str], None]
+
+_NOTHING: dict[str, Any] = {"ok": False, "problems": {}, "bytes_broadcast": 0, "seconds": {}}
+"""The result of a job that never began."""
+_DRIVER = "stager-driver "
+_TELL_PID = f'echo "{_DRIVER}$$" >&2; exec "$@"'
+"""What salloc starts: it says which process the driver is going to be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How the driver is started."""
+
+    argv: tuple[str, ...] = ()
+    """What comes before it: ``salloc`` and its options, or nothing."""
+    environment: Mapping[str, str] | None = None
+    """All variables; None for those of this process."""
+
+    @property
+    def asks_slurm(self) -> bool:
+        """Whether an allocation is asked for first."""
+        return bool(self.argv)
+
+
+def carry_out(
+    outcome: Outcome, config: Config, way: Way, on_event: OnEvent, on_talk: OnTalk
+) -> None:
+    """Start the driver and follow it to its end.
+
+    Args:
+        outcome: of which job and bundle; it learns what becomes of them.
+        config: the project's settings; its store keeps the node program.
+        way: how the driver is started.
+        on_event: called with each event as it comes.
+        on_talk: called with each line that Slurm's commands and the driver say besides.
+
+    Raises:
+        JobError: the driver ended without a result.
+        StagerError: Slurm gives no nodes.
+        BundleError: the bundle is damaged.
+    """
+    store = Store(offline_root(config))
+    asked = outcome.job.bundle_id
+    program = compiled_program(node_program(outcome.bundle, store, asked), store)
+    driven = _Driven(outcome, on_event, on_talk)
+    # Held open while the job waits for nodes, too: so nobody clears the bundle away.
+    with opened(outcome.bundle, asked), _job_file(outcome.job) as file:
+        driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
+        ended = driven.run(way, driver)
+    if ended.interrupted and outcome.ended_by == "cancelled":  # that was ourselves
+        outcome.result |= {"interrupted": True, "ended_by": ""}
+    if outcome.ended_by and messages.time_is_up(driven.said):
+        outcome.result["ended_by"] = "time-limit"  # to the driver it may have looked like scancel
+    if outcome.result:
+        return
+    if ended.interrupted:
+        outcome.result = {**_NOTHING, "interrupted": True}
+        return
+    job = outcome.job
+    if way.asks_slurm:
+        raise messages.failure(driven.said, ended.returncode, job.log_dir)
+    raise JobError(
+        f"job {job.id} ended without a result (exit status {ended.returncode})",
+        hint=f"see what is above, and the logs in {job.log_dir}",
+        context=driven.said[-15:],
+    )
+
+
+class _Driven:
+    """A driver, as seen from here.
+
+    Attributes:
+        said: what it and Slurm's commands said that is no event.
+    """
+
+    def __init__(self, outcome: Outcome, on_event: OnEvent, on_talk: OnTalk) -> None:
+        self.said: list[str] = []
+        self._outcome, self._on_event, self._on_talk = outcome, on_event, on_talk
+        self._pid: int | None = None
+
+    def run(self, way: Way, driver: Sequence[str]) -> Streamed:
+        """Start it, as soon as Slurm's controller answers, and follow it to its end."""
+        if not way.asks_slurm:
+            return stream(driver, self.take, on_talk=self.talk, environment=way.environment)
+        from bundle.driver.transports.timeouts import Waiting
+
+        waiting = Waiting(self._on_event, fault=messages.unsent)
+        while True:
+            self.said.clear()
+            ended = stream(
+                [*way.argv, "sh", "-c", _TELL_PID, "stager", *driver],
+                self.take,
+                on_talk=self.talk,
+                environment=way.environment,
+                end_it=self.end,
+            )
+            if ended.interrupted or ended.returncode == 0 or self._pid is not None:
+                return ended
+            try:
+                if not waiting.again("\n".join(self.said)):
+                    return ended
+            except KeyboardInterrupt:
+                return replace(ended, interrupted=True)
+
+    def take(self, line: str) -> None:
+        """A line of its standard output."""
+        try:
+            event = json.loads(line)
+        except ValueError:
+            self.said.append(line)
+            return
+        self._outcome.take(event)
+        self._on_event(event)
+
+    def talk(self, line: str) -> None:
+        """A line of standard error."""
+        if line.startswith(_DRIVER):
+            self._pid = int(line.removeprefix(_DRIVER))
+            return
+        self.said.append(line)
+        self._on_talk(line)
+
+    def end(self, salloc: int) -> None:
+        """Tell the driver to end, or salloc while there is none.
+
+        A signal makes salloc give the nodes back at once; the driver needs them for its ending.
+        """
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGINT)
+        else:
+            os.kill(salloc, signal.SIGTERM)
+
+
+@contextmanager
+def _job_file(job: Job) -> Iterator[Path]:
+    """The job as a file of a private name beside the logs, as long as the driver runs.
+
+    It has the command with all of its secrets, so nobody else may read it, whatever the log mode.
+    The driver keeps a copy without them under the job's id, which may not be known yet.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
+    file = Path(job.log_dir) / f".job.{os.getpid()}.{time.time_ns()}.json"
+    try:
+        with open(
+            file, "x", encoding="utf-8", opener=permissions.opener(log_modes.PRIVATE)
+        ) as handle:
+            handle.write(json.dumps(job.to_json(), indent=1) + "\n")
+    except OSError as exc:
+        file.unlink(missing_ok=True)
+        raise StagerError(
+            f"the log directory {job.log_dir} cannot be written: {exc.strerror or exc}",
+            hint="name another one with --log-dir",
+        ) from exc
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def execute(config: Config, bundle: Chosen, command: Sequence[str]) -> None:
+    """Become a command in the environment of a bundle, unpacked on this machine if need be.
+
+    Args:
+        config: the project's settings.
+        bundle: the file, and its whole id.
+        command: what to become.
+
+    Raises:
+        StagerError: it cannot be started.
+    """
+    store = Store(offline_root(config))
+    program = node_program(bundle.path, store, bundle.id)
+    hint = getattr(sys, "_base_executable", sys.executable)
+    argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint, "--id", bundle.id]
+    if made_here(store, bundle.path, bundle.id):
+        argv.append("--trusted")
+    become([*argv, str(bundle.path), config.cluster.node_root, "--", *command])

@@ -1,0 +1,283 @@
+"""The job value: what the far side is told, made from settings, options and a bundle."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bundle.format.manifest import Manifest, room_for
+from bundle.protocol import log_modes
+from bundle.protocol.counts import counted
+from bundle.protocol.job import Job, Launch
+from bundle.redaction.masking import masked
+from bundle.system import permissions
+
+from ..config.load import Config
+from ..core.errors import ConfigError, StagerError
+from ..core.store import keep_out_of_projects
+from ..logs.files import DEFAULT_LOG_DIR
+
+_CHANCE = 6
+"""How many digits of the number of a job that no Slurm has numbered are random."""
+INTERPRETERS = ("python", "python3", "torchrun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What the command line says about a job; None leaves a value to the settings."""
+
+    nodes: tuple[int, int] | None = None
+    """Fewest and most nodes."""
+    min_nodes: int | None = None
+    """How many nodes must be able to do it."""
+    nproc_per_node: int | None = None
+    """Ranks on each node."""
+    launcher: str | None = None
+    """``torchrun`` or ``srun``."""
+    backend: str | None = None
+    """``auto``, ``gloo`` or ``nccl``."""
+    interface: str | None = None
+    """``auto`` or a network interface's name."""
+    stage: str | None = None
+    """``auto``, ``always`` or ``never``."""
+    partition: str | None = None
+    """Slurm partition."""
+    account: str | None = None
+    """Slurm account."""
+    time: str | None = None
+    """Time limit, as Slurm writes it."""
+    exclude: str | None = None
+    """Nodes to avoid, besides those of the settings."""
+    container_image: str | None = None
+    """Image that the ranks run in."""
+    container_mounts: tuple[str, ...] = ()
+    """What the container sees of the node, besides what the settings say."""
+    pass_env: tuple[str, ...] = ()
+    """Names of secret variables for the ranks, besides those of the settings."""
+    log_dir: Path | None = None
+    """Where logs go."""
+    command: tuple[str, ...] = ()
+    """What each rank runs."""
+    allocation: str = "auto"
+    """Where the nodes come from; ``slurm`` makes a job that an allocation is found for later."""
+    dry_run: bool = False
+    """Whether to stop after the plan."""
+    deep: bool = False
+    """Whether ``verify`` reads every file and tries the network."""
+
+
+def settle(config: Config, options: JobOptions) -> Config:
+    """The settings as the command line changes them.
+
+    Raises:
+        ConfigError: more nodes must do than there are.
+    """
+    cluster, launch = config.cluster, config.launch
+    avoided = [nodes for nodes in (cluster.exclude, options.exclude) if nodes]
+    nodes = options.nodes or cluster.nodes
+    min_nodes = options.min_nodes or cluster.min_nodes
+    if min_nodes is not None and min_nodes > nodes[1]:
+        raise ConfigError(
+            f"min-nodes: {min_nodes} must work, and the job asks for {counted(nodes[1], 'node')}",
+            hint="ask for more nodes with --nodes, or for less with --min-nodes",
+        )
+    return replace(
+        config,
+        project=replace(config.project, command=options.command or config.project.command),
+        cluster=replace(
+            cluster,
+            nodes=nodes,
+            min_nodes=min_nodes,
+            partition=options.partition or cluster.partition,
+            account=options.account or cluster.account,
+            time=options.time or cluster.time,
+            exclude=",".join(avoided) or None,
+            stage=options.stage or cluster.stage,
+            container_image=options.container_image or cluster.container_image,
+            container_mounts=_joined(cluster.container_mounts, options.container_mounts),
+        ),
+        launch=replace(
+            launch,
+            nproc_per_node=options.nproc_per_node or launch.nproc_per_node,
+            launcher=options.launcher or launch.launcher,
+            backend=options.backend or launch.backend,
+            interface=options.interface or launch.interface,
+            pass_env=_joined(launch.pass_env, options.pass_env),
+        ),
+    )
+
+
+def make_job(
+    config: Config, options: JobOptions, bundle: Path, manifest: Manifest, action: str
+) -> Job:
+    """Put together what the far side must know.
+
+    Args:
+        config: the project's settings.
+        options: what the command line overrides.
+        bundle: the bundle's file.
+        manifest: what is in it.
+        action: ``verify``, ``run`` or ``clean``.
+
+    Raises:
+        ConfigError: there is nothing to run, or a value that this allocation cannot do.
+        StagerError: the log directory cannot be written.
+    """
+    settled = settle(config, options)
+    slurm = options.allocation == "slurm"
+    least, most = settled.cluster.nodes
+    launch = _launch(settled, manifest, action, slurm=slurm)
+    log_dir = (options.log_dir or Path(DEFAULT_LOG_DIR)).expanduser().absolute()
+    _make_log_dir(log_dir, settled.cluster.log_mode)
+    return Job(
+        id="",
+        name=config.name,
+        allocation="slurm" if slurm else "local",
+        nodes=() if slurm else tuple(f"local{number}" for number in range(1, most + 1)),
+        bundle=str(bundle),
+        bundle_id=manifest.id,
+        requires=manifest.requires,
+        room=room_for(manifest.layers, manifest),
+        packages=manifest.packages,
+        imports=manifest.imports,
+        node_root=settled.cluster.node_root,
+        run_dir=str(Path.cwd()),
+        log_dir=str(log_dir),
+        log_mode=settled.cluster.log_mode,
+        action=action,
+        import_modules=action == "verify",
+        python_hints=(getattr(sys, "_base_executable", sys.executable),),
+        launch=launch,
+        # Without a word about nodes on the command line, all of an allocation that stands is used.
+        wanted=options.nodes or (None if least == most else (least, most)),
+        min_nodes=settled.cluster.min_nodes,
+        stage=settled.cluster.stage,
+        cpus_per_task=settled.cluster.cpus_per_task,
+        outputs=settled.project.outputs,
+        dry_run=options.dry_run,
+        deep=options.deep,
+    )
+
+
+def numbered(job: Job) -> Job:
+    """The job with a number, where no Slurm gives it one; nothing can be refused after that.
+
+    Raises:
+        StagerError: the log directory, in which the number is claimed, cannot be written.
+    """
+    return job if job.allocation == "slurm" else replace(job, id=_new_id(job))
+
+
+def _launch(config: Config, manifest: Manifest, action: str, *, slurm: bool) -> Launch:
+    """How the ranks are started, from settings that the command line is part of already."""
+    settings, (least, most) = config.launch, config.cluster.nodes
+    elastic = None if least == most else (least, most)
+    if settings.launcher == "srun" and (elastic or settings.max_restarts):
+        what = "launch.max-restarts" if settings.max_restarts else f"--nodes {least}:{most}"
+        raise ConfigError(
+            f"{what}: ranks that srun starts are not started again",
+            hint='use launcher = "torchrun", or a fixed number of nodes and max-restarts = 0',
+        )
+    if action == "run":
+        _refuse(config.project.command, settings.launcher, manifest, slurm=slurm)
+    interface = settings.interface
+    return Launch(
+        command=config.project.command if action == "run" else (),
+        nproc_per_node=settings.nproc_per_node,
+        launcher=settings.launcher,
+        backend=settings.backend,
+        interface=interface if isinstance(interface, str) else dict(interface),
+        omp_num_threads=settings.omp_num_threads,
+        max_restarts=settings.max_restarts,
+        elastic=elastic,
+        grace_seconds=settings.grace_seconds,
+        pass_env=settings.pass_env,
+        container_image=config.cluster.container_image,
+        container_mounts=config.cluster.container_mounts,
+    )
+
+
+def _joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest, *, slurm: bool) -> None:
+    """Find out now what would otherwise fail on every node."""
+    if not command:
+        raise ConfigError(
+            "there is nothing to run: project.command is not set and no command was given",
+            hint="give one after two dashes: stager run -- train.py --epochs 3",
+        )
+    if command[0] in INTERPRETERS:
+        raise ConfigError(
+            f"{command[0]} is no script: ranks are started by the environment's own Python",
+            hint=f"leave it out: stager run -- {shlex.join(masked(command[1:])) or 'train.py'}",
+        )
+    if command[0].startswith("-") and command[0] != "-m":
+        raise ConfigError(
+            f"{command[0]} is no script; what follows the two dashes replaces project.command",
+            hint="name the script too: stager run -- train.py " + shlex.join(masked(command)),
+        )
+    if launcher == "srun" and not slurm:
+        raise ConfigError(
+            "launch.launcher: srun starts ranks through Slurm, which a local allocation has not",
+            hint='use launcher = "torchrun"',
+        )
+    if launcher == "torchrun" and "torch" not in {layer.name for layer in manifest.layers}:
+        raise ConfigError(
+            "torchrun is part of torch, and torch is not in the bundle",
+            hint="add torch to environment.requirements and build again; "
+            "`stager exec -- COMMAND` runs a program without ranks",
+        )
+
+
+def _make_log_dir(log_dir: Path, mode: str) -> None:
+    """Make the log directory, which must not become part of a project's next bundle.
+
+    Raises:
+        StagerError: it cannot be written.
+        ConfigError: its group is to read the logs, and is none of the user's.
+    """
+    try:
+        permissions.make_folder(str(log_dir), mode)
+        keep_out_of_projects(log_dir, mode)
+        group = log_dir.stat().st_gid
+    except OSError as exc:
+        raise _unwritable(log_dir, exc) from exc
+    if mode == log_modes.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
+        raise ConfigError(
+            f"cluster.log-mode: you are not in the group of {log_dir}, which has number {group}",
+            hint="give the directory to a group of yours with chgrp, name another directory with"
+            ' --log-dir, or set log-mode = "private"',
+        )
+
+
+def _new_id(job: Job) -> str:
+    """A number for a job that no Slurm has numbered; claimed by creating its event log.
+
+    It begins with the time, so that numbers sort by it. Jobs with other log directories do not see
+    the claim, but use the same node root under their number: the last digits are for chance.
+    """
+    log_dir = Path(job.log_dir)
+    while True:
+        number = time.time_ns() // 1_000_000 % 10**10 * 10**_CHANCE + secrets.randbelow(10**_CHANCE)
+        claim = log_dir / f"events.{number}.jsonl"
+        try:
+            open(claim, "xb", opener=permissions.opener(job.log_mode)).close()
+        except FileExistsError:
+            continue
+        except OSError as exc:
+            raise _unwritable(log_dir, exc) from exc
+        return str(number)
+
+
+def _unwritable(log_dir: Path, exc: OSError) -> StagerError:
+    return StagerError(
+        f"the log directory {log_dir} cannot be written: {exc.strerror or exc}",
+        hint="name another one with --log-dir",
+    )

@@ -1,0 +1,236 @@
+"""Getting a job ready: settings, bundle, where the nodes come from, and how the driver starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bundle.driver.transports.slurm_commands import CREDENTIALS
+from bundle.format.manifest import Manifest
+from bundle.protocol.job import Job
+from bundle.redaction.masking import masked, without_secrets
+
+from .. import __version__
+from ..building.current_bundle import Listener, current_bundle, newest_bundle, offline_root
+from ..config.load import Config, find, load
+from ..config.template import default
+from ..core.store import Store
+from ..pack.existing import Chosen, made_here, manifest_of, with_id
+from ..slurm import request
+from ..slurm.request import Source
+from .driver import Way
+from .job import JobOptions, make_job, settle
+
+if TYPE_CHECKING:
+    from ..slurm.script import ScriptFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that only has to be started."""
+
+    config: Config
+    """The settings, with the command line's options in them."""
+    bundle: Path
+    """The bundle."""
+    source: Source
+    """Where the nodes come from."""
+    job: Job
+    """What the far side is told."""
+    notes: tuple[str, ...]
+    """What became of the command line's command, for a person."""
+
+
+def project(bundle: Path | None, asked: str = "") -> Config:
+    """Return the settings that hold here.
+
+    Args:
+        bundle: a bundle named by its path; a folder without settings will do then.
+        asked: a bundle named by its id; the same.
+
+    Raises:
+        ConfigError: there are none, or they cannot be used.
+    """
+    if (bundle is not None or asked) and find(Path.cwd()) is None:
+        return default(Path.cwd())
+    return load(Path.cwd())
+
+
+def bundle_of(
+    config: Config, bundle: Path | None, listener: Listener, asked: str = ""
+) -> tuple[Path, Manifest]:
+    """Return the bundle that is named, else the project's newest, made current if need be.
+
+    Args:
+        config: the project's settings.
+        bundle: the file, where it is named by that.
+        listener: told about a build.
+        asked: the id it must have, or its first digits; without a file it is looked up in the store
+            and taken as it is.
+
+    Raises:
+        StagerError: there is none, it is damaged, or it is another one.
+    """
+    if bundle is not None or asked:
+        return named_bundle(config, bundle, asked)
+    chosen = current_bundle(config, listener)
+    return chosen.path, manifest_of(chosen.path, chosen.id)
+
+
+def named_bundle(config: Config, bundle: Path | None, asked: str = "") -> tuple[Path, Manifest]:
+    """Return the bundle that is named, else the project's newest, whatever has changed since.
+
+    Raises:
+        StagerError: see :func:`bundle_of`.
+    """
+    if bundle is not None:
+        chosen = Chosen(path=bundle.absolute(), id=asked)
+    elif asked:
+        chosen = with_id(Store(offline_root(config)), asked)
+    else:
+        chosen = newest_bundle(config)
+    return chosen.path, manifest_of(chosen.path, chosen.id)
+
+
+def source_of(options: JobOptions, config: Config, *, batch: bool) -> Source:
+    """Where the nodes come from, decided by what is found here.
+
+    Raises:
+        ConfigError: see :func:`stager.slurm.request.choose`.
+    """
+    return request.choose(
+        options.allocation,
+        nodes=(options.nodes or config.cluster.nodes)[0],
+        batch=batch,
+        inside=os.environ.get("SLURM_JOB_ID", ""),
+        found=[name for name in request.COMMANDS if shutil.which(name)],
+    )
+
+
+def prepare(
+    config: Config,
+    options: JobOptions,
+    bundle: tuple[Path, Manifest],
+    *,
+    action: str,
+    source: Source,
+) -> Prepared:
+    """Put a job together.
+
+    Args:
+        config: the project's settings.
+        options: what the command line overrides.
+        bundle: the bundle and what is in it.
+        action: ``verify``, ``run`` or ``clean``.
+        source: where the nodes come from.
+
+    Raises:
+        ConfigError: there is nothing to run, or a value that cannot be used.
+        StagerError: the log directory cannot be written.
+    """
+    notes: tuple[str, ...] = ()
+    if action == "run":
+        config, options, notes = _converted(config, options)
+    where = "local" if source == "local" else "slurm"
+    job = make_job(config, replace(options, allocation=where), *bundle, action)
+    ours = made_here(Store(offline_root(config)), bundle[0], job.bundle_id)
+    job = replace(job, trusted_bundle=ours)
+    absent = [name for name in job.launch.pass_env if name not in os.environ]
+    if absent and source != "inside":
+        notes = (*notes, f"pass-env: {', '.join(absent)} not set here, so no rank gets a value")
+    if action == "run":
+        notes = (*notes, *_withheld(job.launch.pass_env, os.environ))
+    return Prepared(
+        config=settle(config, options), bundle=bundle[0], source=source, job=job, notes=notes
+    )
+
+
+def way(prepared: Prepared, env: Mapping[str, str]) -> Way:
+    """How the driver is started: here, or by ``salloc``.
+
+    Raises:
+        ConfigError: ``SALLOC_OPTS`` cannot be read.
+    """
+    if prepared.source != "salloc":
+        return Way()
+    from ..slurm.script import submit_environment
+
+    asked = request.request(prepared.config, env)
+    return Way(
+        argv=request.salloc_argv(asked, ()),
+        environment=submit_environment(env, prepared.job.launch.pass_env),
+    )
+
+
+def script_facts(
+    prepared: Prepared, env: Mapping[str, str], program: bytes, *, requeue: bool
+) -> ScriptFacts:
+    """What decides the text of the batch script.
+
+    Raises:
+        ConfigError: ``SALLOC_OPTS`` cannot be read.
+    """
+    from ..slurm.script import ScriptFacts
+
+    asked = request.request(prepared.config, env)
+    return ScriptFacts(
+        job=replace(prepared.job, cpus_per_task=asked.cpus_per_task),
+        program=program,
+        bundle_bytes=prepared.bundle.stat().st_size,
+        nodes=asked.nodes,
+        version=__version__,
+        partition=asked.partition,
+        account=asked.account,
+        time=asked.time,
+        exclude=asked.exclude,
+        gpus_per_node=asked.gpus_per_node,
+        sbatch_args=asked.args,
+        requeue=requeue,
+    )
+
+
+def dry_run_report(prepared: Prepared, argv: tuple[str, ...]) -> dict[str, Any]:
+    """What would be asked of Slurm, and the most that would be sent; nothing is asked or sent."""
+    return {
+        "ok": True,
+        "dry_run": True,
+        "argv": masked(argv),
+        "bundle": str(prepared.bundle),
+        "id": prepared.job.bundle_id,
+        "bytes_at_most": prepared.bundle.stat().st_size,
+        "nodes": list(prepared.config.cluster.nodes),
+        "log_dir": prepared.job.log_dir,
+    }
+
+
+def _withheld(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
+    """Say which variables no rank gets as their names are those of secrets; never their values."""
+    kept = without_secrets(env, (*CREDENTIALS, *passed))
+    names = sorted(env.keys() - kept.keys())
+    if names:
+        which = f"it with --pass-env {names[0]}" if len(names) == 1 else "one with --pass-env NAME"
+        yield f"not given to the ranks: {', '.join(names)} (give {which})"
+
+
+def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions, tuple[str, ...]]:
+    """A single-node command (``torchrun --nproc-per-node=2 train.py``) as one for each rank."""
+    from .convert import convert
+
+    command = options.command or config.project.command
+    if not command:
+        return config, options, ()
+    made = convert(command)
+    if made.max_restarts is not None:
+        config = replace(config, launch=replace(config.launch, max_restarts=made.max_restarts))
+    options = replace(
+        options,
+        command=made.command,
+        nodes=options.nodes or made.nnodes,
+        nproc_per_node=options.nproc_per_node or made.nproc_per_node,
+        backend=options.backend or made.backend,
+    )
+    return config, options, made.notes

@@ -1,1 +1,0 @@
-"""One layer from one source: wheels through ``installer``, bytecode, framing."""

@@ -1,0 +1,1 @@
+"""One layer from one source: a wheel, the project, an asset."""

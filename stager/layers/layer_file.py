@@ -1,0 +1,260 @@
+"""Writing one layer: files are added in any order, the result depends on their content alone."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO
+
+import zstandard
+
+from bundle.format.layer import (
+    Entry,
+    Frame,
+    Index,
+    LayerError,
+    Link,
+    check_link,
+    check_path,
+    encode_head,
+)
+from bundle.format.layer_origin import Origin
+from bundle.format.manifest import BLOCK, member_header, padding
+
+from ..core.errors import WheelError
+from .tree import folders_of
+
+FRAME_TARGET = 16 << 20
+"""Tar bytes after which a frame is closed: large enough to compress well, small enough that the
+frames of one large wheel keep every process of an unpacking node busy."""
+LEVEL = 6
+"""zstd level of the frames; see docs/performance.md for size against time."""
+WINDOW_LOG = 24
+"""Binary logarithm of the distance in bytes at which matches are found: all of a frame. A level's
+own windows are made for streams, and smaller."""
+HEAD_LEVEL = 9
+_SHORT_NAME = 100
+"""Bytes that a tar header has for a name; longer ones take a member of their own."""
+SPOOL_MEMORY = 64 << 20
+"""Bytes of one layer's content kept in memory before it goes to a temporary file."""
+COPY = 1 << 20
+
+
+def compression() -> str:
+    """What decides the compressed bytes besides the content: part of every layer's id."""
+    version = ".".join(map(str, zstandard.ZSTD_VERSION))
+    return f"zstd-{version}-level{LEVEL}-window{WINDOW_LOG}-frame{FRAME_TARGET}"
+
+
+def decompress_index(data: bytes, size: int = -1) -> bytes:
+    """The content of the zstd frame in a layer's head; its digest has been checked before.
+
+    Args:
+        data: the frame.
+        size: unused; the far side's readers pass -1 for an index.
+
+    Raises:
+        LayerError: it cannot be decompressed.
+    """
+    try:
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as exc:
+        raise LayerError(f"the layer's index cannot be decompressed: {exc}") from exc
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """A file that was added, as it was found."""
+
+    size: int
+    """Length in bytes."""
+    sha256: bytes
+    """Raw digest of its bytes."""
+
+
+class LayerWriter:
+    """Collects the files of one layer in a spool, then writes them sorted, framed and compressed.
+
+    The spool lives in memory up to ``SPOOL_MEMORY`` bytes and in an unnamed temporary file beyond,
+    so the largest wheel does not decide how much memory a build needs.
+    """
+
+    def __init__(self, scratch: Path, threads: int = 1) -> None:
+        """Begin an empty layer.
+
+        Args:
+            scratch: where to spool: a directory on the store's own disk (``/tmp`` may be small).
+            threads: how many frames are compressed at a time, which holds that many in memory; the
+                bytes do not depend on it.
+        """
+        self._threads = threads
+        self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed in __exit__
+            max_size=SPOOL_MEMORY, dir=str(scratch)
+        )
+        self._files: dict[str, tuple[int, int, int, str]] = {}
+        self._links: dict[str, str] = {}
+
+    def __enter__(self) -> LayerWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._spool.close()
+
+    def add(self, path: str, stream: BinaryIO, *, executable: bool = False) -> Added:
+        """Add one file, reading ``stream`` to its end.
+
+        Args:
+            path: relative to the environment, for example ``lib/python3.11/site-packages/a.py``.
+            stream: the content.
+            executable: whether the file gets mode 0755 instead of 0644.
+
+        Raises:
+            WheelError: the path is unsafe, or was added before with other content.
+        """
+        try:
+            check_path(path)
+        except LayerError as exc:
+            raise WheelError(str(exc)) from exc
+        offset = self._spool.seek(0, 2)
+        state, size = hashlib.sha256(), 0
+        while chunk := stream.read(COPY):
+            self._spool.write(chunk)
+            state.update(chunk)
+            size += len(chunk)
+        known = self._files.get(path)
+        if known is not None and known[3] != state.hexdigest():
+            raise WheelError(f"{path} is there twice, with different content")
+        self._files[path] = (offset, size, 0o755 if executable else 0o644, state.hexdigest())
+        return Added(size=size, sha256=state.digest())
+
+    def link(self, path: str, target: str) -> None:
+        """Add a symbolic link; it may not lead out of the layer's own top directory.
+
+        Raises:
+            WheelError: it does.
+        """
+        try:
+            check_link(Link(path, target))
+        except LayerError as exc:
+            raise WheelError(str(exc)) from exc
+        self._links[path] = target
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._files
+
+    def write(self, target: Path, origin: Origin) -> None:
+        """Write the layer.
+
+        The frames are compressed to a temporary file first, because the head that comes before
+        them holds their digests.
+
+        Args:
+            target: the file.
+            origin: what the layer is made from.
+
+        Raises:
+            WheelError: a path is both a file and a directory; all such paths are listed.
+        """
+        self._refuse_clashes(f"{origin.kind} {origin.name} {origin.version}".rstrip())
+        frames: list[Frame] = []
+        entries: list[Entry] = []
+        with tempfile.TemporaryFile(dir=target.parent) as body:
+            for packed, frame in _compressed(_pieces(self._tar(entries)), self._threads):
+                frames.append(frame)
+                body.write(packed)
+            links = tuple(Link(path, goal) for path, goal in sorted(self._links.items()))
+            index = Index(files=tuple(entries), links=links, frames=tuple(frames))
+            compress = zstandard.ZstdCompressor(level=HEAD_LEVEL).compress
+            head = encode_head(index, origin, compress)
+            body.seek(0)
+            with target.open("wb") as out:
+                out.write(head)
+                shutil.copyfileobj(body, out, COPY)
+
+    def _refuse_clashes(self, what: str) -> None:
+        """Find what no file system could hold, and a reader of the index would refuse."""
+        there = self._files.keys() | self._links.keys()
+        clashes = [path for path in sorted(folders_of(there)) if path in there]
+        clashes += sorted(self._files.keys() & self._links.keys())
+        if clashes:
+            raise WheelError(
+                f"{what}: there is a file where there is also a directory or a link",
+                hint="no disk can hold both: pin another version of it",
+                context=clashes,
+            )
+
+    def _tar(self, entries: list[Entry]) -> Iterator[bytes]:
+        """The plain tar, piece by piece; notes each file's place in ``entries`` on the way."""
+        position = 0
+        names = sorted([*self._files, *self._links])
+        for name in names:
+            header = _tar_header(name, self._files.get(name), self._links.get(name))
+            position += len(header)
+            yield header
+            if name in self._links:
+                continue
+            offset, size, mode, digest = self._files[name]
+            entries.append(Entry(name, size, mode, digest, position))
+            self._spool.seek(offset)
+            left = size
+            while left:
+                chunk = self._spool.read(min(left, COPY))
+                left -= len(chunk)
+                yield chunk
+            yield bytes(padding(size))
+            position += size + padding(size)
+        yield bytes(2 * BLOCK)
+
+
+def _tar_header(name: str, file: tuple[int, int, int, str] | None, target: str | None) -> bytes:
+    if file is not None and len(name.encode()) <= _SHORT_NAME:
+        return member_header(name, file[1], file[2])  # ten times as quick
+    info = tarfile.TarInfo(name)
+    if file is None:
+        info.type, info.linkname, info.mode = tarfile.SYMTYPE, target or "", 0o777
+    else:
+        info.size, info.mode = file[1], file[2]
+    return info.tobuf(tarfile.GNU_FORMAT, encoding="utf-8", errors="strict")
+
+
+def _compressed(pieces: Iterator[bytes], threads: int) -> Iterator[tuple[bytes, Frame]]:
+    """Compress each piece into a frame of its own; zstd lets other threads run meanwhile."""
+    own = threading.local()
+
+    def compress(piece: bytes) -> tuple[bytes, Frame]:
+        if not hasattr(own, "compressor"):
+            parameters = zstandard.ZstdCompressionParameters.from_level(
+                LEVEL, window_log=WINDOW_LOG, write_checksum=False
+            )
+            own.compressor = zstandard.ZstdCompressor(compression_params=parameters)
+        packed: bytes = own.compressor.compress(piece)
+        return packed, Frame(len(packed), len(piece), hashlib.sha256(packed).hexdigest())
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[tuple[bytes, Frame]]] = deque()
+        for piece in pieces:
+            waiting.append(pool.submit(compress, piece))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        for left in waiting:
+            yield left.result()
+
+
+def _pieces(stream: Iterator[bytes]) -> Iterator[bytes]:
+    """Join small chunks and split large ones into pieces of about ``FRAME_TARGET`` bytes."""
+    pending = bytearray()
+    for chunk in stream:
+        pending += chunk
+        if len(pending) >= FRAME_TARGET:
+            yield bytes(pending)
+            pending.clear()
+    if pending:
+        yield bytes(pending)

@@ -1,0 +1,282 @@
+"""A set of files and links to be shipped: how one is collected, checked and identified."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bundle.format.path_limits import abridged, excess
+from bundle.protocol.counts import counted
+from bundle.protocol.digest import canonical_json
+
+from ..core.errors import StagerError
+from ..core.store import sha256_of
+from ..core.values import Digest
+
+LINK_LIMIT = 40
+"""Links in a row that Linux follows before it reports a loop (path_resolution(7))."""
+
+_PREFIX = "project"
+"""Stands for the directory that a tree goes to in an environment, when its paths are measured."""
+_ABSOLUTE = "an absolute link, whose target the nodes may not have; left out"
+_OUTSIDE = "it leads outside, where the nodes may have something else; left out"
+_KINDS = (
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeFile:
+    """One file to be shipped."""
+
+    path: str
+    """Where it goes, relative, with forward slashes."""
+    source: Path
+    """Where its content is read from."""
+    mode: int
+    """0o755 if its owner may execute it, else 0o644."""
+    size: int
+    """Its length in bytes when it was looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """Files and links to be shipped, in an order that depends on their names alone."""
+
+    files: tuple[TreeFile, ...]
+    """Sorted by path."""
+    links: tuple[tuple[str, str], ...]
+    """Path and target of each symbolic link, sorted; what they lead to is in this tree."""
+    skipped: tuple[str, ...]
+    """Notes for the user: what was left out although no pattern says so, and why."""
+
+    @property
+    def size(self) -> int:
+        """Sum of the files' lengths in bytes."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(kw_only=True)
+class Collector:
+    """What a walk has found so far, and every reason to refuse it."""
+
+    files: dict[str, TreeFile] = field(default_factory=dict)
+    """The files by their path in the tree."""
+    links: dict[str, str] = field(default_factory=dict)
+    """The targets of links by their path in the tree."""
+    notes: list[str] = field(default_factory=list)
+    """What was passed over."""
+    refused: list[str] = field(default_factory=list)
+    """What stands in the way of shipping the rest."""
+
+    def entries(self, folder: str, path: str) -> list[os.DirEntry[str]]:
+        """Return what the directory holds, in any order; refuse it if it cannot be read.
+
+        Nor is one entered that no node could hold: a walk may not go deeper than its own stack.
+        """
+        if path and self._is_excessive(path):
+            return []
+        try:
+            with os.scandir(folder) as found:
+                return list(found)
+        except OSError as exc:
+            self.refuse(path or folder, exc.strerror or str(exc))
+            return []
+
+    def add(self, path: str, source: str) -> None:
+        """Add the file at ``source``, following links; note a socket, a pipe or a device."""
+        if not self._has_usable_name(path):
+            return
+        try:
+            status = os.stat(source)  # noqa: PTH116 - a Path each would cost more than the call
+            if not stat.S_ISREG(status.st_mode):
+                self.notes.append(f"{path}: {kind_of(status.st_mode)}, left out")
+                return
+            # Only opening tells: what a file server or an access list forbids, no mode bit shows.
+            os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            known = self.files.get(path)
+            if known is not None and not known.source.samefile(source):
+                self.refuse(path, f"{known.source} and {source} would both go there")
+        except OSError as exc:
+            self.refuse(path, exc.strerror or str(exc))
+            return
+        mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+        self.files[path] = TreeFile(path=path, source=Path(source), mode=mode, size=status.st_size)
+
+    def link(self, path: str, target: str) -> None:
+        """Add a symbolic link; whether it leads anywhere is decided when all files are known."""
+        if self._has_usable_name(path) and self.links.setdefault(path, target) != target:
+            self.refuse(path, "two links would go there")
+
+    def refuse(self, path: str, reason: str) -> None:
+        """Note why ``path`` cannot be shipped."""
+        self.refused.append(f"{shown(path)}: {reason}")
+
+    def tree(self, *, what: str, hint: str) -> Tree:
+        """Return all that was found.
+
+        Args:
+            what: what was walked, for the message.
+            hint: what the user can do about entries that are refused.
+
+        Raises:
+            StagerError: something was refused; all of it is in the context.
+        """
+        folders = folders_of([*self.files, *self.links])
+        for path in folders & (self.files.keys() | self.links.keys()):
+            self.refuse(path, "a directory, and something else of that name, would go there")
+        for path in self.files.keys() & self.links.keys():
+            self.refuse(path, "a file and a link would both go there")
+        if self.refused:
+            count = len(self.refused)
+            some = "an entry" if count == 1 else counted(count, "entry", "entries")
+            raise StagerError(
+                f"{some} of {what} cannot be shipped", hint=hint, context=sorted(self.refused)
+            )
+        sound, dropped = _sound_links(self.files, self.links)
+        return Tree(
+            files=tuple(self.files[path] for path in sorted(self.files)),
+            links=tuple(sorted(sound.items())),
+            skipped=tuple(sorted(self.notes + dropped)),
+        )
+
+    def _has_usable_name(self, path: str) -> bool:
+        # The same rule as bundle.format.layer.check_path, which has the last word on a node.
+        if not path.isprintable():
+            self.refuse(path, "its name holds unprintable characters, or is not UTF-8")
+            return False
+        return not self._is_excessive(path)
+
+    def _is_excessive(self, path: str) -> bool:
+        why = excess(f"{_PREFIX}/{path}")
+        if why:
+            self.refuse(abridged(path), f"no node can hold {why}")
+        return bool(why)
+
+
+def tree_digest(tree: Tree) -> Digest:
+    """Return the digest of all that is shipped: paths, modes, contents and links, but not times.
+
+    Raises:
+        StagerError: files that cannot be read any more; all of them.
+    """
+    unread: list[str] = []
+
+    def content(file: TreeFile) -> str:
+        try:
+            return sha256_of(file.source)
+        except OSError as exc:
+            unread.append(f"{file.source}: {exc.strerror or exc}")
+            return ""
+
+    # Threads are enough: hashlib lets go of the interpreter lock for every large piece.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        digests = list(pool.map(content, tree.files))
+    if unread:
+        raise StagerError(
+            f"{len(unread)} of the files to be shipped cannot be read any more",
+            hint="something else removes or changes them; run the command again when it is done",
+            context=sorted(unread),
+        )
+    return digest_of(tree, digests)
+
+
+def digest_of(tree: Tree, digests: Sequence[str]) -> Digest:
+    """Return the digest of a tree whose files have contents of these digests, in its order."""
+    pairs = zip(tree.files, digests, strict=True)
+    files = [[file.path, file.mode, digest] for file, digest in pairs]
+    return Digest.of(canonical_json({"files": files, "links": tree.links}))
+
+
+def kind_of(mode: int) -> str:
+    """Name what is neither a file, a directory nor a link, from its ``st_mode``."""
+    return next((name for test, name in _KINDS if test(mode)), "a special file")
+
+
+def shown(path: str) -> str:
+    """Return the path as it can be printed: quoted if it holds what a terminal would act on."""
+    return path if path.isprintable() else repr(path)
+
+
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """Return every directory that must exist for these relative paths to exist."""
+    found: set[str] = set()
+    for path in paths:
+        parent = path.rpartition("/")[0]
+        while parent and parent not in found:
+            found.add(parent)
+            parent = parent.rpartition("/")[0]
+    return found
+
+
+def _sound_links(
+    files: Collection[str], links: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """The links that lead to something shipped, and a note on each of the others.
+
+    A link may lead through other links, so dropping one can make another one lead nowhere.
+    """
+    kept = dict(links)
+    notes: list[str] = []
+    faults = {path: _ABSOLUTE for path, target in links.items() if target.startswith("/")}
+    while faults := faults or _faults(files, kept):
+        notes += [f"{path} -> {shown(kept.pop(path))}: {why}" for path, why in faults.items()]
+        faults = {}
+    return kept, notes
+
+
+def _faults(files: Collection[str], links: Mapping[str, str]) -> dict[str, str]:
+    """The links that lead nowhere among these files and links, and why."""
+    folders = folders_of([*files, *links])
+    found = {}
+    for path, target in links.items():
+        why = _OUTSIDE if _climbs(path, target) else _dead_end(path, files, links, folders)
+        if why:
+            found[path] = why
+    return found
+
+
+def _climbs(path: str, target: str) -> bool:
+    """Whether a link leaves the tree on its way, judged as the far side judges (``check_link``)."""
+    depth = path.count("/")
+    for part in target.split("/"):
+        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
+        if depth < 0:
+            return True
+    return False
+
+
+def _dead_end(
+    path: str, files: Collection[str], links: Mapping[str, str], folders: Collection[str]
+) -> str:
+    """Follow a link as the kernel will on a node; say why it gets nowhere, or nothing."""
+    at = path.split("/")[:-1]
+    ahead = deque(links[path].split("/"))
+    followed = 1
+    while ahead:
+        part = ahead.popleft()
+        here = "/".join([*at, part])
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not at:
+                return _OUTSIDE
+            at.pop()
+        elif here in links:
+            followed += 1
+            if followed > LINK_LIMIT:
+                return "a loop of links, left out"
+            ahead.extendleft(reversed(links[here].split("/")))
+        elif here in folders or (here in files and not ahead):
+            at.append(part)
+        else:
+            return "its target is not shipped, left out"
+    return ""

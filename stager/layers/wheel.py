@@ -1,0 +1,332 @@
+"""Turning one wheel into the files of a layer, through the ``installer`` library.
+
+``installer`` decides what goes where (purelib, platlib, scripts, headers, data, entry points); this
+module is its destination, and refuses a wheel that lies about itself before anything is published.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import csv
+import errno
+import importlib.util
+import io
+import os
+import posixpath
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import installer
+from installer.destinations import WheelDestination
+from installer.exceptions import InstallerError
+from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_record_file
+from installer.sources import WheelContentElement, WheelFile
+from installer.utils import Scheme, construct_record_file
+
+from bundle.environment.merge import HOOK
+from bundle.format.path_limits import excess
+
+from ..core.errors import WheelError
+from ..core.values import Target
+from .bytecode import bytecode_path, compile_module, worth_compiling
+from .layer_file import LayerWriter
+from .parallel_compile import Ahead
+from .prune import NOTE, left_out, note
+from .wheel_members import DAMAGED, refuse_members
+
+RESERVED = (
+    "pyvenv.cfg",
+    "pkgs",
+    "project",
+    "assets",
+    ".stager",
+    "lib64",
+)
+"""Names in an environment that no wheel may provide."""
+
+_LAUNCHER = """\
+#!/bin/sh
+'''exec' "$(dirname -- "$(realpath -- "$0")")/{python}" "$0" "$@"
+' '''
+"""
+"""Found through its own place, so the environment can lie anywhere; sh runs the second line, Python
+reads lines two and three as a string."""
+
+_ENTRY_POINT = """\
+import sys
+from {module} import {first}
+if __name__ == "__main__":
+    sys.exit({attr}())
+"""
+
+_HASHES = ("sha256", "sha384", "sha512")
+"""What RECORD may use: "sha256 or better", as the binary distribution format puts it."""
+
+_INVALID = (
+    InstallerError,
+    InvalidRecordEntry,
+    configparser.Error,
+    csv.Error,
+    AssertionError,  # installer, for an entry point that names no function
+    ValueError,
+    KeyError,
+)
+"""What ``installer`` and its parsers raise for members that are there but make no sense."""
+
+
+def add_wheel(
+    writer: LayerWriter,
+    wheel: Path,
+    target: Target,
+    prune: Sequence[str] = (),
+    ahead: Ahead | None = None,
+) -> None:
+    """Add everything a wheel installs, with compiled bytecode, to a layer.
+
+    Args:
+        writer: the layer being made.
+        wheel: the wheel file; its own digest has been checked before.
+        target: whose directory names to use.
+        prune: what to leave out, see :mod:`stager.layers.prune`.
+        ahead: bytecode that is being made already.
+
+    Raises:
+        WheelError: the file is no sound wheel; every fault found is in the context.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            source = _CheckedWheel(archive)
+            refuse_members(wheel, archive, source.data_dir)
+            source.check_names()
+            source.left_out = left_out(archive, prune)
+            notes = {"INSTALLER": b"stager\n"}
+            if source.left_out:
+                notes[NOTE] = note(archive, source.left_out, prune)
+            destination = _LayerDestination(writer, source, target, ahead)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
+                installer.install(source, destination, notes)
+            destination.refuse_faults()
+    except WheelError as exc:
+        raise WheelError(
+            f"{wheel.name}: {exc.message}",
+            hint=exc.hint or "the wheel is damaged or unsafe; ask its publisher for a sound one",
+            context=exc.context,
+        ) from exc
+    except DAMAGED as exc:
+        raise _damaged(wheel, exc) from exc
+    except OSError as exc:
+        # A place before the file's beginning, what bz2 cannot read, a disk that cannot be read.
+        if exc.errno not in (errno.EINVAL, None, errno.EIO):
+            raise
+        raise _damaged(wheel, exc) from exc
+    except _INVALID as exc:
+        why = str(exc) or type(exc).__name__
+        raise WheelError(
+            f"{wheel.name}: not a valid wheel ({why})",
+            hint="ask its publisher for a sound one, or choose another version",
+        ) from exc
+
+
+class _CheckedWheel(WheelFile):
+    """A wheel whose members are compared with RECORD while they are read, in one pass."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        super().__init__(archive)
+        self.record: RecordEntry | None = None
+        """RECORD's line for the member that is being read."""
+        self.left_out: frozenset[str] = frozenset()
+        """Members that are not to be installed."""
+
+    def check_names(self) -> None:
+        """Compare the names in RECORD with those in the archive.
+
+        Raises:
+            WheelError: there is no RECORD, or the two lists differ.
+        """
+        if "RECORD" not in self.dist_info_filenames:
+            raise WheelError("there is no RECORD in the wheel")
+        lines = self.read_dist_info("RECORD").splitlines()
+        listed = {line[0] for line in parse_record_file(lines)}
+        absent = sorted(listed.difference(self._zipfile.namelist()))
+        faults = [f"{name} is in RECORD and not in the wheel" for name in absent]
+        try:
+            self.validate_record(validate_contents=False)
+        except InstallerError as exc:
+            issues = getattr(exc, "issues", [str(exc)])
+            faults += [issue.removeprefix(f"In {self._zipfile.filename}, ") for issue in issues]
+        if faults:
+            raise WheelError("RECORD does not describe the wheel", context=faults)
+
+    def get_contents(self) -> Iterator[WheelContentElement]:
+        for element in super().get_contents():
+            path, digest, size = element[0]
+            if path in self.left_out:
+                continue
+            self.record = RecordEntry.from_elements(path, digest, size) if digest else None
+            yield element
+        self.record = None
+
+
+class _LayerDestination(WheelDestination):
+    """Where ``installer`` writes: into a layer, under the directory names of the target."""
+
+    def __init__(
+        self, writer: LayerWriter, source: _CheckedWheel, target: Target, ahead: Ahead | None
+    ) -> None:
+        self._writer = writer
+        self._source = source
+        self._ahead = ahead
+        self._python = f"python{target.python}"
+        self._target = target
+        site = f"lib/{self._python}/site-packages"
+        self._places = {
+            "purelib": site,
+            "platlib": site,
+            "scripts": "bin",
+            "headers": f"include/site/{self._python}/{source.distribution}",
+            "data": "",
+        }
+        self._awaited: list[tuple[Scheme, str, bytes]] = []
+        self._compiled: list[tuple[Scheme, RecordEntry]] = []
+        self._faults: list[str] = []
+
+    def refuse_faults(self) -> None:
+        """Raise for everything that was wrong with what was written.
+
+        Raises:
+            WheelError: contents that differ from RECORD, or places no wheel may write to.
+        """
+        if len(self._faults) == 1:
+            raise WheelError(self._faults[0])
+        if self._faults:
+            raise WheelError(f"{len(self._faults)} members cannot be trusted", context=self._faults)
+
+    def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
+        """Write the program of one entry point (``console`` or ``gui``: the same on Linux)."""
+        if "/" in name:
+            self._faults.append(f"the entry point {name!r} has a slash in its name")
+            return RecordEntry(name, None, None)
+        code = _ENTRY_POINT.format(module=module, attr=attr, first=attr.split(".", maxsplit=1)[0])
+        data = (_LAUNCHER.format(python=self._python) + code).encode()
+        return self._add(Scheme("scripts"), name, io.BytesIO(data), executable=True)
+
+    def write_file(
+        self, scheme: Scheme, path: str | os.PathLike[str], stream: BinaryIO, is_executable: bool
+    ) -> RecordEntry:
+        """Write one member, compare it with RECORD, and compile it if it is a module."""
+        path = os.fspath(path)
+        record, self._source.record = self._source.record, None
+        algorithm = record.hash_.name if record is not None and record.hash_ is not None else ""
+        if algorithm and algorithm not in _HASHES:
+            self._faults.append(f"{path}: RECORD has its {algorithm}, which proves nothing")
+            return RecordEntry(path, None, None)
+        if scheme == "scripts" or path.endswith(".py") or algorithm in _HASHES[1:]:
+            data = stream.read()
+            if record is not None and not record.validate(data):
+                self._faults.append(_mismatch(record))
+            record = None
+            if scheme == "scripts":
+                data = self._relocate(data)
+            stream = io.BytesIO(data)
+        executable = is_executable or scheme == "scripts"
+        entry = self._add(scheme, path, stream, executable=executable, record=record)
+        if path.endswith(".py") and scheme in ("purelib", "platlib") and entry.hash_ is not None:
+            self._add_bytecode(scheme, path, data)
+        return entry
+
+    def finalize_installation(
+        self,
+        scheme: Scheme,
+        record_file_path: str,
+        records: object,
+    ) -> None:
+        """Write the installed RECORD, bytecode included, so that other tools can read it."""
+        if not isinstance(records, list):
+            raise WheelError("installer gave no list of records")
+        for module in self._awaited:
+            self._take_bytecode(*module)
+        site = self._places["purelib"]
+        prefixes = {
+            name: None if place == site else posixpath.relpath(place or ".", site) + "/"
+            for name, place in self._places.items()
+        }
+        lines = construct_record_file([*records, *self._compiled], prefixes.__getitem__)
+        self._writer.add(self._path(scheme, record_file_path), lines)
+
+    def _add(
+        self,
+        scheme: Scheme,
+        path: str,
+        stream: BinaryIO,
+        *,
+        executable: bool,
+        record: RecordEntry | None = None,
+    ) -> RecordEntry:
+        """Add a file; compare it with a line of RECORD that has its sha256, where one is given."""
+        try:
+            added = self._writer.add(self._path(scheme, path), stream, executable=executable)
+        except WheelError as exc:
+            self._faults.append(exc.message)
+            return RecordEntry(path, None, None)
+        found = RecordEntry(path, _record_hash(added.sha256), added.size)
+        if record is not None and (record.hash_, record.size) != (found.hash_, found.size):
+            self._faults.append(_mismatch(record))
+        return found
+
+    def _path(self, scheme: Scheme, path: str) -> str:
+        full = posixpath.join(self._places[scheme], path)
+        hooks = posixpath.join(self._places["purelib"], HOOK)
+        for name in RESERVED:
+            if full == name or full.startswith(f"{name}/"):
+                raise WheelError(f"it would overwrite {name} of the environment with {path}")
+        if full.startswith(("bin/python", hooks)):
+            raise WheelError(f"{path} would overwrite a part of the environment itself")
+        return full
+
+    def _relocate(self, data: bytes) -> bytes:
+        """Replace a script's ``#!python`` line by one that finds the environment it lies in."""
+        first, _, rest = data.partition(b"\n")
+        if not first.startswith(b"#!python"):  # ``#!pythonw`` too
+            return data
+        return _LAUNCHER.format(python=self._python).encode() + rest
+
+    def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
+        if not self._target.is_host_python or not worth_compiling(path):
+            return
+        if self._ahead is not None and path in self._ahead:
+            self._awaited.append((scheme, path, importlib.util.source_hash(source)))
+        else:
+            self._keep_bytecode(scheme, path, compile_module(source, path))
+
+    def _take_bytecode(self, scheme: Scheme, path: str, digest: bytes) -> None:
+        if self._ahead is not None:
+            self._keep_bytecode(scheme, path, self._ahead.take(path, digest))
+
+    def _keep_bytecode(self, scheme: Scheme, path: str, bytecode: bytes | None) -> None:
+        if bytecode is None:
+            return
+        cached = bytecode_path(path, self._target)
+        if excess(self._path(scheme, cached)):
+            return  # Python leaves it alone, too, where the file system does not take its name
+        self._writer.add(self._path(scheme, cached), io.BytesIO(bytecode))
+        self._compiled.append((scheme, RecordEntry(cached, None, None)))
+
+
+def _damaged(wheel: Path, exc: Exception) -> WheelError:
+    return WheelError(
+        f"{wheel.name}: the archive is damaged or cut short ({exc})",
+        hint=f"remove {wheel} and run `stager build` again to download it afresh",
+    )
+
+
+def _mismatch(record: RecordEntry) -> str:
+    return f"{record.path} does not have the size and hash that RECORD gives"
+
+
+def _record_hash(sha256: bytes) -> Hash:
+    return Hash("sha256", base64.urlsafe_b64encode(sha256).decode().rstrip("="))

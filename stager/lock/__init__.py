@@ -1,0 +1,1 @@
+"""From requirements to exact wheels with hashes: ``pylock.toml`` (PEP 751)."""

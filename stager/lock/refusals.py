@@ -1,0 +1,69 @@
+"""Answers of a resolver that are not what the project asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from packaging.utils import canonicalize_name
+
+from ..core.errors import ResolveError
+from ..core.values import LockedFile
+from .resolver import Found
+from .spec import Spec
+
+_CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
+_CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
+
+
+def refuse_cuda(files: Sequence[Found]) -> None:
+    """Refuse what a CPU build of PyTorch does not need, which is several GB."""
+    versions = dict(file.identity for file in files)
+    found = [
+        f"{name} {version}"
+        for name, version in sorted(versions.items())
+        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
+    ]
+    if found:
+        torch = versions.get(canonicalize_name("torch"))
+        pin = f"torch=={torch.public if torch else 'X'}+cpu"
+        raise ResolveError(
+            f'torch-backend is "cpu", but the lock pulls {len(found)} CUDA packages',
+            hint=f"pin a CPU build ({pin}), give an index or --find-links folder that has one, or "
+            "set environment.torch-backend to what the nodes have",
+            context=found,
+        )
+
+
+def refuse_other_build(files: Sequence[Found], backend: str | None, silent: str | None) -> None:
+    """Refuse another build of PyTorch than was asked for, taken because its index was silent."""
+    if silent is None or backend == "cpu":
+        return
+    torch = dict(file.identity for file in files).get(canonicalize_name("torch"))
+    if torch is not None and torch.local != backend:
+        raise ResolveError(
+            f'torch-backend is "{backend}", but only torch {torch} can be had, which is not that '
+            "build",
+            hint=f"give an index or a --find-links folder with torch {torch.public}+{backend}",
+        )
+
+
+def refuse_other_files(files: Sequence[LockedFile], spec: Spec) -> None:
+    """Refuse files that the hashes of the requirements rule out.
+
+    Another build of PyTorch is what ``torch-backend`` asks for, whatever the hashes were made from.
+    """
+    others = [
+        f"{file.filename}: its sha256 is {file.sha256}, which is not among the hashes given"
+        for file in files
+        if file.name in spec.hashes
+        and file.sha256 not in spec.hashes[file.name]
+        and (spec.torch_backend is None or file.version.local != spec.torch_backend)
+    ]
+    if others:
+        raise ResolveError(
+            "other files than the hashes in the requirement files allow",
+            hint="an index offers another file of that version: name the index that the hashes are "
+            "of with --index-url in the requirement file, or write the hashes again",
+            context=others,
+        )

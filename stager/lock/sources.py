@@ -1,0 +1,129 @@
+"""Building local projects, sdists and version-controlled requirements into wheels.
+
+Each is built once for every content it has: the wheel is kept in the offline root under the
+digest of its source, and used again until the source changes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from packaging.utils import parse_wheel_filename
+
+from ..core.deletion import remove
+from ..core.errors import ResolveError, StagerError
+from ..core.store import Store, sha256_of
+from ..core.values import Digest, Target
+from . import source_tree
+from .located import Source
+from .pip import Pip, condense
+
+
+def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[Source, Path]]:
+    """The wheel of each source, built where it is not there yet.
+
+    Raises:
+        ResolveError: sources that cannot be built; one context line for each.
+    """
+    built: list[tuple[Source, Path]] = []
+    problems: list[str] = []
+    for source in sources:
+        try:
+            built.append((source, build(source, store, pip)))
+        except StagerError as exc:
+            problems.append(f"{source.label}: {exc.message}")
+    if problems:
+        raise ResolveError(
+            "local projects and sources that cannot be built into wheels",
+            hint="`pip wheel --no-deps` on each shows the whole story"
+            + ("; offline, their build backend has to be installed beside stager" * pip.offline),
+            context=problems,
+        )
+    return built
+
+
+def build(source: Source, store: Store, pip: Pip) -> Path:
+    """The wheel of one source.
+
+    Raises:
+        ResolveError: it cannot be built, or what comes out does not fit the target.
+    """
+    keep = store.built / source.digest
+    have = fitting(keep, pip.target) if pip.offline or not source.moving else None
+    if have:
+        return have
+    folder = Path(source.requirement)
+    if folder.is_absolute() and folder.is_dir():
+        # A build writes into its source, and an old build/ ends up in the wheel: build a copy.
+        work = pip.scratch / f"source-{source.digest[:12]}" / folder.name
+        source_tree.copy(folder, source_tree.files(folder, run=pip.run), work)
+        line = work.as_uri()
+    elif folder.is_absolute():
+        line = folder.as_uri()
+    else:
+        line = source.requirement
+    return build_line(line, keep, store, pip)
+
+
+def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
+    """Build what one requirement line names and keep the wheel in a folder of the store.
+
+    Raises:
+        ResolveError: pip fails, or the wheel is for another Python or platform than the target.
+    """
+    out = pip.scratch / f"built-{keep.name[:12]}"
+    remove(out)
+    done = pip.build(line, out)
+    wheels = sorted(out.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise ResolveError(f"pip cannot build a wheel: {condense(done.stderr or done.stdout)}")
+    if not fits(wheels[0].name, pip.target):
+        raise ResolveError(
+            f"its wheel is {wheels[0].name}, which Python {pip.target.python} on "
+            f"{pip.target.platform} does not take; build it on such a machine"
+        )
+    store.make_folder(keep)
+    final = keep / wheels[0].name
+    with store.publishing(final) as partial:
+        shutil.copyfile(wheels[0], partial)
+    # A branch that has moved on leaves its last version's wheel behind.
+    for old in keep.glob("*.whl"):
+        if old != final and fits(old.name, pip.target):
+            remove(old)
+    return final
+
+
+def fitting(folder: Path, target: Target) -> Path | None:
+    """A wheel in a folder that fits the target, if there is one."""
+    found = [path for path in sorted(folder.glob("*.whl")) if fits(path.name, target)]
+    return found[0] if found else None
+
+
+def fits(wheel_name: str, target: Target) -> bool:
+    """Whether a wheel's tags are among the target's."""
+    return not parse_wheel_filename(wheel_name)[3].isdisjoint(target.tags())
+
+
+def requirement_for(source: Source, wheel: Path) -> str:
+    """The requirement that takes a source's wheel in its place."""
+    name = parse_wheel_filename(wheel.name)[0]
+    marker = f" ; {source.marker}" if source.marker else ""
+    return f"{name}{source.suffix} @ file://{quote(str(wheel))}{marker}"
+
+
+def known_source(where: Path | str, label: str) -> Source:
+    """A source known by its place only: to build again what a lock says was built from it."""
+    if isinstance(where, str):
+        content, moving = Digest.of(where.encode()), True
+    elif where.is_dir():
+        content, moving = source_tree.digest(where, source_tree.files(where)), False
+    elif where.is_file():
+        content, moving = sha256_of(where), False
+    else:
+        raise ResolveError(f"no such file or folder: {where}")
+    return Source(
+        requirement=str(where), label=label, suffix="", marker="", digest=content, moving=moving
+    )

@@ -1,0 +1,1 @@
+"""The files a job leaves: events and logs, merged by time."""

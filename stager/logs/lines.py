@@ -1,0 +1,218 @@
+"""The lines of a job's logs, each with its time, node and rank."""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from ..core.regular_files import opened
+from .clock import piece_of, stamp, year_of
+from .files import JobFiles, LogFile
+from .suspects import Open, Suspects
+
+_MARK = re.compile(r"^\[rank(\d+)\]: ?")
+"""How torch marks a rank's lines; torchrun's ``[default3]:`` counts within its node."""
+_EVENT = b'{"v": '
+_OPEN = 200
+"""Files that are kept open at a time: fewer than any limit of open files."""
+_BLOCK = 1 << 16
+_BACK = 400
+"""Lines among which a time is looked for, above one that has none."""
+
+
+@dataclass(frozen=True, order=True)
+class Line:
+    """One line of a job's logs; they are in order by time, then by file and place in it."""
+
+    time: float
+    """When it was said, in seconds since the epoch; 0 where nothing tells."""
+    path: Path
+    """Its file."""
+    number: int
+    """Its number there, from 1."""
+    text: str = field(compare=False)
+    """The line, without its end."""
+    node: str = field(compare=False)
+    """The node; empty where that is not known."""
+    rank: int | None = field(compare=False)
+    """The rank; None where that is not known."""
+
+    @property
+    def who(self) -> str:
+        """Node and rank, as far as they are known, else the file's name."""
+        rank = "" if self.rank is None else str(self.rank)
+        return " ".join(part for part in (self.node, rank) if part) or self.path.name
+
+
+class Reader:
+    """One log, read further and further.
+
+    Attributes:
+        log: the file.
+        time: when its last line was said, as far as it tells; it never goes back.
+    """
+
+    def __init__(self, log: LogFile, suspects: Suspects | None = None) -> None:
+        """Nothing is read yet.
+
+        Args:
+            log: the file.
+            suspects: picks the lines that are asked for; None for all.
+        """
+        self.log = log
+        self._suspects = suspects
+        self._open: list[Open] = []
+        self.time = 0.0
+        self._number = 0
+        self._offset = 0
+        self._year = year_of(log.path)
+
+    def take(self, raws: Sequence[bytes], time: float | None = None) -> Iterator[Line]:
+        """Lines as they are in the file, with names and times.
+
+        Args:
+            raws: the next lines of the file.
+            time: when all of them were said; None for what they say themselves.
+        """
+        wanted = self._wanted(raws)
+        skipped = 0
+        for at, raw in enumerate(raws):
+            self._number += 1
+            self._offset += len(raw)
+            if wanted is not None and at not in wanted:
+                skipped += 1
+                continue
+            if raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have what it tells
+                self.time = max(self.time, _time_of(raw))
+                continue
+            # Of lines that are skipped, the last one with a time tells it.
+            behind = raws[at - min(skipped, _BACK) : at + 1]
+            said = time if time is not None else self._said(behind)
+            skipped = 0
+            if said is not None:
+                self.time = max(self.time, said)
+            text, rank = raw.rstrip(b"\r\n").decode(errors="replace"), self.log.rank
+            if marked := _MARK.match(text):
+                rank, text = int(marked[1]), text[marked.end() :]
+            yield Line(self.time, self.log.path, self._number, text, self.log.node, rank)
+
+    def _wanted(self, raws: Sequence[bytes]) -> Collection[int] | None:
+        if self._suspects is None:
+            return None
+        wanted, self._open = self._suspects.among(raws, self._open)
+        return wanted
+
+    def _said(self, raws: Sequence[bytes]) -> float | None:
+        times = (stamp(raw, self._year) for raw in reversed(raws))
+        return next((time for time in times if time is not None), None)
+
+    def rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
+        """All lines from here to the end of the file.
+
+        Args:
+            whole: whether a last line that has no end yet is left for the next time.
+            time: when all of them were said; None for what they say themselves.
+        """
+        while True:
+            try:  # opened for each block: there may be more files than may be open
+                with opened(self.log.path) as handle:
+                    handle.seek(self._offset)
+                    raws = handle.readlines(_BLOCK)
+            except OSError:
+                return
+            if whole and raws and not raws[-1].endswith(b"\n"):
+                raws.pop()
+            if not raws:
+                return
+            yield from self.take(raws, time)
+
+    def piece(self, handle: BinaryIO, size: int, time: float) -> Iterator[Line]:
+        """The next bytes, which were all written at one time."""
+        handle.seek(self._offset)
+        yield from self.take(handle.read(size).splitlines(keepends=True), time)
+
+
+def in_order(
+    files: JobFiles, logs: Iterable[LogFile], suspects: Suspects | None = None
+) -> Iterator[Line]:
+    """The lines of the logs whose pieces the driver has put in order, piece after piece.
+
+    What a log has beyond its pieces follows at the end.
+    """
+    readers = [Reader(log, suspects) for log in logs if log.own]
+    yield from piece_by_piece(files, readers)
+    for reader in readers:
+        yield from reader.rest()
+
+
+def piece_by_piece(files: JobFiles, readers: Iterable[Reader]) -> Iterator[Line]:
+    """The lines of all pieces of which the driver has kept the order so far."""
+    known = {(reader.log.node, reader.log.rank): reader for reader in readers}
+    with _Open() as handles:
+        for time, who, size in _pieces(files.order):
+            reader = known.get(who)
+            if reader is not None and (handle := handles.get(reader.log.path)) is not None:
+                yield from reader.piece(handle, size, time)
+
+
+def _pieces(order: Path) -> Iterator[tuple[float, tuple[str, int], int]]:
+    try:
+        handle = opened(order)
+    except OSError:
+        return
+    with handle:
+        for line in handle:
+            if (piece := piece_of(line)) is None:
+                return  # of a driver that was killed
+            yield piece
+
+
+class _Open:
+    """The files that were read last, open."""
+
+    def __init__(self) -> None:
+        self._handles: collections.OrderedDict[Path, BinaryIO] = collections.OrderedDict()
+
+    def __enter__(self) -> _Open:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles.values():
+            handle.close()
+
+    def get(self, path: Path) -> BinaryIO | None:
+        """A file, open; None where it cannot be read."""
+        if path in self._handles:
+            self._handles.move_to_end(path)
+            return self._handles[path]
+        try:
+            handle = opened(path)
+        except OSError:
+            return None
+        self._handles[path] = handle
+        if len(self._handles) > _OPEN:
+            self._handles.popitem(last=False)[1].close()
+        return handle
+
+
+def _time_of(raw: bytes) -> float:
+    try:
+        return float(json.loads(raw)["time"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0.0
+
+
+def last_lines(path: Path, count: int) -> tuple[str, ...]:
+    """The last lines of a file, as far as they are not longer than a block; none if it is empty."""
+    try:
+        with path.open("rb") as handle:
+            handle.seek(max(0, path.stat().st_size - _BLOCK))
+            said = handle.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(said[-count:])

@@ -1,0 +1,92 @@
+"""The last command that failed before its job began: such a job leaves no files of its own.
+
+Without a word about it, whoever asks what went wrong would be told about an older job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+
+from bundle.protocol import log_modes
+from bundle.system import permissions
+
+from ..core.errors import StagerError
+from ..core.regular_files import opened
+from . import files
+
+NAME = ".refused.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A command that failed before its job began."""
+
+    command: str
+    """``verify`` or ``run``."""
+    time: float
+    """When it failed, in seconds since the epoch."""
+    message: str
+    """What went wrong, as it was said then."""
+    hint: str
+    """What to do about it; may be empty."""
+    context: tuple[str, ...]
+    """The supporting lines."""
+
+
+@contextmanager
+def remembered(log_dir: Path, command: str) -> Iterator[None]:
+    """Leave a note if the block fails and no job has written anything meanwhile.
+
+    Args:
+        log_dir: where the job's logs would be; where there is none, no older job can be mistaken.
+        command: what the user has called.
+    """
+    started = time()
+    try:
+        yield
+    except StagerError as exc:
+        if log_dir.is_dir() and files.newest_change(log_dir) < started:
+            _leave(log_dir / NAME, command, exc)
+        raise
+
+
+def _leave(path: Path, command: str, error: StagerError) -> None:
+    note = {
+        "command": command,
+        "time": time(),
+        "message": error.message,
+        "hint": error.hint,
+        "context": error.context,
+    }
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):  # the failure itself is what its user has to be told
+        with open(
+            partial, "w", encoding="utf-8", opener=permissions.opener(log_modes.PRIVATE)
+        ) as handle:
+            handle.write(json.dumps(note) + "\n")
+        partial.replace(path)
+
+
+def newest(log_dir: Path) -> Refused | None:
+    """Return the last such command; None where a job has begun since, or there was none."""
+    path = log_dir / NAME
+    try:
+        with opened(path) as handle:
+            raw = json.load(handle)
+        if path.stat().st_mtime < files.newest_change(log_dir):
+            return None
+        return Refused(
+            command=str(raw["command"]),
+            time=float(raw["time"]),
+            message=str(raw["message"]),
+            hint=str(raw["hint"]),
+            context=tuple(map(str, raw["context"])),
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

@@ -1,0 +1,1 @@
+"""The bundle file: layers, the node program and a decompressor; opened and proved."""

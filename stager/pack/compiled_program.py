@@ -1,0 +1,88 @@
+"""The node program with bytecode beside its modules, so that no process of a job compiles them.
+
+Each node starts it several times a job, and compiling it takes longer than what most phases do. The
+bundle's own program stays as it is, for every Python; this one is made from it for the Python that
+runs here, kept beside it, and is as good for any other: what a Python cannot use it passes over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+from bundle.driver.transports.agent_program import STRIPPED, agent_modules
+
+from ..core.regular_files import bytes_of
+from ..core.store import Store
+from ..layers.bytecode import compile_module
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_DIGITS = 64
+"""Length of the digest at the end of the file, which a zip takes for a comment."""
+
+
+def compiled_program(program: Path, store: Store) -> Path:
+    """The same program with bytecode; made if it is not there, or not as it was made.
+
+    Each build leaves one for its own Python, so that a store which this user may only read is used
+    without a write, and so without the store's locks: they guard what is being written. The bundle
+    itself is held by a shared lock, for which a read-only descriptor does. Where another Python
+    runs on such a store, the program as it is does as well, and only starts more slowly.
+
+    Args:
+        program: the program of a bundle, in the store.
+        store: where the other one is kept, too.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
+    final = program.with_name(f"{program.stem}.{sys.implementation.cache_tag}.pyz")
+    if not _is_whole(final, program.stem):
+        if not os.access(final.parent, os.W_OK):
+            return program
+        data = with_bytecode(bytes_of(program))
+        with store.publishing(final) as partial:
+            partial.write_bytes(data)
+    return final
+
+
+def with_bytecode(program: bytes) -> bytes:
+    """A zip of modules with each module's bytecode put before its source; a digest comes last.
+
+    The digest covers the program's own, too, so that what was made from another one is noticed.
+    """
+    memory = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(program)) as source,
+        zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as made,
+    ):
+        for info in source.infolist():
+            text = source.read(info)
+            bytecode = compile_module(text, info.filename)
+            if info.filename.endswith(".py") and bytecode is not None:
+                same_time = zipfile.ZipInfo(f"{info.filename}c", info.date_time)
+                made.writestr(same_time, bytecode, zipfile.ZIP_DEFLATED)
+            made.writestr(info, text, zipfile.ZIP_DEFLATED)
+        for name, text in agent_modules(program).items():
+            same_time = zipfile.ZipInfo(f"{STRIPPED}{name}", _EPOCH)
+            made.writestr(same_time, text, zipfile.ZIP_DEFLATED)
+        made.comment = b"0" * _DIGITS
+    content = memory.getvalue()[:-_DIGITS]
+    return content + _seal(hashlib.sha256(program).hexdigest(), content)
+
+
+def _seal(program: str, content: bytes) -> bytes:
+    return hashlib.sha256(program.encode() + content).hexdigest().encode()
+
+
+def _is_whole(path: Path, program: str) -> bool:
+    """Tell whether a file is there and is what was written for the program of this digest."""
+    try:
+        data = bytes_of(path)
+    except OSError:
+        return False
+    return _seal(program, data[:-_DIGITS]) == data[-_DIGITS:]

@@ -1,0 +1,59 @@
+"""The zstandard wheel that travels in a bundle, so that a node needs nothing but a Python."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from packaging.pylock import PackageWheel, Pylock, PylockSelectError
+from packaging.utils import parse_wheel_filename
+
+from ..core import toml
+from ..core.errors import ResolveError
+from ..core.values import Digest, LockedFile, Target
+from ..lock.indexes import Indexes
+from ..lock.pylock import Lock
+
+PINNED = "zstandard.toml"
+_STANDARD_LIBRARY_HAS_ZSTD = (3, 14)
+"""``compression.zstd`` is there from this version on (PEP 784)."""
+
+
+def decompressor_lock(target: Target) -> Lock | None:
+    """The pinned wheel for a target, as a lock of one file; None where Python has zstd itself.
+
+    Raises:
+        ResolveError: there is no wheel for the target.
+    """
+    major, minor = target.python.split(".")
+    if (int(major), int(minor)) >= _STANDARD_LIBRARY_HAS_ZSTD:
+        return None
+    resource = resources.files(__package__) / PINNED
+    with resources.as_file(resource) as path:
+        pinned = Pylock.from_dict(toml.read(path))
+        try:
+            ((package, file),) = pinned.select(
+                environment=target.environment(), tags=list(target.tags())
+            )
+        except PylockSelectError as exc:
+            raise ResolveError(
+                f"there is no zstd decompressor for Python {target.python} on {target.platform}",
+                hint="build for a Python from 3.9 on and a platform of manylinux or musllinux",
+            ) from exc
+        if not isinstance(file, PackageWheel) or file.path is None or package.version is None:
+            raise ResolveError(f"{PINNED} does not hold wheels", hint="install stager again")
+        digest = Digest(file.hashes["sha256"])
+        locked = LockedFile(
+            name=parse_wheel_filename(file.path)[0],
+            version=package.version,
+            filename=file.path,
+            sha256=digest,
+        )
+        return Lock(
+            path=path,
+            target=target,
+            files=(locked,),
+            spec_digest=None,
+            digest=digest,
+            indexes=Indexes(),
+            sources=(),
+        )

@@ -1,0 +1,255 @@
+"""Bundles that exist: opening one, taking the node program out, and a project's newest one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import (
+    BLOCK,
+    FORMAT,
+    PART_LIMIT,
+    FormatError,
+    Manifest,
+    ManifestError,
+    parse,
+)
+from bundle.protocol.digest import Digest
+from bundle.protocol.problem import NodeError
+
+from ..core import regular_files
+from ..core.errors import BundleError
+from ..core.store import Store, sha256_of
+
+if TYPE_CHECKING:
+    from ..layers.prune import Pruned
+
+
+_SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id of a bundle"
+_NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A bundle that is to be used."""
+
+    path: Path
+    """The file."""
+    id: str = ""
+    """The id it must have, or the first digits of it; empty where nothing but its name says."""
+
+
+def made_here(store: Store, path: Path, key: str) -> bool:
+    """Tell whether a build of this store has made the bundle of this id.
+
+    The id covers every byte, so it does not matter what has become of the file since.
+    """
+    note = store.root / "seals" / f"{path.name}.txt"  # no folder is made in a store to look at it
+    try:
+        return regular_files.text_of(note).split()[-1:] == [key]
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """The bundle that the last build of a project made."""
+
+    path: Path
+    """The file."""
+    id: Digest | None
+    """Its id; None where an older version of stager made it, and did not write the id down."""
+    inputs: Digest
+    """Digest of everything it was made from."""
+
+
+@contextmanager
+def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
+    """Give a bundle, its frame and manifest checked, and its id compared with what is expected.
+
+    Args:
+        path: the file. Where its name ends in digits of an id, as a build names it, they must hold.
+        asked: the id it must have, or the first digits of it.
+
+    Raises:
+        BundleError: it cannot be read, is damaged or cut short, is no bundle, or another one; also
+            when a part that is read inside the block turns out to be damaged.
+    """
+    try:
+        with BundleFile(str(path)) as bundle:
+            _refuse_another(path, bundle.manifest.id, asked)
+            yield bundle
+    except NodeError as exc:
+        problem = exc.problem
+        raise BundleError(
+            f"{problem.where}: {problem.what}: {problem.why}", hint=problem.fix
+        ) from exc
+
+
+def _refuse_another(path: Path, found: Digest, asked: str) -> None:
+    named = _NAMED.search(path.name)
+    if not found.startswith(asked):
+        raise BundleError(
+            f"{path} is not the bundle that was asked for: its id is {found}, expected {asked}",
+            hint=f"{_SHOWN}; another id means another build, or a file that was changed on its "
+            "way: name the right file with --bundle, or copy it anew",
+        )
+    if named and not found.startswith(named[1]):
+        raise BundleError(
+            f"{path} does not hold the bundle that its name says: its id is {found}",
+            hint="something was copied over it: make it anew with `stager build`, or give the "
+            "file the name that fits its id",
+        )
+
+
+def with_id(store: Store, asked: str) -> Chosen:
+    """Find the bundle of an id in the store.
+
+    Args:
+        store: where to look.
+        asked: the id, or 12 or more of its first digits.
+
+    Raises:
+        BundleError: there is none, or more than one.
+    """
+    found = sorted((store.root / "bundles").glob(f"*-{asked[:12]}.pkgs.tar"))
+    if len(found) != 1:
+        what = "there is no bundle" if not found else "there is more than one bundle"
+        raise BundleError(
+            f"{what} with the id {asked} in {store.root}",
+            hint=f"name the file with --bundle, as one that was carried here; {_SHOWN}",
+            context=list(map(str, found)),
+        )
+    return Chosen(path=found[0], id=asked)
+
+
+def manifest_of(path: Path, asked: str = "") -> Manifest:
+    """Return what is in a bundle.
+
+    Raises:
+        BundleError: see :func:`opened`.
+    """
+    with opened(path, asked) as bundle:
+        return bundle.manifest
+
+
+def format_of(path: Path) -> int:
+    """Return the version of a bundle's layout; that of this program for what is no bundle at all.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with regular_files.opened(path) as handle:
+        header = handle.read(BLOCK)
+        try:
+            size = int(header[124:135], 8)
+        except ValueError:
+            return FORMAT
+        data = handle.read(min(max(0, size), PART_LIMIT))
+    try:
+        parse(data)
+    except FormatError as exc:
+        return exc.found if isinstance(exc.found, int) else FORMAT
+    except ManifestError:
+        pass
+    return FORMAT
+
+
+def pruned(path: Path) -> Pruned:
+    """What was left out of the wheels in a bundle.
+
+    Raises:
+        BundleError: see :func:`opened`.
+    """
+    from ..layers.prune import noted
+
+    with opened(path) as bundle:
+        return noted(bundle)
+
+
+def node_program(path: Path, store: Store, asked: str = "") -> Path:
+    """Return the far side's program out of a bundle, as a file that Python can run.
+
+    Args:
+        path: the bundle.
+        store: where the program is kept.
+        asked: the id that the bundle must have.
+
+    Raises:
+        BundleError: see :func:`opened`.
+    """
+    with opened(path, asked) as bundle:
+        part = bundle.manifest.node
+        final = store.programs / f"{part.sha256}.pyz"
+        if not final.is_file() or sha256_of(final) != part.sha256:
+            data = bundle.part(part)
+            with store.publishing(final) as partial:
+                partial.write_bytes(data)
+    return final
+
+
+def remember(store: Store, project: Path, newest: Newest) -> None:
+    """Note which bundle is the newest one of a project.
+
+    Args:
+        store: where the note is kept.
+        project: the project's settings file.
+        newest: the bundle.
+    """
+    note = {
+        "project": str(project),
+        "bundle": newest.path.name,
+        "id": newest.id,
+        "inputs": newest.inputs,
+    }
+    with store.publishing(_note(store, project)) as partial:
+        partial.write_text(json.dumps(note) + "\n", encoding="utf-8")
+
+
+def newest(store: Store, project: Path) -> Newest | None:
+    """Return the bundle that the last build of a project made, if it is still there."""
+    try:
+        raw = json.loads(regular_files.text_of(_note(store, project)))
+        found = Newest(
+            path=store.bundles / raw["bundle"],
+            id=Digest(raw["id"]) if "id" in raw else None,
+            inputs=Digest(raw["inputs"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.path.exists() else None
+
+
+def is_named(store: Store, path: Path) -> bool:
+    """Whether a bundle is the newest one of some project: two with the same content share it."""
+    for note in store.projects.glob("*.json"):
+        with suppress(OSError, ValueError, KeyError):
+            if json.loads(regular_files.text_of(note))["bundle"] == path.name:
+                return True
+    return False
+
+
+def clear_away(path: Path) -> bool:
+    """Remove a bundle that another one replaces, unless somebody has it open.
+
+    Returns:
+        Whether it is gone.
+    """
+    try:
+        with regular_files.opened(path) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _note(store: Store, project: Path) -> Path:
+    return store.projects / f"{Digest.of(str(project.resolve()).encode())[:32]}.json"

@@ -1,0 +1,1 @@
+"""Removal of secrets and names from text that leaves the site."""

@@ -1,0 +1,44 @@
+"""The secrets that are known here: those of the environment, and those that settings spell out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from bundle.redaction.secret_names import is_secret
+
+from .known_values import spellings, worth_looking_for
+from .redact import Redactor
+
+_PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
+_SHORTEST = 6
+"""Bytes of a value in settings that is looked for elsewhere, too."""
+
+
+def of_environment(environment: Mapping[str, str], passed: Collection[str]) -> Iterator[bytes]:
+    """Values of variables whose names mean a secret, and what is secret within other values.
+
+    Args:
+        environment: variables.
+        passed: names of those that are secret because somebody said so.
+    """
+    for name, value in sorted(environment.items()):
+        raw = value.encode(errors="surrogateescape")
+        if name in passed or (is_secret(name) and not _PATH.fullmatch(value)):
+            yield from spellings(raw)
+        yield from _inside(raw)
+
+
+def of_settings(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Values that settings and commands give to names that mean a secret."""
+    for text in texts:
+        for value in _inside(text):
+            if len(value) >= _SHORTEST:
+                yield value
+
+
+def _inside(text: bytes) -> Iterator[bytes]:
+    for span in Redactor().find(text):
+        value = span.learned or text[span.start : span.end]
+        if worth_looking_for(value) and not value.startswith((b"[", b"{", b"(")):
+            yield value

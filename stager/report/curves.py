@@ -1,0 +1,185 @@
+"""How the training went, from the ``metrics.jsonl`` files among a job's outputs.
+
+``python -m trainer`` writes one object a line: for each step ``step``, ``loss`` and
+``samples_per_second``, for each epoch ``step``, ``epoch``, ``avg_loss`` and ``accuracy``. Any
+program may do the same, and whatever else it writes is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bundle.results import patterns
+
+from ..logs.files import JobFiles
+from ..logs.json_fields import number, table, text, texts
+from .attempt import Attempt
+
+NAME = "metrics.jsonl"
+_LONGEST = 1 << 26
+"""Bytes that are read of a file."""
+_LINE = 1 << 16
+_FILES = 8
+_AFTER = 5.0
+"""Seconds by which a file server's clock may be ahead of the driver's. Where it is behind, only a
+training that took less than that is missed."""
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What was said at the end of an epoch."""
+
+    step: float
+    """The steps that were done."""
+    epoch: float
+    """Its number."""
+    loss: float | None
+    """The mean loss while training."""
+    accuracy: float | None
+    """The share of right answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """How one training went."""
+
+    path: str
+    """The file that tells."""
+    loss: tuple[Point, ...] = ()
+    """Loss by step."""
+    rate: tuple[Point, ...] = ()
+    """Samples a second by step, over all ranks."""
+    epochs: tuple[Epoch, ...] = ()
+    """What each epoch came to."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.loss or self.rate or self.epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """All that is known of a job's training."""
+
+    curves: tuple[Curves, ...] = ()
+    """One for each file that has some."""
+    others: tuple[str, ...] = ()
+    """Files that this job has not written: they are older, or were changed after its end."""
+
+
+def training(files: JobFiles, attempt: Attempt) -> Training:
+    """How a job's training went, as far as its outputs tell."""
+    if not files.job_id:
+        paths = [log.path for log in files.logs if log.path.name == NAME]
+        return Training(curves=tuple(_read_all(paths[:_FILES])))
+    mine: list[Path] = []
+    others: list[Path] = []
+    for path in _candidates(attempt):
+        (mine if _written_by(path, attempt) else others).append(path)
+    return Training(curves=tuple(_read_all(mine[:_FILES])), others=tuple(map(str, others)))
+
+
+def read(path: Path) -> Curves:
+    """The curves in a file; none where it is no such file.
+
+    A step that was done twice, because a run went on from a checkpoint, counts as it was last.
+    """
+    loss: dict[float, float] = {}
+    rate: dict[float, float] = {}
+    epochs: dict[float, Epoch] = {}
+    for raw in _records(path):
+        step = number(raw, "step")
+        if step is None:
+            continue
+        for name, curve in (("loss", loss), ("samples_per_second", rate)):
+            value = number(raw, name)
+            if value is not None:
+                curve[step] = value
+        if "avg_loss" in raw or "accuracy" in raw:
+            told = number(raw, "avg_loss"), number(raw, "accuracy")
+            epoch = number(raw, "epoch") or 0.0
+            epochs[epoch] = Epoch(step=step, epoch=epoch, loss=told[0], accuracy=told[1])
+    return Curves(
+        path=str(path),
+        loss=tuple(sorted(loss.items())),
+        rate=tuple(sorted(rate.items())),
+        epochs=tuple(epochs[key] for key in sorted(epochs)),
+    )
+
+
+def _read_all(paths: Iterable[Path]) -> Iterator[Curves]:
+    return (found for found in map(read, paths) if not found.empty)
+
+
+def _candidates(attempt: Attempt) -> list[Path]:
+    """Where a job's outputs may have such files, each once.
+
+    What was there already when they came home got another name.
+    """
+    run_dir = text(attempt.job, "run_dir")
+    outputs = list(texts(attempt.job, "outputs"))
+    for event in attempt.events if run_dir else ():
+        if event["event"] == "collected":
+            outputs += texts({"renamed": list(table(event, "renamed").values())}, "renamed")
+    found: dict[Path, None] = {}
+    for output in outputs if run_dir else ():
+        pattern = patterns.split(output)
+        if pattern is None:
+            continue
+        with suppress(ValueError, OSError):
+            places = patterns.expand(run_dir, pattern) | (set() if pattern else {""})
+            for place in sorted(places):
+                path = Path(run_dir, place)
+                path = path if path.name == NAME else path / NAME
+                if path.is_file() and not path.is_symlink():
+                    found[path] = None
+    return list(found)
+
+
+def _written_by(path: Path, attempt: Attempt) -> bool:
+    """Whether a file was written last while the ranks ran; also where nothing tells when."""
+    launches = [event for event in attempt.events if event.get("phase") == "launch"]
+    if not launches:
+        return False
+    begun, ended = number(launches[0], "time"), attempt.ended
+    try:
+        changed = path.stat().st_mtime
+    except OSError:
+        return False
+    early = begun is not None and changed < begun
+    return not early and (ended is None or changed <= ended + _AFTER)
+
+
+def _records(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The objects of a file, one a line; a pipe or a link is no such file."""
+    with suppress(OSError, ValueError):
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # As a descriptor first: nothing else can be opened under this name meanwhile.
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            return
+        with os.fdopen(handle, "rb") as file:
+            left = _LONGEST
+            while left > 0 and (line := file.readline(min(left, _LINE))):
+                left -= len(line)
+                raw = _object(line)
+                if raw is not None:
+                    yield raw
+
+
+def _object(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return raw if isinstance(raw, dict) else None

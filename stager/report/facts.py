@@ -1,0 +1,141 @@
+"""What is known of a job as a whole, and in one word what became of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bundle.protocol import log_modes
+from bundle.protocol.output import described
+from bundle.redaction.masking import masked
+
+from ..core.regular_files import text_of
+from ..diagnosis.failure import Diagnosis
+from ..logs.files import JobFiles
+from ..logs.json_fields import listing, number, table, text, texts, whole
+from ..slurm import accounting
+from .attempt import Attempt, Event
+
+WELL, FAILED, RUNNING = "ended well", "failed", "still running"
+INTERRUPTED, UNKNOWN = "interrupted", "unknown"
+_AT_WORK = {
+    *("RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING"),
+    *("STOPPED", "SIGNALING", "STAGE_OUT", "REQUEUE_HOLD"),
+}
+"""Slurm's states of a job that has not ended (``man squeue``, job state codes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a job; what is not is empty, or None."""
+
+    job_id: str
+    """Its number; empty for somebody else's logs."""
+    folder: Path
+    """Its log directory."""
+    name: str = ""
+    """The project's name."""
+    action: str = ""
+    """``run`` or ``verify``."""
+    command: str = ""
+    """What each rank runs, without what looks like a secret."""
+    world_size: int | None = None
+    """How many ranks there are."""
+    launcher: str = ""
+    """What starts them."""
+    backend: str = ""
+    """What they talk through."""
+    begun: float | None = None
+    """When it began, in seconds since the epoch."""
+    attempts: int = 0
+    """How often it was started."""
+    plan: str = ""
+    """How the bundle came to the nodes, and why so."""
+    sent: float | None = None
+    """Bytes that were broadcast."""
+    logs_lost: str = ""
+    """Why its logs are not complete."""
+    log_mode: str = log_modes.PRIVATE
+    """Who may read its files, and so the page about it."""
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        if not self.job_id:
+            return f"Logs in {self.folder.name or self.folder}"
+        return f"Job {self.job_id}{f' ({self.name})' if self.name else ''}"
+
+
+def facts(files: JobFiles, attempt: Attempt) -> Facts:
+    """What is known of a job as a whole."""
+    job, result = attempt.job, attempt.result
+    launch = table(job, "launch")
+    plans = [event for event in attempt.events if event["event"] == "plan"]
+    asked = text(launch, "backend")
+    return Facts(
+        job_id=files.job_id,
+        folder=files.folder.absolute(),
+        name=text(job, "name"),
+        action=text(job, "action"),
+        command=shlex.join(masked(texts(launch, "command"))),
+        world_size=whole(result, "world_size"),
+        launcher=text(launch, "launcher"),
+        backend=text(result, "backend") or (asked if asked != "auto" else ""),
+        begun=attempt.first,
+        attempts=attempt.count,
+        plan=text(plans[-1], "why") if plans else "",
+        sent=number(result, "bytes_broadcast"),
+        logs_lost=_losses(result),
+        log_mode=log_modes.GROUP if text(job, "log_mode") == log_modes.GROUP else log_modes.PRIVATE,
+    )
+
+
+def verdict(files: JobFiles, result: Event, diagnosis: Diagnosis | None) -> str:
+    """What became of a job, in a word.
+
+    The driver's own result counts most. Where it has left none it runs, or was killed: Slurm may
+    know, or for a job on this machine the process itself.
+
+    Args:
+        files: the job's files.
+        result: the driver's last event; empty where there is none.
+        diagnosis: what the logs tell; None where they cannot be judged.
+    """
+    if result.get("ok") is True:
+        return WELL
+    if result:
+        own = result.get("interrupted") is True and not text(result, "ended_by")
+        return INTERRUPTED if own else FAILED
+    slurm = accounting.state(files.job_id) if files.job_id else ""
+    if slurm in _AT_WORK or _driven_here(files):
+        return RUNNING
+    if diagnosis is None or diagnosis.ok is None:
+        return UNKNOWN
+    return WELL if diagnosis.ok else FAILED
+
+
+def _driven_here(files: JobFiles) -> bool:
+    """Whether a driver of this job runs on this machine.
+
+    As long as one does, there is a file with the process's number in its name beside the logs.
+    """
+    for path in files.folder.glob(".job.*.json") if files.job_id else ():
+        with suppress(OSError, ValueError, RecursionError, IndexError):
+            raw: Mapping[str, Any] = json.loads(text_of(path))
+            process = Path("/proc", str(int(path.name.split(".")[2])))
+            if isinstance(raw, dict) and text(raw, "id") == files.job_id:
+                return b"stager" in (process / "cmdline").read_bytes()
+    return False
+
+
+def _losses(result: Mapping[str, Any]) -> str:
+    """Why the logs are not complete, and whose output they lack, and how much of it."""
+    lost = [one for one in listing(result, "logs_lost") if isinstance(one, dict)]
+    who = [f"{text(one, 'node')} {described(one)}".strip() for one in lost]
+    why = [text(result, "logs_fault"), text(result, "logs_lost")]  # of older jobs it is a text
+    return "; ".join(filter(None, [*why, ", ".join(who)]))

@@ -1,0 +1,150 @@
+"""What is known of each node of a job: its Python, its packages, its way into the network."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..logs.json_fields import listing, table, text, texts, whole
+from .attempt import Attempt, Event, answered
+
+WELL, FAILED, LEFT_OUT, NOT_YET = "ok", "failed", "left out", "not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node, as far as it has said something of itself."""
+
+    name: str
+    """Its name."""
+    state: str
+    """``ok``, ``failed``, ``left out`` or ``not known``."""
+    python: str = ""
+    """The version that runs there."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions by name; a package that is not there has none."""
+    interface: str = ""
+    """The network interface that it reaches the head by."""
+    address: str = ""
+    """Its address on it."""
+    exit_code: int | None = None
+    """The exit status of what was launched there."""
+    problems: tuple[str, ...] = ()
+    """What is wrong, a line each."""
+
+    @property
+    def ending(self) -> str:
+        """The exit status, with a signal's name."""
+        if self.exit_code is None:
+            return ""
+        number = -self.exit_code if self.exit_code < 0 else self.exit_code - 128
+        try:
+            return f"{self.exit_code} ({signal.Signals(number).name})"
+        except ValueError:
+            return str(self.exit_code)
+
+
+def nodes(attempt: Attempt) -> tuple[Node, ...]:
+    """Every node of an attempt, in the job's order."""
+    found: dict[str, _Learned] = {}
+    for event in attempt.events:
+        if event["event"] == "job":
+            found = {node: _Learned() for node in texts(event, "nodes")}
+        for name, learned in found.items() if event["event"] == "left-out" else ():
+            learned.leave_out(table(event, "nodes").get(name))
+        if (one := found.get(answered(event))) is not None:
+            one.take(event)
+    for name, learned in found.items():
+        learned.conclude(attempt.result, name)
+    return tuple(learned.node(name, attempt.result) for name, learned in found.items())
+
+
+def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
+    """Packages of which not all nodes have the same version: the nodes by package and version.
+
+    Nodes that have said nothing of packages do not count.
+    """
+    asked = [node for node in every if node.packages]
+    found: dict[str, dict[str, list[str]]] = {}
+    for package in sorted({name for node in asked for name in node.packages}):
+        for node in asked:
+            version = node.packages.get(package, "")
+            found.setdefault(package, {}).setdefault(version, []).append(node.name)
+    return {package: versions for package, versions in found.items() if len(versions) > 1}
+
+
+@dataclass
+class _Learned:
+    """One node while the events are read."""
+
+    said: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+    out: bool = False
+    bad: bool = False
+    heard: bool = False
+    problems: dict[str, None] = field(default_factory=dict)
+
+    def take(self, event: Event) -> None:
+        """Learn from an answer."""
+        kind = event["event"]
+        self.heard = True
+        if kind == "probe":
+            self.said = dict(event)
+        if kind == "launch":
+            code = whole(event, "exit_code")
+            self.exit_code = self.exit_code or code  # of several tasks the first that failed
+        # What is not ok is tried again sometimes; what counts then is the result.
+        for problem in _problems(event):
+            self.problems[problem] = None
+
+    def leave_out(self, why: object) -> None:
+        """Note that the job went on without this node."""
+        if isinstance(why, list):
+            self.out = True
+            self.problems = dict.fromkeys(one for one in why if isinstance(one, str))
+
+    def conclude(self, result: Event, name: str) -> None:
+        """Learn from the job's result."""
+        listed = table(result, "problems")
+        self.bad = name in listed
+        for problem in _problems({"problems": listed.get(name)}):
+            self.problems[problem] = None
+        code = whole(table(result, "exit_codes"), name)
+        self.exit_code = self.exit_code if code is None else code
+
+    def node(self, name: str, result: Event) -> Node:
+        """What came out."""
+        failed = self.bad or bool(self.exit_code) or (bool(self.problems) and not result)
+        versions = table(self.said, "packages")
+        return Node(
+            name=name,
+            state=_state(self, failed=failed, over=bool(result)),
+            python=text(self.said, "python"),
+            packages={package: text(versions, package) for package in versions},
+            interface=text(self.said, "interface"),
+            address=text(self.said, "address"),
+            exit_code=self.exit_code,
+            problems=tuple(self.problems),
+        )
+
+
+def _state(learned: _Learned, *, failed: bool, over: bool) -> str:
+    if learned.out:
+        return LEFT_OUT
+    if failed:
+        return FAILED
+    return WELL if learned.heard and (over or learned.exit_code == 0) else NOT_YET
+
+
+def _problems(event: Event) -> Iterator[str]:
+    """Problems as lines, whichever way they are written."""
+    for raw in listing(event, "problems"):
+        if isinstance(raw, str):
+            yield raw
+        elif isinstance(raw, dict):
+            where, parts = text(raw, "where"), [text(raw, key) for key in ("what", "why", "fix")]
+            line = "; ".join(part for part in parts if part)
+            own = not where or where == text(event, "node")
+            yield line if own else f"{where}: {line}"

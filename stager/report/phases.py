@@ -1,0 +1,201 @@
+"""Which node was in which phase of a job, from when to when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..logs.json_fields import table, text, texts
+from .attempt import ANSWERS, Attempt, Event
+
+PLACE, LAUNCH, TRAIN = "place", "launch", "train"
+STAGING = ("preflight", PLACE, "unpack", "probe", "deep", LAUNCH)
+"""What comes before the ranks run, in order."""
+PHASES = (*STAGING, TRAIN, "all_reduce", "clean")
+ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"
+_PLACES_TOO = ("unpack",)
+_SAID_BY = {"all_reduce": LAUNCH}
+"""Phases whose answers have another's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One node in one phase."""
+
+    phase: str
+    """One of :data:`PHASES`."""
+    begin: float
+    """When it began, as :meth:`Attempt.moments` counts."""
+    end: float
+    """When it ended, or was last heard of."""
+    state: str = ENDED
+    """``ended``; ``failed``: with a problem; ``silent``: without an answer; ``open``: not yet."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One node's way through the job."""
+
+    node: str
+    """Its name."""
+    spans: tuple[Span, ...] = ()
+    """In order of time."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a phase went wrong there."""
+        return any(span.state in (FAILED, SILENT) for span in self.spans)
+
+    @property
+    def staging(self) -> float:
+        """Seconds until its ranks ran."""
+        return sum(span.seconds for span in self.spans if span.phase in STAGING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """All nodes' ways through the job."""
+
+    rows: tuple[Row, ...] = ()
+    """One a node, in the job's order."""
+    begin: float = 0.0
+    """When the job began."""
+    end: float = 0.0
+    """When it ended, or was last heard of."""
+
+    @property
+    def running(self) -> float | None:
+        """When ranks ran on all nodes that came so far; None where they never did."""
+        found = [span.begin for row in self.rows for span in row.spans if span.phase == TRAIN]
+        return max(found, default=None)
+
+
+def passage(attempt: Attempt, now: float | None = None) -> Passage:
+    """The ways of an attempt's nodes.
+
+    Args:
+        attempt: what was told.
+        now: where the job runs, the time until which its phases last; else None.
+    """
+    collected = _Collected()
+    begin = end = None
+    for at, event in attempt.moments():
+        begin = at if begin is None else begin
+        end = at if end is None else max(at, end)
+        collected.take(at, event)
+    if begin is None or end is None:
+        return Passage()
+    end = end if now is None or attempt.first is None else max(end, now)
+    collected.close(end, OPEN)
+    rows = (Row(node=node, spans=tuple(spans)) for node, spans in collected.spans.items())
+    return Passage(rows=tuple(rows), begin=begin, end=end)
+
+
+@dataclass
+class _Answer:
+    """What a node has said in a phase."""
+
+    at: float
+    ok: bool
+
+
+@dataclass
+class _Phase:
+    """A phase that is not over."""
+
+    name: str
+    begin: float
+    answers: dict[str, _Answer] = field(default_factory=dict)
+    started: dict[str, float] = field(default_factory=dict)
+    ready: dict[str, float] = field(default_factory=dict)
+    sent: list[float] = field(default_factory=list)
+
+    def take(self, at: float, event: Event) -> None:
+        """Learn from an event of this phase."""
+        kind, node = event["event"], text(event, "node")
+        if kind == "sent":
+            self.sent.append(at)
+        elif kind == "ready":
+            self.ready[node] = at
+        elif kind == "started":
+            self.started.setdefault(node, at)
+        elif kind in ANSWERS and kind == _SAID_BY.get(self.name, self.name):
+            before = self.answers.get(node)
+            # Each task of a launch has its own answer; an unpacking is tried again.
+            good = before is None or before.ok or kind != LAUNCH
+            self.answers[node] = _Answer(at, event.get("ok") is True and good)
+
+    def of(self, node: str, end: float, silent: str) -> list[Span]:
+        """One node's spans.
+
+        Args:
+            node: its name.
+            end: when the phase ended.
+            silent: the state of a node that has not answered.
+        """
+        answer = self.answers.get(node)
+        stop, state = (end, silent) if answer is None else (answer.at, FAILED)
+        if answer is not None and answer.ok:
+            state = ENDED
+        if self.name == PLACE:  # decided by the driver alone
+            return [_span(PLACE, self.begin, end, ENDED if silent == SILENT else silent)]
+        if self.name in _PLACES_TOO and node in self.ready:
+            sent = next((one for one in self.sent if one >= self.ready[node]), None)
+            if sent is None or sent > stop:
+                return [_span(PLACE, self.ready[node], stop, state)]
+            placed = _span(PLACE, self.ready[node], sent, ENDED)
+            return [placed, _span(self.name, sent, stop, state)]
+        if self.name == LAUNCH and node in self.started:
+            started = min(self.started[node], stop)
+            return [
+                _span(LAUNCH, self.begin, started, ENDED),
+                _span(TRAIN, started, stop, state),
+            ]
+        return [_span(self.name, self.begin, stop, state)]
+
+
+@dataclass
+class _Collected:
+    """Spans so far."""
+
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    _there: list[str] = field(default_factory=list)
+    _phase: _Phase | None = None
+
+    def take(self, at: float, event: Event) -> None:
+        """Learn from the next event."""
+        kind = event["event"]
+        if kind == "job":
+            self._there = list(dict.fromkeys(texts(event, "nodes")))
+            self.spans = {node: [] for node in self._there}
+        elif kind == "begin":
+            self.close(at, OPEN)
+            self._phase = _Phase(text(event, "phase"), at)
+        elif kind == "end":
+            self.close(at, SILENT)
+        elif kind == "left-out":
+            gone = table(event, "nodes")
+            self._there = [node for node in self._there if node not in gone]
+        elif self._phase is not None:
+            self._phase.take(at, event)
+
+    def close(self, at: float, silent: str) -> None:
+        """Note the spans of a phase that is over, or of which no more is told."""
+        phase, self._phase = self._phase, None
+        if phase is None or phase.name not in PHASES:
+            return
+        for node in self._asked(phase):
+            self.spans[node] += phase.of(node, at, silent)
+
+    def _asked(self, phase: _Phase) -> Iterable[str]:
+        """The nodes that took part: those that were left out do so no more."""
+        return [node for node in self.spans if node in self._there or node in phase.answers]
+
+
+def _span(phase: str, begin: float, end: float, state: str) -> Span:
+    return Span(phase=phase, begin=begin, end=max(begin, end), state=state)

@@ -1,0 +1,115 @@
+"""A job as one page: what became of it, why, when, where, and with what."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.system import permissions
+
+from .. import __version__
+from ..core.errors import StagerError
+from ..diagnosis.diagnose import diagnose
+from ..diagnosis.failure import Diagnosis
+from ..logs.files import JobFiles
+from ..redaction.redact import Redactor
+from ..support.metadata import cleaned
+from .attempt import last_attempt
+from .contents import contents
+from .curves import training
+from .facts import RUNNING, facts, verdict
+from .nodes import nodes
+from .page import Story, page
+from .phases import passage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A page that is written."""
+
+    path: Path
+    """The file."""
+    job_id: str
+    """The job it is about; empty for somebody else's logs."""
+    size: int
+    """Its length in bytes."""
+
+    def to_json(self) -> dict[str, object]:
+        """The object of ``stager report --json``."""
+        return {
+            "ok": True,
+            "report": str(self.path),
+            "job_id": self.job_id,
+            "bytes": self.size,
+        }
+
+
+def report(files: JobFiles, output: Path | None = None) -> Report:
+    """Write the page of a job.
+
+    Args:
+        files: the job's files, or a directory of somebody else's logs.
+        output: the file; None for ``report.<jobid>.html`` beside a job's logs, or ``report.html``
+            here for somebody else's.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
+    name = files.folder / f"report.{files.job_id}.html" if files.job_id else Path("report.html")
+    path = (name if output is None else output).absolute()
+    story = tell(files)
+    data = page(story).encode("utf-8", "replace")
+    _write(path, data, story.facts.log_mode)
+    return Report(path=path, job_id=files.job_id, size=len(data))
+
+
+def tell(files: JobFiles) -> Story:
+    """Everything that is known of a job, from the files that it has left."""
+    attempt, diagnosis = last_attempt(files), _diagnosis(files)
+    ending, now = verdict(files, attempt.result, diagnosis), time.time()
+    return Story(
+        facts=facts(files, attempt),
+        verdict=ending,
+        diagnosis=None if diagnosis is None else cleaned(diagnosis, Redactor()),
+        passage=passage(attempt, now if ending == RUNNING else None),
+        nodes=nodes(attempt),
+        training=training(files, attempt),
+        contents=contents(attempt),
+        written=now,
+        program=f"stager {__version__}",
+    )
+
+
+def _diagnosis(files: JobFiles) -> Diagnosis | None:
+    """The diagnosis; None where the events are not as a driver writes them.
+
+    What else is known is still worth a page then.
+    """
+    try:
+        return diagnose(files)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+
+
+def _write(path: Path, data: bytes, mode: str) -> None:
+    """Put a file into its place, all of it at once, for those who may read the job's logs.
+
+    Raises:
+        StagerError: it cannot be written, or is something else than a file.
+    """
+    final = path.resolve()  # a link stays one, and what it leads to is renewed
+    hint = "name another one with --output"
+    if final.exists() and not final.is_file():
+        raise StagerError(f"{path} is no file, and cannot become the report", hint=hint)
+    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
+    try:
+        try:
+            with open(partial, "xb", opener=permissions.opener(mode)) as handle:
+                handle.write(data)
+            partial.replace(final)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as exc:
+        raise StagerError(f"{path} cannot be written: {exc.strerror or exc}", hint=hint) from exc

@@ -1,1 +1,0 @@
-"""A job as one HTML page: what is known of it, drawn and told without a network or a script."""

@@ -1,1 +1,0 @@
-"""From requirements to exact files: uv, pip-tools, pip's configuration, the lock as a value."""

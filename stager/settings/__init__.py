@@ -1,1 +1,0 @@
-"""Reading and checking ``stager.toml``: tables, values, and every problem at once."""

@@ -1,0 +1,1 @@
+"""Slurm as text: what is requested of it, its messages, and the batch script."""

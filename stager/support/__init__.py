@@ -1,0 +1,1 @@
+"""One archive of a job's evidence: its contents, without secrets."""

@@ -1,0 +1,271 @@
+"""One archive of a job's evidence, for people who must carry it out of a site without a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config.load import load
+from ..core.errors import StagerError
+from ..diagnosis.diagnose import diagnose
+from ..diagnosis.failure import Diagnosis
+from ..logs.files import JobFiles
+from ..redaction.known_secrets import of_environment, of_settings
+from ..redaction.known_values import Known
+from ..redaction.pseudonyms import StandIns
+from ..redaction.redact import Redactor
+from .archive import Shelf
+from .contents import SMALL, Contents, Item, contents
+from .evidence import UnfitError, opened, redacted, size_of, whole
+from .metadata import Describe, Listed, as_json, cleaned, readme, versions
+
+LOG_BYTES = 5_000_000
+"""Bytes of a log that go in; of a longer one its beginning and its end."""
+Step = Callable[[str, int, int], None]
+"""Told what is read now, and how far all is."""
+_NAME = "stager-support-"
+_UNFIT = re.compile(r"[^\w.,@+=~ -]|[^\x20-\x7e]")
+_MARK = re.compile(r"\[redacted: ([\w-]+)\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportOptions:
+    """How the archive is made."""
+
+    output: Path | None = None
+    """Its file, or the directory for it; None for this directory."""
+    log_bytes: int = LOG_BYTES
+    """Bytes of a log that go in at most."""
+    hide_names: bool = False
+    """Whether users, machines and addresses get stand-ins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supported:
+    """An archive that was made."""
+
+    archive: Path
+    """Where it is."""
+    size: int
+    """Its bytes."""
+    files: int
+    """How many files are in it."""
+    redacted: Mapping[str, int]
+    """How much was taken out, by kind."""
+    left_out: tuple[str, ...]
+    """What was not found or left out, and why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of ``stager support --json``."""
+        return {
+            "ok": True,
+            "archive": str(self.archive),
+            "bytes": self.size,
+            "files": self.files,
+            "redacted": dict(sorted(self.redacted.items())),
+        }
+
+
+def support(
+    files: JobFiles,
+    options: SupportOptions,
+    describe: Describe,
+    environment: Mapping[str, str] = os.environ,
+    step: Step = lambda name, done, total: None,
+) -> Supported:
+    """Make the archive.
+
+    Args:
+        files: the job's files.
+        options: how it is made.
+        describe: puts a diagnosis in words.
+        environment: variables; secrets among them are looked for in all files.
+        step: called before each file with its name, and how many are done of how many.
+
+    Raises:
+        StagerError: the archive cannot be written.
+    """
+    gathering = _Gathering(found=contents(files, Path.cwd()), options=options, step=step)
+    gathering.prepare(environment)
+    with Shelf() as shelf:
+        try:
+            left_out = gathering.fill(shelf, describe)
+            if gathering.learned:  # what went in before may have what was learned after
+                left_out = gathering.fill(shelf, describe)
+        except OSError as exc:
+            raise StagerError(
+                f"cannot gather the files: {exc.strerror or exc}",
+                hint="they wait in $TMPDIR until the archive is written: it needs room",
+            ) from exc
+        top = gathering.top
+        target = _target(options.output, top)
+        return Supported(
+            archive=target,
+            size=shelf.write(target, top),
+            files=len(shelf.members),
+            redacted=gathering.redactor.counts,
+            left_out=left_out,
+        )
+
+
+def listed(files: JobFiles) -> Contents:
+    """What would go in; nothing is written, and no log is read."""
+    return contents(files, Path.cwd())
+
+
+def _target(output: Path | None, top: str) -> Path:
+    output = (output or Path()).expanduser()
+    return (output / f"{top}.tar.gz" if output.is_dir() else output).absolute()
+
+
+@dataclass(kw_only=True)
+class _Gathering:
+    """Filling the shelf with what goes in."""
+
+    found: Contents
+    """What there is."""
+    options: SupportOptions
+    """How the archive is made."""
+    step: Step
+    """Told of each file before it is read."""
+    redactor: Redactor = field(default_factory=Redactor)
+    """Takes the secrets out."""
+    known: list[bytes] = field(default_factory=list)
+    """Secrets that are known before anything is read."""
+    users: list[str] = field(default_factory=list)
+    """Names of users, if names are hidden."""
+    top: str = ""
+    """The folder in the archive."""
+    _standins: StandIns | None = None
+    """Gives names away for others, if they are hidden."""
+
+    def prepare(self, environment: Mapping[str, str]) -> None:
+        """Find out which secrets and names are known here."""
+        found = self.found
+        settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
+        passed = set(found.passed)
+        for item in settings:
+            with suppress(StagerError, OSError):
+                passed |= set(load(item.path).launch.pass_env) if item.path else set()
+        self.known = list(of_environment(environment, passed))
+        spelled = [item for item in found.items if item in settings or item.path == found.files.job]
+        self.known += of_settings(_content(item) for item in spelled)
+        if self.options.hide_names:
+            home = Path(environment.get("HOME", "")).name
+            told = [environment.get("USER", ""), environment.get("LOGNAME", ""), home]
+            self.users = [name for name in dict.fromkeys(told) if name]
+
+    @property
+    def learned(self) -> bool:
+        """Whether secrets or names were met that nobody knew of."""
+        return bool(self.redactor.learned or (self._standins and self._standins.learned))
+
+    def fill(self, shelf: Shelf, describe: Describe) -> tuple[str, ...]:
+        """Put all members on the shelf; returns what was left out."""
+        shelf.clear()
+        self.redactor = self._fresh()
+        self.top = self._name_of_all()
+        left_out, many = list(self.found.left_out), list[Listed]()
+        for number, item in enumerate(self.found.items):
+            self.step(item.name, number, len(self.found.items))
+            try:
+                name = self._name(item.name, shelf)
+                size = shelf.put(name, self._pieces(item))
+            except UnfitError as exc:  # it has changed since it was looked at
+                left_out.append(exc.message)
+                continue
+            cut = item.may_be_cut and item.size > self.options.log_bytes
+            many.append(Listed(name=name, size=size, original=item.size, cut=cut))
+        for name, data in self._papers(describe, left_out):
+            size = shelf.put(name, [data])
+            many.append(Listed(name=name, size=size, original=size, cut=False))
+        many.sort(key=lambda one: one.name)
+        told = tuple(self.redactor.words(one) for one in left_out)
+        what = f"job {self.found.files.job_id}" if self.found.files.job_id else "a job"
+        shelf.put("README.txt", [readme(what, many, told, self.redactor.counts)])
+        return told
+
+    def _fresh(self) -> Redactor:
+        """One that has counted nothing, and knows what the last one has learned."""
+        self.known += [value for value in self.redactor.known.values if value not in self.known]
+        if self.options.hide_names:
+            if self._standins is not None:
+                self.users = [*dict.fromkeys([*self.users, *self._standins.met()])]
+            self._standins = StandIns(self.users, [*self.found.nodes, socket.gethostname()])
+        return Redactor(Known(self.known), self._standins)
+
+    def _name_of_all(self) -> str:
+        files = self.found.files
+        return _NAME + (files.job_id or self._safe(files.folder.resolve().name) or "logs")
+
+    def _name(self, name: str, shelf: Shelf) -> str:
+        """A member's name: without secrets, too, but with the parts that ``stager`` reads."""
+        mark = f".{self.found.files.job_id}."
+        if mark != ".." and mark in name:
+            before, _, after = name.partition(mark)
+            made = self._safe(before) + mark + self._safe(after)
+        else:
+            made = "/".join(self._safe(part) for part in name.split("/"))
+        number, unique = 1, made
+        while unique in shelf.members:
+            number += 1
+            unique = f"{made}-{number}"
+        return unique
+
+    def _safe(self, part: str) -> str:
+        shown = _MARK.sub(r"redacted-\1", self.redactor.words(part))
+        return _UNFIT.sub("_", shown)
+
+    def _pieces(self, item: Item) -> Iterator[bytes]:
+        if item.path is None or item.folder is None:
+            yield from self.redactor.stream([item.text])
+            return
+        limit = self.options.log_bytes if item.may_be_cut else SMALL
+        with opened(item.path, item.folder) as handle:
+            size = os.fstat(handle.fileno()).st_size
+            yield from redacted(handle, size, limit, self.redactor)
+
+    def _papers(self, describe: Describe, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
+        """What is made here: the diagnosis and the versions."""
+        readable = _readable(self.found.files)
+        found = self._diagnosis(left_out) if readable else None
+        if found is not None:
+            clean = cleaned(found, self.redactor)
+            report = as_json({"schema": 1, **clean.to_json()})
+            yield "diagnosis.json", self.redactor.text(report)
+            yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
+        told = versions(self.found.files if readable else None)
+        yield "versions.json", self.redactor.text(as_json(told))
+
+    def _diagnosis(self, left_out: list[str]) -> Diagnosis | None:
+        try:
+            return diagnose(self.found.files)
+        except StagerError as exc:
+            left_out.append(f"diagnosis: {exc.message}")
+            return None
+
+
+def _content(item: Item) -> bytes:
+    try:
+        return whole(item.path, item.folder, SMALL) if item.path and item.folder else item.text
+    except UnfitError:
+        return b""
+
+
+def _readable(files: JobFiles) -> bool:
+    """Whether the driver's files can be opened: none is a pipe, or a link that leads elsewhere."""
+    if not files.job_id:
+        return True
+    for path in (files.events, files.order, files.preflight, files.job):
+        if path.exists() or path.is_symlink():
+            try:
+                size_of(path, files.folder)
+            except UnfitError:
+                return False
+    return True

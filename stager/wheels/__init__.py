@@ -1,0 +1,1 @@
+"""The wheels of a lock, fetched into the offline root."""

@@ -1,0 +1,1 @@
+"""Training data: labelled texts and images, read from files."""

@@ -1,0 +1,274 @@
+"""Labelled images from files: IDX, as MNIST is published in, and NumPy's ``npz``."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import random
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import Options, TrainerError
+from ..counts import counted
+from ..task import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLASSES = 10
+DIGIT, THING = (28, 28), (3, 32, 32)
+"""The shape of an image of MNIST, and of CIFAR-10."""
+_UNSIGNED_BYTES = 0x08
+"""The only type of number that MNIST's files have (http://yann.lecun.com/exdb/mnist)."""
+_SPLITS = ("train", "t10k")
+_KINDS = {"images": 3, "labels": 1}
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_SOUND = "check that it arrived complete, and copy it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """Images to learn from, and others that are held out; None where the source has no others."""
+
+    train: Rows
+    held_out: Rows | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The images of one run."""
+
+    train: Rows
+    held_out: Rows
+
+
+def folder_of(options: Options) -> Path:
+    """The folder that ``--data`` names.
+
+    Raises:
+        TrainerError: it names none.
+    """
+    if options.data is None or not options.data.is_dir():
+        raise TrainerError(
+            f"{options.workload} needs --data, a folder with the IDX files of MNIST"
+            + ("" if options.data is None else f"; {options.data} is a file"),
+            hint="name the folder with train-images-idx3-ubyte.gz and its kin; nothing is fetched",
+        )
+    return options.data
+
+
+def file_of(options: Options, pattern: str) -> Path:
+    """The file that ``--data`` names, or the one in its folder that fits a pattern.
+
+    Raises:
+        TrainerError: there is none, or more than one.
+    """
+    if options.data is not None and options.data.is_file():
+        return options.data
+    names = [] if options.data is None else sorted(options.data.glob(pattern))
+    if len(names) == 1:
+        return names[0]
+    said = "--data is missing" if options.data is None else f"--data {options.data}"
+    many = ", ".join(path.name for path in names) or "no such file"
+    raise TrainerError(
+        f"{said}: {options.workload} needs one file {pattern} ({many})",
+        hint="name the file; it is read as it is, nothing is fetched",
+    )
+
+
+def read_mnist(folder: Path) -> Splits:
+    """The training and the test split of MNIST, or the only one that is there.
+
+    Raises:
+        TrainerError: there is none, or a file is damaged.
+    """
+    found = {}
+    for split in _SPLITS:
+        paths = {kind: _idx_path(folder, split, kind, axes) for kind, axes in _KINDS.items()}
+        there = {kind: path for kind, path in paths.items() if path is not None}
+        if len(there) == 1:
+            kind, path = next(iter(there.items()))
+            other = next(name for name in _KINDS if name != kind)
+            raise TrainerError(
+                f"{path} is there, and the {other} that belong to it are not",
+                hint=f"copy {split}-{other}-idx{_KINDS[other]}-ubyte.gz to the same folder",
+            )
+        if there:
+            found[split] = _joined(
+                read_idx(there["images"], 3), read_idx(there["labels"], 1), there, DIGIT
+            )
+    if not found:
+        raise TrainerError(
+            f"--data {folder} has no IDX files of MNIST",
+            hint="their names are train-images-idx3-ubyte, t10k-labels-idx1-ubyte and so on, "
+            "with .gz or without",
+        )
+    first, *more = found.values()
+    return Splits(train=first, held_out=more[0] if more else None)
+
+
+def read_idx(path: Path, axes: int) -> Tensor:
+    """The array in an IDX file: bytes, with ``axes`` axes.
+
+    Raises:
+        TrainerError: naming the file, and where it is wrong.
+    """
+    import torch
+
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise TrainerError(f"{path} cannot be read: {error}", hint=_SOUND) from error
+    head = 4 + 4 * axes
+    if len(data) < head or data[:4] != bytes((0, 0, _UNSIGNED_BYTES, axes)):
+        raise TrainerError(
+            f"{path}: byte 0: this is no IDX file of bytes with {axes} axes (it begins with "
+            f"{data[:4].hex(' ') or 'nothing'})",
+            hint=_SOUND,
+        )
+    shape = struct.unpack(f">{axes}I", data[4:head])
+    wanted = head + math.prod(shape)
+    if len(data) != wanted:
+        raise TrainerError(
+            f"{path}: byte {min(len(data), wanted)}: its head says {' x '.join(map(str, shape))}, "
+            f"which is {wanted} bytes in all, and there are {len(data)}",
+            hint=_SOUND,
+        )
+    if not math.prod(shape):
+        return torch.zeros(shape, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data[head:]), dtype=torch.uint8).view(shape)
+
+
+def read_npz(path: Path) -> Splits:
+    """The images of a file with the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
+
+    Raises:
+        TrainerError: an array is missing or has no fitting shape, or the file is damaged.
+    """
+    import numpy as np
+    import torch
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in _ARRAYS if name not in file.files]
+            if missing:
+                raise TrainerError(
+                    f"{path} has no {', '.join(missing)} (it has {', '.join(file.files)})",
+                    hint=f"it needs the arrays {', '.join(_ARRAYS)}",
+                )
+            arrays = {name: torch.from_numpy(np.ascontiguousarray(file[name])) for name in _ARRAYS}
+    except TrainerError:
+        raise
+    except Exception as error:  # numpy's, zip's and zlib's own, some of them undocumented
+        raise TrainerError(f"{path} cannot be read as npz: {error}", hint=_SOUND) from error
+    sides = []
+    for side in ("train", "test"):
+        names = {kind: path / f"{name}_{side}" for kind, name in (("images", "x"), ("labels", "y"))}
+        sides.append(_joined(arrays[f"x_{side}"], arrays[f"y_{side}"], names, THING))
+    return Splits(train=sides[0], held_out=sides[1])
+
+
+def choose(found: Splits, options: Options) -> Chosen:
+    """The images that the command line asks for.
+
+    Raises:
+        TrainerError: there are too few.
+    """
+    train, held_out = found.train, found.held_out
+    if held_out is None:
+        count = options.held_out or min(1000, len(train) // 7)
+        if count >= len(train):
+            raise TrainerError(
+                f"--held-out {count} leaves none of the {counted(len(train), 'image')} of "
+                f"{options.data} to train on",
+                hint="hold out fewer",
+            )
+        edge = len(train) - count
+        train, held_out = _part(train, range(edge)), _part(train, range(edge, len(train)))
+    elif options.held_out is not None:
+        held_out = _part(held_out, range(min(options.held_out, len(held_out))))
+    if options.subset is not None and options.subset < len(train):
+        chosen = random.Random(options.seed).sample(range(len(train)), options.subset)  # noqa: S311
+        train = _part(train, sorted(chosen))
+    if not len(train) or not len(held_out):
+        raise TrainerError(
+            f"{options.data}: {counted(len(train), 'image')} to train on and "
+            f"{len(held_out)} held out: there is nothing to learn",
+            hint="give at least one of each",
+        )
+    return Chosen(train=train, held_out=held_out)
+
+
+def scaled(rows: Rows, mean: float, spread: float) -> Rows:
+    """The images as numbers around 0, with a channel axis: shape (rows, channels, height, width).
+
+    Args:
+        rows: images of bytes, shape (rows, height, width) or (rows, channels, height, width).
+        mean: of all pixels, where a byte stands for 0 to 1.
+        spread: their standard deviation.
+    """
+    inputs = rows.inputs if rows.inputs.dim() == 4 else rows.inputs[:, None]
+    return Rows(inputs=(inputs.float() / 255 - mean) / spread, labels=rows.labels)
+
+
+def _idx_path(folder: Path, split: str, kind: str, axes: int) -> Path | None:
+    """The file of one kind, with or without the word that some mirrors put before its name."""
+    stem = f"{split}-{kind}-idx{axes}-ubyte"
+    alternatives = (stem, f"{stem}.gz", f"mnist-{stem}", f"mnist-{stem}.gz")
+    return next((folder / name for name in alternatives if (folder / name).is_file()), None)
+
+
+def _joined(inputs: Tensor, labels: Tensor, names: dict[str, Path], shape: tuple[int, ...]) -> Rows:
+    """Images with their labels.
+
+    Args:
+        inputs: the images, as bytes.
+        labels: their classes.
+        names: where both come from.
+        shape: of one image.
+
+    Raises:
+        TrainerError: there are not as many of one as of the other, they are no images of this
+            shape, or a label is no class.
+    """
+    import torch
+
+    if inputs.dtype != torch.uint8 or labels.is_floating_point() or labels.is_complex():
+        raise TrainerError(
+            f"{names['images']} has numbers of type {inputs.dtype}, and {names['labels']} of type "
+            f"{labels.dtype}",
+            hint="images are bytes (uint8, 0 to 255), and labels are whole numbers",
+        )
+    if tuple(inputs.shape[1:]) != shape:
+        raise TrainerError(
+            f"{names['images']} has the shape {tuple(inputs.shape)}, and an image has to be "
+            f"{' x '.join(map(str, shape))}",
+            hint="with the channels last, bring them to the front: x.transpose(0, 3, 1, 2)",
+        )
+    if len(inputs) != labels.numel():
+        raise TrainerError(
+            f"{names['images']} has the shape {tuple(inputs.shape)}, and {names['labels']} has "
+            f"{labels.numel()} labels",
+            hint="both have to be of the same data set, an image for each label",
+        )
+    labels = labels.reshape(-1).long()
+    wrong = ((labels < 0) | (labels >= CLASSES)).nonzero()
+    if len(wrong):
+        place = int(wrong[0])
+        raise TrainerError(
+            f"{names['labels']}: label {place} is {int(labels[place])}, and {len(wrong)} of "
+            f"{len(labels)} are not from 0 to {CLASSES - 1}",
+            hint=_SOUND,
+        )
+    return Rows(inputs=inputs, labels=labels)
+
+
+def _part(rows: Rows, numbers: Iterable[int]) -> Rows:
+    import torch
+
+    chosen = torch.tensor(list(numbers), dtype=torch.long)
+    return Rows(inputs=rows.inputs[chosen], labels=rows.labels[chosen])

@@ -1,0 +1,157 @@
+"""The checkpoints of earlier runs in the output folder: which to go on from, which to clear.
+
+Hugging Face's Trainer writes one folder ``checkpoint-STEP`` at the end of each epoch, and its
+``trainer_state.json`` last, so that a folder with one is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Options, TrainerError
+from ..counts import counted
+
+METRICS = "metrics.json"
+_STATE = "trainer_state.json"
+_PARTS = ("optimizer.pt", "scheduler.pt")
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run starts."""
+
+    checkpoint: Path | None = None
+    """The checkpoint to go on from; None starts with first weights."""
+    epochs_done: float = 0.0
+    """Epochs trained before it was written."""
+
+
+def prepare(options: Options, steps_an_epoch: int) -> Start:
+    """Make the output folder ready, on one rank for all, and say where the run starts.
+
+    The metrics of an earlier run are removed, so that they are never taken for this run's.
+
+    Raises:
+        TrainerError: when the folder cannot be written, when its checkpoints do not fit this run,
+            or when they belong to an unfinished run and ``--resume`` was not given.
+    """
+    out = options.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        start = find(options, steps_an_epoch) if options.resume else Start()
+        if not options.resume:
+            _clear(out)
+        (out / METRICS).unlink(missing_ok=True)
+    except OSError as error:
+        raise TrainerError(
+            f"--out {out} cannot be used: {error.strerror or error}",
+            hint="name a folder that can be written to, with room for the model",
+        ) from error
+    return start
+
+
+def find(options: Options, steps_an_epoch: int) -> Start:
+    """The newest complete checkpoint in the output folder, if there is one.
+
+    Raises:
+        TrainerError: when it was made with another number of steps an epoch: the Trainer would
+            take its step for the wrong epoch and skip rows, or see them twice.
+    """
+    for folder in reversed(_folders(options.out)):
+        state = _state(folder)
+        if state is None:
+            continue
+        step, epoch = int(state["global_step"]), float(state["epoch"])
+        if abs(step - epoch * steps_an_epoch) > 0.5:
+            raise TrainerError(
+                f"{folder} was made with {counted(round(step / epoch), 'step')} an epoch, and this "
+                f"run has {steps_an_epoch}",
+                hint="resume with the same --data, --subset, --held-out, --batch-size and number "
+                "of processes, or start anew in another --out",
+            )
+        return Start(checkpoint=folder, epochs_done=epoch)
+    return Start()
+
+
+def see(start: Start) -> None:
+    """Make sure that this rank sees what rank 0 goes on from.
+
+    Raises:
+        TrainerError: when it does not.
+    """
+    if start.checkpoint is not None and not start.checkpoint.is_dir():
+        raise TrainerError(
+            f"{start.checkpoint} is not visible from here",
+            hint="to resume on several nodes, --out has to be on a file system that they share",
+        )
+
+
+def write_metrics(out: Path, metrics: dict[str, float | int]) -> Path:
+    """Write ``metrics.json``, whole or not at all, and return its path."""
+    path = out / METRICS
+    partial = out / f".{METRICS}.part"
+    partial.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def teach_torch_to_load() -> None:
+    """Let ``torch.load`` read the Trainer's checkpoints also for older Hugging Face libraries.
+
+    From torch 2.6 on it loads only types it is told to trust, and transformers before 4.48 does
+    not tell it of NumPy's random state (https://github.com/huggingface/transformers/pull/34632).
+    It also asks torch for the place ``cpu:0``, as accelerate names the CPU, and torch has none.
+    """
+    import numpy as np
+    import torch
+
+    array = np.zeros(1, dtype=np.uint32)
+    rebuild = array.__reduce__()[0]  # numpy.core or numpy._core, by version
+    torch.serialization.add_safe_globals([rebuild, np.ndarray, np.dtype, type(array.dtype)])
+    torch.serialization.register_package(
+        priority=50,  # after torch's own, which are below 30
+        tagger=lambda _: None,
+        deserializer=lambda storage, place: storage if place.startswith("cpu:") else None,
+    )
+
+
+def _clear(out: Path) -> None:
+    """Remove the checkpoints of a finished run.
+
+    Left there they would be taken for this run's newest: the Trainer keeps those with the highest
+    numbers, whoever made them.
+    """
+    folders = [folder for folder in _folders(out) if _state(folder) is not None]
+    if not folders:
+        return
+    if not (out / METRICS).is_file():
+        raise TrainerError(
+            f"{out} has checkpoints of a run that did not finish, the newest {folders[-1].name}",
+            hint=f"--resume goes on from there; rm -r {out}/checkpoint-* gives it up; "
+            "or choose another --out",
+        )
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+def _folders(out: Path) -> list[Path]:
+    """The checkpoint folders, oldest first."""
+    found = [(_NAME.fullmatch(path.name), path) for path in out.iterdir() if path.is_dir()]
+    return [path for _, path in sorted((int(name[1]), path) for name, path in found if name)]
+
+
+def _state(folder: Path) -> dict[str, Any] | None:
+    """What the Trainer noted about a checkpoint; None when the checkpoint is not complete."""
+    try:
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    weights = any((folder / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
+    complete = weights and all((folder / name).is_file() for name in _PARTS)
+    return state if complete and state.get("global_step") and state.get("epoch") else None

@@ -1,0 +1,271 @@
+"""The training loop: plain PyTorch, one page, the same for one process and for a thousand.
+
+Everything that is drawn by lot (the order of rows, augmentation, dropout) is a function of the
+seed and of how far the run is. So a run that goes on from a checkpoint ends with the same weights
+as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..config import Options, TrainerError, fits
+from ..network import dist
+from ..network.dist import World
+from ..task import Rows, Task
+from . import consistency, precision, saving
+from .progress import Progress
+from .sampling import Order, Position, Share
+from .stopping import Heard, Pulse, Stopped, Told, listening
+from .sync import Alone, Ddp, synchronised
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+_ROWS_AT_ONCE = 256
+"""When only answers are asked for; less memory than training takes."""
+
+
+class Run:
+    """One training run on this rank."""
+
+    def __init__(self, task: Task, options: Options, world: World) -> None:
+        """Put the model where it is trained, and make the optimizer.
+
+        Raises:
+            TrainerError: on every rank, when the options do not fit the job.
+        """
+        self.task, self.options, self.world = task, options, world
+        rows = {"rows to train on": task.train, "rows held out": task.held_out}
+        consistency.require(
+            world, options, {name: consistency.described(of) for name, of in rows.items()}
+        )
+        task.model.to(world.device)
+        self.mixed = dist.on_all(world, precision.mixed(options.precision, world.device))
+        self.sync: Alone = dist.together(
+            world, lambda: synchronised(options.sync, task.model, world, mixed=self.mixed)
+        )
+        self.optimizer: Optimizer = task.optimizer(task.model)
+        dist.together(world, lambda: fits(options, len(task.train)))
+        batch = options.batch_size * world.size
+        self.order = Order(len(task.train), batch, options.seed)
+        self.at = Position()
+        self.best = -1.0
+        """The highest accuracy so far."""
+        self.stopping = False
+        """Whether some rank was told to stop; the same on all."""
+        self.reading = self.stepping = 0.0
+        """Seconds of this rank: getting rows ready; all of its steps, that included."""
+
+    @property
+    def done(self) -> float:
+        """The share of the whole run that is done (0 to 1)."""
+        rows = self.order.rows
+        return (self.at.epoch * rows + self.at.row) / (self.options.epochs * rows)
+
+    @property
+    def steps(self) -> int:
+        """Steps that the run will have had at its end, as far as is known now."""
+        left = -(-(self.order.rows - self.at.row) // self.order.batch)
+        return self.at.step + left + (self.options.epochs - self.at.epoch - 1) * self.order.steps
+
+
+@dataclass
+class _Mean:
+    """The sum of the losses of an epoch's rows so far."""
+
+    total: float = 0.0
+    rows: int = 0
+    waiting: deque[tuple[Position, float, int]] = field(default_factory=deque)
+    """Position, rate and rows of the steps whose losses are not known yet."""
+
+
+def train(
+    task: Task, options: Options, world: World, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Train to the end, with a checkpoint after each epoch; then write model and metrics.
+
+    Raises:
+        TrainerError: on every rank, when the output folder or a checkpoint is unusable.
+        Stopped: the run was told to stop. A checkpoint has been written.
+    """
+    run = Run(task, options, world)
+    saving.begin(run, environ)
+    progress = dist.together(world, lambda: Progress(options.out, run.steps, speaks=world.is_first))
+    accuracy = loss = 0.0
+    if run.at.epoch < options.epochs:
+        _warm_up(run)
+    with listening() as told, closing(progress):
+        while run.at.epoch < options.epochs:
+            average = _epoch(run, progress, told)
+            accuracy, loss = evaluate(task, world)
+            progress.epoch(run.at.epoch, run.at.step, average, accuracy)
+            saving.save_epoch(run, accuracy)
+            if run.stopping and run.at.epoch < options.epochs:
+                raise Stopped(run.at.step)
+        if not progress.rows:  # it had been trained to its end before
+            accuracy, loss = evaluate(task, world)
+    saving.finish(run, progress, accuracy, loss)
+
+
+def _epoch(run: Run, progress: Progress, told: Told) -> float:
+    """The rest of an epoch; returns the mean loss of its rows.
+
+    Raises:
+        Stopped: some rank was told to stop.
+    """
+    world, epoch = run.world, run.at.epoch
+    pulse, mean = Pulse(world), _Mean()
+    run.task.model.train()
+    while run.at.epoch == epoch:
+        share = run.order.share(run.at, world.rank, world.size)
+        lr = _set_rate(run)
+        part = _step(run, share)
+        run.at = run.order.after(run.at)
+        mean.waiting.append((run.at, lr, share.total))
+        _take(run, pulse.beat(part, bool(told.by)), mean, progress)
+        if run.at.epoch == epoch and (run.stopping or _is_due(run)):
+            for heard in pulse.rest(bool(told.by)):
+                _take(run, heard, mean, progress)  # what is saved is noted, too
+            saving.save_step(run)
+            if run.stopping:
+                raise Stopped(run.at.step)
+    for heard in pulse.rest(bool(told.by)):
+        _take(run, heard, mean, progress)
+    run.sync.share()
+    return mean.total / max(1, mean.rows)
+
+
+def _is_due(run: Run) -> bool:
+    """Whether a checkpoint is to be written here, in the middle of an epoch."""
+    return bool(run.options.save_every) and run.at.step % (run.options.save_every or 1) == 0
+
+
+def _take(run: Run, heard: Heard | None, mean: _Mean, progress: Progress) -> None:
+    """Take in what all ranks said of earlier steps."""
+    if heard is None:
+        return
+    run.stopping = run.stopping or heard.stop
+    for loss in heard.losses:
+        at, lr, rows = mean.waiting.popleft()
+        if not math.isfinite(loss):
+            raise TrainerError(
+                f"the loss of step {at.step} is {loss}: nothing can be learned from there on",
+                hint="lower --lr, or look for broken rows; checkpoints of earlier epochs are kept",
+                everywhere=True,  # all ranks have heard the same numbers
+            )
+        mean.total, mean.rows = mean.total + loss, mean.rows + rows
+        progress.step(at.step, at.epoch + at.row / run.order.rows, loss / rows, lr, rows)
+
+
+def _warm_up(run: Run) -> None:
+    """Go through a step that changes nothing.
+
+    After its first backward pass, DistributedDataParallel lays its buckets out anew, and Gloo adds
+    numbers up in another order then. A run that goes on would have that happen at another step than
+    the one that it was, and end with other bits.
+    """
+    if isinstance(run.sync, Ddp):
+        share = run.order.share(run.at, run.world.rank, run.world.size)
+        _forward(run, share)[0].backward()
+        run.optimizer.zero_grad(set_to_none=True)
+
+
+def _step(run: Run, share: Share) -> Tensor:
+    """One step of this rank; returns its part of the sum of the losses."""
+    import torch
+
+    # torch.manual_seed would note where it was called from, for each kind of GPU that is not there:
+    # a tenth of a short step, and memory that is never given back.
+    seed = _mixed(run.options.seed, run.at.step, run.world.rank)
+    torch.default_generator.manual_seed(seed)
+    if run.world.device != "cpu":
+        torch.cuda.manual_seed(seed)
+    started = time.perf_counter()
+    run.sync.pull()
+    run.optimizer.zero_grad(set_to_none=True)
+    loss, part = _forward(run, share)
+    loss.backward()
+    run.sync.update(run.optimizer)
+    run.stepping += time.perf_counter() - started
+    return part
+
+
+def _forward(run: Run, share: Share) -> tuple[Tensor, Tensor]:
+    """What this rank minimises in a step, and its part of the sum of the losses."""
+    task, device = run.task, run.world.device
+    started = time.perf_counter()
+    inputs, labels = task.train.inputs[share.rows], task.train.labels[share.rows]
+    if task.augment is not None:
+        inputs = task.augment(inputs, share.rows, run.at.epoch)
+    run.reading += time.perf_counter() - started
+    scores = run.sync.forward(inputs.to(device))
+    return loss_of(scores, labels.to(device), share, run.world.size)
+
+
+def loss_of(scores: Tensor, labels: Tensor, share: Share, ranks: int) -> tuple[Tensor, Tensor]:
+    """What a rank minimises, and its part of the sum of the losses of a step.
+
+    The mean over all ranks of the first is the mean loss of all rows of the step, also where the
+    ranks have different numbers of them; a mean of the ranks' means would not be.
+    """
+    from torch.nn.functional import cross_entropy
+
+    weights = share.weights.to(scores.device)
+    part = (cross_entropy(scores.float(), labels, reduction="none") * weights).sum()
+    return part * (ranks / share.total), part.detach()
+
+
+def evaluate(task: Task, world: World) -> tuple[float, float]:
+    """The share of right answers on the held-out rows, and their mean loss; each counts once."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    rows: Rows = task.held_out
+    right = loss = 0.0
+    task.model.eval()
+    mine = torch.arange(len(rows))[world.rank :: world.size]
+    with torch.inference_mode():
+        for chosen in mine.split(_ROWS_AT_ONCE) if len(mine) else ():
+            labels = rows.labels[chosen].to(world.device)
+            scores = task.model(rows.inputs[chosen].to(world.device)).float()
+            right += float((scores.argmax(dim=-1) == labels).sum())
+            loss += float(cross_entropy(scores, labels, reduction="sum"))
+    right, loss = dist.sums(world, [right, loss])
+    return right / len(rows), loss / len(rows)
+
+
+def rate_at(done: float, peak: float, warmup: float) -> float:
+    """The learning rate: up in a straight line over ``warmup`` of the run, then down to nothing.
+
+    Args:
+        done: the share of the run that is done (0 to 1).
+        peak: the highest rate.
+        warmup: the share of the run over which it rises.
+    """
+    if done < warmup:
+        return peak * (0.1 + 0.9 * done / warmup)
+    return peak * max(0.0, 1 - done) / (1 - warmup)
+
+
+def _set_rate(run: Run) -> float:
+    lr = rate_at(run.done, run.options.lr or run.task.lr, run.task.warmup)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    return lr
+
+
+def _mixed(*numbers: int) -> int:
+    """One seed from several numbers, the same on every machine."""
+    seed = 0
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (1 << 62)
+    return seed

@@ -1,0 +1,180 @@
+"""What rank 0 says while it trains: a line a second at most, ``metrics.jsonl``, TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from ..config import TrainerError
+from ..network import dist
+
+LOG = "metrics.jsonl"
+_SECONDS = 1.0
+_BOARD_SECONDS = 0.5
+"""Between two points of a curve in TensorBoard: a point costs as much as a small network's step."""
+_BAR = 24
+
+
+class Progress:
+    """Counts steps and rows; speaks for all ranks, on the one that is told to."""
+
+    def __init__(self, out: Path, steps: int, *, speaks: bool) -> None:
+        """Begin.
+
+        Args:
+            out: the folder of ``metrics.jsonl`` and the TensorBoard files.
+            steps: steps that the run has in all.
+            speaks: whether this is the rank that reports; the others only count.
+
+        Raises:
+            TrainerError: ``metrics.jsonl`` cannot be written.
+        """
+        self._steps, self._speaks = steps, speaks
+        self._file: IO[str] | None = _log(out) if speaks else None
+        self._board = _board(out) if speaks else None
+        self._started = self._said = time.monotonic()
+        self._drawn = self._started - _BOARD_SECONDS
+        self._bar = speaks and sys.stdout.isatty()
+        self._count = 0
+        self.rows = 0
+        """Rows that all ranks have trained on since the beginning."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._started
+
+    def step(self, step: int, epoch: float, loss: float, lr: float, rows: int) -> None:
+        """Note a step that is done on all ranks.
+
+        Args:
+            step: its number, from 1.
+            epoch: epochs that are done, as a fraction.
+            loss: the mean over all rows of the step.
+            lr: the learning rate it was made with.
+            rows: how many rows it had, over all ranks.
+        """
+        self.rows, self._count = self.rows + rows, self._count + 1
+        if not self._speaks:
+            return
+        rate = self.rows / max(self.seconds, 1e-9)
+        values = {"loss": round(loss, 6), "lr": lr, "samples_per_second": round(rate, 1)}
+        self._note({"step": step, "epoch": round(epoch, 4), **values})
+        now = time.monotonic()
+        last = step == self._steps
+        if now - self._drawn >= _BOARD_SECONDS or last:
+            self._drawn = now
+            self._draw(values, step)
+        if now - self._said < _SECONDS and not last:
+            return
+        self._said = now
+        left = (self._steps - step) * self.seconds / self._count
+        line = (
+            f"step {step}/{self._steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.2e} "
+            f"{rate:.0f} samples/s eta {_clock(left)}"
+        )
+        if not self._bar:
+            dist.say(line)
+            return
+        filled = _BAR * step // max(1, self._steps)
+        sys.stdout.write(f"\r[{'#' * filled}{'.' * (_BAR - filled)}] {line}\x1b[K")
+        sys.stdout.write("\n" if last else "")
+        sys.stdout.flush()
+
+    def epoch(self, epoch: int, step: int, loss: float, accuracy: float) -> None:
+        """Report on an epoch: the mean loss while training, and the share of right answers."""
+        if self._speaks:
+            values = {"avg_loss": round(loss, 6), "accuracy": round(accuracy, 6)}
+            self._note({"step": step, "epoch": epoch, **values})
+            self._draw(values, step)
+            clear = "\r\x1b[K" if self._bar else ""
+            dist.say(f"{clear}Epoch {epoch} - Avg Loss: {loss:.6f}, Accuracy: {accuracy:.2%}")
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        if self._file is not None:
+            self._file.close()
+        with self._drawing():
+            if self._board is not None:
+                self._board.close()
+
+    def _note(self, values: dict[str, float]) -> None:
+        if self._file is not None:
+            try:
+                self._file.write(json.dumps({**values, "seconds": round(self.seconds, 3)}) + "\n")
+                self._file.flush()
+            except OSError as error:  # the next checkpoint ends the run, on all ranks
+                dist.say(f"warning: {LOG} is not written any more: {error.strerror or error}")
+                self._file = None
+
+    def _draw(self, values: dict[str, float], step: int) -> None:
+        board = self._board
+        if board is None:
+            return
+        with self._drawing():
+            for name, value in values.items():
+                board.add_scalar(name, value, step)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Do without the curves, and say so once, where they cannot be written."""
+        try:
+            yield
+        except Exception as error:  # its writer passes on what failed in a thread of its own
+            dist.say(f"warning: TensorBoard's files are not written any more: {error}")
+            self._board = None
+
+
+def rewind(out: Path, step: int) -> int:
+    """Take from ``metrics.jsonl`` what lies behind a checkpoint; returns how many steps that is."""
+    path = out / LOG
+    kept, last = [], step
+    with suppress(OSError):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines(keepends=True):
+            try:
+                said = int(json.loads(line)["step"])
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                continue  # cut off when the run was killed
+            last = max(last, said)
+            if said <= step:
+                kept.append(line)
+        partial = path.with_name(f".{LOG}.part")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(path)
+    return last - step
+
+
+def _log(out: Path) -> IO[str]:
+    try:
+        return (out / LOG).open("a", encoding="utf-8")
+    except OSError as error:
+        raise TrainerError(
+            f"{out / LOG} cannot be written: {error.strerror or error}",
+            hint="name a folder that can be written to with --out",
+        ) from error
+
+
+def _board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need not be there
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    try:
+        return SummaryWriter(log_dir=str(out / "tensorboard"))
+    except OSError as error:
+        dist.say(f"warning: there will be no TensorBoard files: {error}")
+        return None
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

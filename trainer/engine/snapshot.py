@@ -1,0 +1,197 @@
+"""The checkpoints of the training loop: written whole or not at all, and never trusted unread.
+
+A checkpoint is ``checkpoint_epoch_N.pt`` at the end of an epoch and ``checkpoint_step_N.pt``
+within one; beside it lies a note, ``.json``, with its digest and how far the run was. The note is
+written last: a checkpoint without one is not complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import TrainerError
+from ..network import dist
+
+BEST = "best.pt"
+DAMAGED = ".damaged"
+"""What the note of a damaged checkpoint ends in: nothing counts on it any more."""
+_NAME = re.compile(r"checkpoint_(epoch|step)_\d+\.pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What is known of a checkpoint without loading it."""
+
+    path: Path
+    """The checkpoint."""
+    step: int
+    """Steps that were done."""
+    sha256: str
+    """Of its bytes, in hex."""
+
+
+def packed(state: Mapping[str, Any]) -> bytes:
+    """A state as the bytes of a file that ``torch.load`` reads.
+
+    Args:
+        state: tensors, numbers, texts, and mappings and lists of them.
+    """
+    import torch
+
+    memory = io.BytesIO()
+    torch.save(dict(state), memory)
+    return memory.getvalue()
+
+
+def save(path: Path, data: bytes, step: int) -> None:
+    """Write a checkpoint and its note; after a crash at any moment there is all of it or nothing.
+
+    Args:
+        path: where it goes; one that is there is replaced.
+        data: what :func:`packed` made.
+        step: steps that are done.
+
+    Raises:
+        TrainerError: it cannot be written.
+    """
+    note = {"step": step, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    try:
+        _note_of(path).unlink(missing_ok=True)  # of another state than what comes now
+        write_whole(path, data)
+        write_whole(_note_of(path), (json.dumps(note) + "\n").encode())
+    except OSError as error:
+        raise TrainerError(
+            f"the checkpoint {path} cannot be written: {error.strerror or error}",
+            hint="see the space and the permissions there; --resume goes on from the last one",
+        ) from error
+
+
+def found(out: Path) -> list[Note]:
+    """The complete checkpoints in a folder, oldest first."""
+    notes = []
+    for path in out.iterdir() if out.is_dir() else ():
+        if _NAME.fullmatch(path.name):
+            with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                said = json.loads(_note_of(path).read_text(encoding="utf-8"))
+                notes.append(Note(path=path, step=int(said["step"]), sha256=str(said["sha256"])))
+    return sorted(notes, key=lambda note: (note.step, note.path.name))
+
+
+def without_note(out: Path) -> set[str]:
+    """Checkpoints whose note is missing or cannot be read, by their names without an ending.
+
+    One that was being written when its run was killed is among them.
+    """
+    known = {note.path for note in found(out)}
+    paths = out.iterdir() if out.is_dir() else ()
+    return {path.stem for path in paths if _NAME.fullmatch(path.name) and path not in known}
+
+
+def newest(out: Path) -> tuple[Note, bytes] | None:
+    """The newest sound checkpoint, with its bytes; damaged ones are named and passed over.
+
+    Raises:
+        TrainerError: there are some, and none is sound.
+    """
+    for note in reversed(found(out)):
+        try:
+            data = note.path.read_bytes()
+            if hashlib.sha256(data).hexdigest() == note.sha256:
+                return note, data
+            why = "is damaged"
+        except OSError as error:
+            why = f"cannot be read ({error.strerror or error})"
+        dist.say(f"warning: {note.path} {why}; the one before it is used")
+        # It counts no more, or the sound ones would be thinned out before it.
+        with suppress(OSError):
+            _note_of(note.path).replace(note.path.with_suffix(DAMAGED))
+    damaged = {path.stem for path in out.glob(f"checkpoint_*{DAMAGED}")}
+    bare = without_note(out)
+    # A single one without any note was being written when its run was killed.
+    if len(bare) > 1 or any((out / f"{name}.json").exists() for name in bare):
+        damaged |= bare
+    if damaged:
+        raise TrainerError(
+            f"no checkpoint in {out} is sound ({len(damaged)} are damaged)",
+            hint=f"rm {out}/checkpoint_* to start anew there, or choose another --out",
+        )
+    return None
+
+
+def load(data: bytes, name: str) -> dict[str, Any]:
+    """The state in a checkpoint's bytes. Nothing in them is run.
+
+    Raises:
+        TrainerError: it is no checkpoint of ours.
+    """
+    import torch
+
+    try:
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if isinstance(state, dict):
+            return state
+        why = "it holds no mapping"
+    except Exception as error:  # torch's, zip's and pickle's own: it is no checkpoint of ours
+        why = str(error).strip().partition("\n")[0][:200]
+    raise TrainerError(
+        f"{name} cannot be loaded: {why}",
+        hint="remove it, and --resume goes on from the one before it",
+    )
+
+
+def thin_out(out: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints; the best one has a name of its own."""
+    for note in found(out)[:-keep]:
+        with suppress(OSError):
+            _note_of(note.path).unlink()
+            note.path.unlink()
+
+
+def clear(out: Path) -> None:
+    """Remove every checkpoint, the best one too.
+
+    Raises:
+        OSError: one of them cannot be removed.
+    """
+    for path in out.iterdir():
+        if _NAME.fullmatch(path.name) or path.name == BEST:
+            for ending in (".json", DAMAGED):
+                path.with_suffix(ending).unlink(missing_ok=True)
+            path.unlink()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that its name always stands for all of it, on the disk too.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()  # on a full disk it would keep the little that is left
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_suffix(".json")

@@ -1,0 +1,347 @@
+"""``python -m trainer all-reduce``: whether the ranks of a job can talk, and how fast.
+
+First each pair of nodes exchanges messages over Gloo, one rank a node, so many pairs at a time as
+do not share a node. A pair that is stuck is so named, and does not only make the job hang. Then
+all ranks add up one large tensor, whose sum is compared. Rank 0 writes one line::
+
+    ALL-REDUCE {"world_size": 6, "nodes": ["n1", "n2", "n3"], "backend": "gloo",
+                "bytes": 16777216, "seconds": 0.02, "gb_per_s": 0.84,
+                "pairs": [{"a": "n1", "b": "n2", "gb_per_s": 1.1, "latency_us": 45.0}, ...]}
+
+(in one piece). ``gb_per_s`` is in 10^9 bytes a second: of the all-reduce the bytes of the tensor by
+the time it took, of a pair the bytes of a message by the time it took one way. ``latency_us`` is
+half the time that a few bytes take there and back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ..config import TrainerError
+from ..counts import counted
+from . import dist, mesh
+from .dist import World
+from .rendezvous_store import MARGIN, Meeting, agree, brief, hear, meet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "all-reduce"
+NEEDED = ("torch",)
+PREFIX = "ALL-REDUCE "
+MOST_NODES = 32
+"""Up to so many nodes every pair is measured; beyond, see :func:`schedule`."""
+
+_MIB = 1 << 20
+_LARGE, _SMALL = 3, 20
+"""Messages there and back that are timed."""
+_ROUNDS = 3
+_SHOWN = 5
+"""Nodes that one node names as not to be reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was asked for on the command line."""
+
+    size_mb: int
+    """MiB of a large message, and of the tensor."""
+    timeout: int
+    """Seconds that one step may take: to come together, one pair, the all-reduce."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What was measured between two nodes."""
+
+    a: str
+    """One node."""
+    b: str
+    """The other."""
+    gb_per_s: float
+    """10^9 bytes a second, one way."""
+    latency_us: float
+    """Microseconds that a few bytes take, one way."""
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read what follows ``all-reduce`` on the command line.
+
+    Raises:
+        SystemExit: with code 2 after a usage error, with 0 after ``--help``, as argparse does.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m trainer {NAME}",
+        description="Check that all ranks can talk, and measure each pair of nodes.",
+    )
+    add = parser.add_argument
+    add("--size-mb", type=_size, default=16, metavar="N", help="MiB a message (default: 16)")
+    add("--timeout", type=_seconds, default=60, metavar="N", help="s for one step (default: 60)")
+    return Options(**vars(parser.parse_args(argv)))
+
+
+def run(options: Options, world: World, environ: Mapping[str, str] = os.environ) -> None:
+    """Measure, and write the result on rank 0.
+
+    Raises:
+        TrainerError: ranks do not come together, a pair of nodes is stuck, or the sum is wrong.
+    """
+    if not world.launched:
+        raise TrainerError(
+            "there are no other ranks to talk to",
+            hint="start it with torchrun, or with `stager run -- -m trainer all-reduce`",
+        )
+    size = options.size_mb * _MIB
+    meeting = meet(world, options.timeout, environ)
+    backend, fault = _backend(world, environ)
+    try:
+        agree(meeting, "backend", fault, range(world.size))
+        _reach_all(meeting, environ)
+        _form_group(meeting)
+        pairs = _measure_pairs(meeting, size)
+        seconds = _measure_sum(meeting, size, backend)
+    except RuntimeError as error:
+        raise TrainerError(
+            f"rank {world.rank} on {meeting.nodes[world.rank]} lost the others: {brief(error)}",
+            hint="see the log of rank 0, and which rank ended first",
+        ) from error
+    if world.is_first:
+        result = {
+            "world_size": world.size,
+            "nodes": list(dict.fromkeys(meeting.nodes)),
+            "backend": backend,
+            "bytes": size,
+            "seconds": round(seconds, 6),
+            "gb_per_s": _rate(size, seconds),
+            "pairs": [asdict(pair) for pair in pairs],
+        }
+        dist.say(PREFIX + json.dumps(result))
+
+
+def schedule(nodes: int) -> list[list[tuple[int, int]]]:
+    """Which nodes, by number, exchange messages at the same time: rounds of pairs.
+
+    In a round no node is in two pairs. Over all rounds every pair comes once; with more than
+    ``MOST_NODES`` nodes only those of neighbours, in a ring, and those with the first node.
+    """
+    if nodes <= MOST_NODES:
+        return _tournament(nodes)
+    ring = [(n, n + 1) for n in range(nodes - 1)]
+    star = [(0, n) for n in range(2, nodes)]
+    rounds: list[list[tuple[int, int]]] = []
+    for pair in [*ring, *star]:
+        for pairs in rounds:
+            if not any(set(pair) & set(other) for other in pairs):
+                pairs.append(pair)
+                break
+        else:
+            rounds.append([pair])
+    return rounds
+
+
+def _tournament(nodes: int) -> list[list[tuple[int, int]]]:
+    """Every pair once in as few rounds as there can be: one stays, the others move on a seat."""
+    seats = [*range(nodes), *([-1] if nodes % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        facing = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
+        rounds.append([(min(pair), max(pair)) for pair in facing if -1 not in pair])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return [pairs for pairs in rounds if pairs]
+
+
+def _reach_all(meeting: Meeting, environ: Mapping[str, str]) -> None:
+    """Make sure that each node can connect to each other one, by one rank a node."""
+    world, leaders = meeting.world, meeting.leaders
+    fault, here = "", meeting.nodes[world.rank]
+    with contextlib.ExitStack() as open_ones:
+        if world.rank in leaders:
+            try:
+                listener = open_ones.enter_context(mesh.listen(mesh.own_address(environ)))
+                meeting.store.set(f"tcp/{world.rank}", json.dumps(listener.getsockname()[:2]))
+            except (TrainerError, OSError) as error:
+                fault = f"{here}: {getattr(error, 'message', error)}"
+            faults = hear(meeting, "listening", fault, leaders)
+            if not faults:
+                said = {meeting.nodes[rank]: meeting.store.get(f"tcp/{rank}") for rank in leaders}
+                targets = {node: tuple(json.loads(one)) for node, one in said.items()}
+                failed = mesh.unreached(targets, meeting.timeout)
+                order = list(targets)
+                faults = [
+                    f"{' and '.join(sorted((here, node), key=order.index))}: "
+                    f"{here} cannot connect to {targets[node][0]}: {why}"
+                    for node, why in failed.items()
+                ]
+            fault = "\n".join(faults[:_SHOWN])
+        agree(meeting, "reach", fault, range(world.size), 2 * (meeting.timeout + MARGIN))
+
+
+def _form_group(meeting: Meeting) -> None:
+    """Connect every rank with every other one."""
+    from torch import distributed
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    world = meeting.world
+    fault = ""
+    try:
+        distributed.init_process_group(
+            "gloo",
+            store=PrefixStore("gloo", meeting.store),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=meeting.timeout),
+        )
+    except RuntimeError as error:
+        fault = f"{meeting.nodes[world.rank]}: rank {world.rank} has no connection to the other "
+        fault += f"ranks: {brief(error)}"
+    agree(meeting, "group", fault, range(world.size))
+
+
+def _measure_pairs(meeting: Meeting, size: int) -> list[Pair]:
+    """Every pair of the schedule; what was measured comes out on rank 0, elsewhere nothing."""
+    rank, leaders = meeting.world.rank, meeting.leaders
+    rounds = schedule(len(leaders))
+    faults: list[str] = []
+    for number, pairs in enumerate(rounds if rank in leaders else []):
+        fault = ""
+        for a, b in pairs:
+            if rank in (leaders[a], leaders[b]):
+                fault = _measure_pair(meeting, (leaders[a], leaders[b]), size)
+        faults = hear(meeting, f"round/{number}", fault, leaders)
+        if faults:
+            break
+    # The other ranks of each node wait here until the leaders are through.
+    longest = len(rounds) * (meeting.timeout + MARGIN)
+    agree(meeting, "pairs", "\n".join(faults), range(meeting.world.size), longest)
+    if not meeting.world.is_first:
+        return []
+    ranks = [(leaders[a], leaders[b]) for pairs in rounds for a, b in pairs]
+    return [Pair(**json.loads(meeting.store.get(f"pair/{a}/{b}"))) for a, b in sorted(ranks)]
+
+
+def _measure_pair(meeting: Meeting, ranks: tuple[int, int], size: int) -> str:
+    """Send there and back; the result goes to the store. Returns what went wrong, if anything."""
+    a, b = (meeting.nodes[rank] for rank in ranks)
+    until = time.monotonic() + meeting.timeout
+    first = meeting.world.rank == ranks[0]
+    other = ranks[1] if first else ranks[0]
+    try:
+        _there_and_back(other, first, _MIB, 1, until)
+        latency = _there_and_back(other, first, 8, _SMALL, until) / 2
+        seconds = _there_and_back(other, first, size, _LARGE, until) / 2
+    except RuntimeError as error:
+        return f"{a} and {b}: {size // _MIB} MiB did not get through: {brief(error)}"
+    if first:
+        pair = Pair(a=a, b=b, gb_per_s=_rate(size, seconds), latency_us=round(latency * 1e6, 1))
+        meeting.store.set(f"pair/{ranks[0]}/{ranks[1]}", json.dumps(asdict(pair)))
+    return ""
+
+
+def _there_and_back(other: int, first: bool, size: int, times: int, until: float) -> float:
+    """Seconds of the quickest of some exchanges.
+
+    Raises:
+        RuntimeError: the time is up, or the connection has gone.
+    """
+    import torch
+    from torch import distributed
+
+    message = torch.zeros(size, dtype=torch.uint8)
+    steps = (distributed.isend, distributed.irecv)
+    quickest = math.inf
+    for _ in range(times):
+        started = time.monotonic()
+        for step in steps if first else reversed(steps):
+            left = max(until - time.monotonic(), 0.001)
+            work = step(message, other)
+            if work is not None:
+                work.wait(timedelta(seconds=left))
+        quickest = min(quickest, time.monotonic() - started)
+    return quickest
+
+
+def _measure_sum(meeting: Meeting, size: int, backend: str) -> float:
+    """Seconds of an all-reduce of so many bytes, whose sum was right on every rank."""
+    import torch
+    from torch import distributed
+
+    world = meeting.world
+    took, fault = [], ""
+    try:
+        if backend == "nccl":
+            torch.cuda.set_device(world.local_rank)
+        device = "cuda" if backend == "nccl" else "cpu"
+        group = distributed.new_group(backend="nccl") if backend == "nccl" else None
+        pattern = (torch.arange(size // 4, device=device) % 7 + 1).to(torch.float32)
+        # Whole numbers below 2^24, which float32 holds exactly for up to 37,000 ranks.
+        expected = pattern * sum(rank % 64 + 1 for rank in range(world.size))
+        for _ in range(_ROUNDS + 1):  # the first one warms up
+            tensor = pattern * (world.rank % 64 + 1)
+            distributed.barrier()
+            started = time.monotonic()
+            distributed.all_reduce(tensor, group=group)
+            if backend == "nccl":
+                torch.cuda.synchronize()
+            took.append(time.monotonic() - started)
+            fault = fault or _wrong(tensor, expected)
+    except RuntimeError as error:
+        fault = f"the all-reduce did not end: {brief(error)}"
+    if fault:
+        fault = f"{meeting.nodes[world.rank]}: rank {world.rank}: {fault}"
+    agree(meeting, "sum", fault, range(world.size), 2 * _ROUNDS * meeting.timeout)
+    return min(took[1:])
+
+
+def _wrong(tensor: Tensor, expected: Tensor) -> str:
+    """Where a sum is not what it must be; empty where it is right."""
+    import torch
+
+    if torch.equal(tensor, expected):
+        return ""
+    at = int((tensor != expected).nonzero()[0])
+    return f"element {at} of the sum is {float(tensor[at]):g}, not {float(expected[at]):g}"
+
+
+def _backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The backend of the all-reduce, as the job says, and why it cannot be used here, if so."""
+    backend = environ.get("PYTORCH_DIST_BACKEND") or "gloo"
+    if backend not in ("gloo", "nccl"):
+        return backend, f"PYTORCH_DIST_BACKEND={backend} is neither gloo nor nccl"
+    if backend == "nccl":
+        import torch
+
+        gpus = torch.cuda.device_count()
+        if gpus < world.local_size:
+            node = os.uname().nodename
+            ranks = counted(world.local_size, "rank")
+            return backend, f"{node} has {counted(gpus, 'GPU')} for {ranks}, and nccl is set"
+    return backend, ""
+
+
+def _rate(size: int, seconds: float) -> float:
+    """10^9 bytes a second."""
+    return round(size / max(seconds, 1e-9) / 1e9, 3)
+
+
+def _size(text: str) -> int:
+    return _within(text, 1024)
+
+
+def _seconds(text: str) -> int:
+    return _within(text, 3600)
+
+
+def _within(text: str, most: int) -> int:
+    number = int(text) if text.isascii() and text.isdecimal() else 0
+    if not 1 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+    return number

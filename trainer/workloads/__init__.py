@@ -1,0 +1,1 @@
+"""The workloads: one page each."""
