@@ -445,8 +445,8 @@ def test_what_standard_output_has_no_letters_for_is_escaped() -> None:
 SHOWN = """\
 import time
 from stager.console import Console
-from stager.console.table import node_table
-from stager.errors import StagerError
+from stager.console.node_table import node_table
+from stager.core.errors import StagerError
 console = Console()
 console.begin("layers")
 for done in range(1, 4):

@@ -106,8 +106,8 @@ def test_a_full_disk_leaves_no_half_of_it(tmp_path: Path) -> None:
     shell = f"mount -t tmpfs -o size=4k none {full}; head -c 4096 /dev/zero > {full}/filler"
     code = f"""
 from pathlib import Path
-from stager.errors import StagerError
-from stager.init import create
+from stager.core.errors import StagerError
+from stager.config.template import create
 try:
     create(Path({str(full)!r}), None)
 except StagerError as exc:

@@ -17,13 +17,13 @@ LIMIT = 120.0
 
 PROGRAM = """
 import sys
-from bundle.masking import masked
-from stager.console.lookings import _short
-from stager.diagnosing import exits, scan, told
-from stager.diagnosing.catalogue import match
-from stager.diagnosing.comparison import comparable
-from stager.supporting.redact import Redactor
-from stager.visible import visible
+from bundle.redaction.masking import masked
+from stager.console.logs import _short
+from stager.diagnosis import exit_reports as exits, scan, driver_verdict as told
+from stager.catalogue.catalogue import match
+from stager.diagnosis.comparison import comparable
+from stager.redaction.redact import Redactor
+from stager.core.printable import visible
 
 def failure(text):
     lines = ["Traceback (most recent call last)", f"RuntimeError: {text}", f"error: {text}"]

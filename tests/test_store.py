@@ -17,7 +17,7 @@ from stager.core.store import CHUNK, Store, sha256_of
 HOLD = """
 import sys
 from pathlib import Path
-from stager.store import Store
+from stager.core.store import Store
 store = Store(Path(sys.argv[1]))
 """
 

@@ -182,7 +182,7 @@ def wrapper_source() -> bytes:
     """The source of the run wrapper, from the directory or the zip this package came from."""
     from ..environment import virtual_environment
 
-    return virtual_environment.source_of("wrapper")
+    return virtual_environment.source_of("launch.wrapper")
 
 
 def _preflight(job: Job, hearing: Hearing) -> dict[str, Any]:

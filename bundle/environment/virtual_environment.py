@@ -82,7 +82,7 @@ def hooks(python: str) -> dict[str, bytes]:
     contents = {}
     for name, line in (("imports", imports.PTH_LINE), ("patches", patches.PTH_LINE)):
         contents[f"{start}{name}.pth"] = line.encode() + b"\n"
-        contents[f"{start}{name}.py"] = source_of(name)
+        contents[f"{start}{name}.py"] = source_of(f"environment.{name}")
     return contents
 
 
@@ -101,7 +101,7 @@ def source_of(name: str) -> bytes:
     """The source of a module, from the directory or the zip that all of this was loaded from.
 
     Args:
-        name: as it is below the top of the far side: ``wrapper``, ``talking.bootstrap``.
+        name: as it is below the top of the far side: ``launch.wrapper``, ``channel.bootstrap``.
 
     Raises:
         NodeError: there is none.

@@ -206,7 +206,10 @@ def _job_dir(path: str) -> Iterator[None]:
     removal.sweep(path)  # of the same job, before it was put back in the queue
     held = locks.make_held(path)
     try:
-        for name, source in (("run_wrapper.py", "wrapper"), ("_stager_watch.py", "watch")):
+        for name, source in (
+            ("run_wrapper.py", "launch.wrapper"),
+            ("_stager_watch.py", "launch.watch"),
+        ):
             with open(os.path.join(path, name), "wb") as handle:
                 handle.write(virtual_environment.source_of(source))
         yield

@@ -208,8 +208,8 @@ def test_something_listens_and_says_nothing(port: int) -> None:
 
 
 WALL = """import socket, time
-from bundle.checking.agreement import connect
-from bundle.problem import NodeError
+from bundle.checks.network_agreement import connect
+from bundle.protocol.problem import NodeError
 started = time.monotonic()
 try:
     connect("10.77.0.2", 61000, "77", "n2", 1.5)

@@ -18,7 +18,7 @@ from bundle.driver.transports import slurm_commands
 from bundle.driver.transports.agent_program import MAIN, compressed
 from bundle.environment import virtual_environment
 
-BOOT = virtual_environment.source_of("talking.bootstrap").decode()
+BOOT = virtual_environment.source_of("channel.bootstrap").decode()
 PROGRAM = """\
 import json, os, sys
 

@@ -154,7 +154,7 @@ def test_killed_in_the_middle_it_leaves_no_half_environment(
     place, root = unpack(program, many, base), base / OWN
     code = f"""
 import sys; sys.path.insert(0, {str(REPO)!r})
-from bundle.node.clean import clean
+from bundle.environment.clean import clean
 clean({str(root)!r}, [], False)
 """
     with running([sys.executable, "-c", code]) as cleaning:
@@ -182,7 +182,7 @@ def test_unpacking_and_cleaning_at_the_same_time(program: Path, single: Packed, 
     whole = tree(unpack(program, single, base))
     code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
-from bundle.node.clean import clean
+from bundle.environment.clean import clean
 end = time.monotonic() + 6
 while time.monotonic() < end:
     problems = clean({str(base / OWN)!r}, ["0" * 64], False).problems
@@ -277,7 +277,7 @@ def test_the_nodes_of_a_local_allocation_are_cleaned_with_it(
 def test_directories_that_their_owner_closed_are_deleted_too() -> None:
     code = f"""
 import os, sys, time; sys.path.insert(0, {str(REPO)!r})
-from bundle.node.clean import clean
+from bundle.environment.clean import clean
 from bundle.node.root import secure_root
 if os.geteuid() == 0:  # root may do it anyway
     os.chown(sys.argv[1], 12345, 12345)
@@ -374,7 +374,7 @@ def test_where_something_is_mounted_nothing_is_touched(
     point = place / "project"
     mount = "mount -t tmpfs none" if kind == "tmpfs" else f"mount --bind {tmp_path / 'data'}"
     code = f"""
-from bundle.node.clean import clean
+from bundle.environment.clean import clean
 print(json.dumps([clean({str(base / OWN)!r}, [], dry).to_json() for dry in (True, False)]))
 """
     answers = namespace("-m", f"{mount} {point}", code)

@@ -282,7 +282,7 @@ def test_another_file_system_has_nothing_to_link_from(
     other.mkdir()
     code = f"""
 import dataclasses
-from bundle import unpack
+from bundle.environment import unpack
 from bundle.node.root import secure_root
 made = unpack.unpack({str(pair[1].path)!r}, root=secure_root({str(other)!r}),
     expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
@@ -299,7 +299,7 @@ def test_environments_made_at_the_same_time_do_not_disturb_each_other(
     code = f"""
 import dataclasses, json, sys
 sys.path.insert(0, {str(Path(unpack.__file__).parents[1])!r})
-from bundle import unpack
+from bundle.environment import unpack
 made = unpack.unpack(sys.argv[1], root={str(root)!r},
     expected=sys.argv[2], python={BASE_PYTHON!r}, processes=2)
 print(json.dumps(dataclasses.asdict(made)))

@@ -268,9 +268,9 @@ def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
 TOLD = f"""
 import contextlib, os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from bundle import signals
-from bundle import signals
-from bundle.launching import following
+from bundle.system import signals
+from bundle.system import signals
+from bundle.launch import output_reader as following
 signals.end_on_signals()
 say = lambda rank, data: print(data.decode(), end="", flush=True)
 _, folder, grace, program = sys.argv

@@ -22,8 +22,8 @@ REPO = str(Path(__file__).parents[2])
 AGENT = f"""
 import os, sys, time
 sys.path.insert(0, {REPO!r})
-from bundle import signals
-from bundle.talking import hearing
+from bundle.system import signals
+from bundle.channel import agent_channel as hearing
 signals.end_on_signals()
 hearing._REPEAT_SECONDS = 0.4
 hearing.STAY_SECONDS = float(sys.argv[2])
@@ -134,7 +134,7 @@ FOLLOWING = f"""
 import json, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what the end of the input is to one at work
 sys.path.insert(0, {REPO!r})
-from bundle.talking import hearing
+from bundle.channel import agent_channel as hearing
 heard = hearing.Hearing(int(sys.argv[1]))
 while heard.following():
     print(json.dumps([heard.request["phase"], heard.request["job"]]), flush=True)

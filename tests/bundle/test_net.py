@@ -10,7 +10,7 @@ from bundle.protocol.problem import NodeError
 from bundle.system import network
 
 SAY = """
-from bundle import net
+from bundle.system import network as net
 def say(function):
     try:
         print(json.dumps(function()))

@@ -217,7 +217,7 @@ def test_children_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
     code = f"""
 import os, sys, time
 sys.path.insert(0, {str(REPO)!r})
-from bundle.unpacking.pool import share
+from bundle.environment.process_pool import share
 def work(number):
     handle = os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, b"%d %d\\n" % (number, os.getpid()))

@@ -281,7 +281,8 @@ def test_from_a_zip_without_site(env: Path, tmp_path: Path, which: str) -> None:
     program = python39() if which == "3.9" else sys.executable
     main = f"""
 import json, sys
-from bundle import fs, net, probe
+from bundle.system import files as fs, network as net
+from bundle.checks import probe
 from bundle.node import interpreter
 from bundle.node.root import secure_root
 version = ".".join(str(part) for part in sys.version_info[:2])

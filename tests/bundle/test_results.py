@@ -28,7 +28,7 @@ REPO = Path(__file__).resolve().parents[2]
 SENDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from bundle.returning.results import pack
+from bundle.results.receive import pack
 pack(sys.argv[2], sys.argv[3:], sys.stdout.buffer)
 print(open("/proc/self/status").read(), file=sys.stderr)
 """
@@ -237,7 +237,7 @@ def test_a_large_file_takes_little_memory(tmp_path: Path, home: Path) -> None:
     code = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from bundle.returning.results import receive
+from bundle.results.receive import receive
 got = receive(sys.stdin.buffer, sys.argv[2], ["big"])
 print(json.dumps([got.complete, got.bytes, open("/proc/self/status").read()]))
 """
@@ -526,7 +526,7 @@ def test_strange_modes_and_times(home: Path) -> None:
 # --- no room -------------------------------------------------------------------------------------
 
 RECEIVE = """
-from bundle.returning.results import NodeError, receive
+from bundle.results.receive import NodeError, receive
 import os
 try:
     with open({stream!r}, "rb") as stream:

@@ -102,7 +102,7 @@ def test_refuses_a_base_that_this_user_may_not_write() -> None:
     with tempfile.TemporaryDirectory() as base:  # pytest's own is closed to other users
         os.chmod(base, 0o755)
         code = f"""
-from bundle import fs
+from bundle.system import files as fs
 from bundle.node.root import secure_root
 os.setresuid(12345, 12345, 12345)
 for function in (lambda: secure_root({base!r}), lambda: fs.choose_base({base!r}, 0, 0, {{}})):

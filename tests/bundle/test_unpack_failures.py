@@ -47,7 +47,7 @@ def test_of_twenty_at_a_time_one_writes(standard: Packed, program: Path, base: P
     code = f"""
 import dataclasses, json, sys
 sys.path.insert(0, {str(program)!r})
-from bundle import unpack
+from bundle.environment import unpack
 sys.stdin.readline()
 made = unpack.unpack({str(standard.path)!r}, root={str(base / OWN)!r},
     expected={standard.manifest.id!r}, python={BASE_PYTHON!r}, processes=2)

@@ -163,8 +163,8 @@ WHEELS = {
 LOAD = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from bundle.problem import NodeError
-from bundle.unpacking.decompressor import load_decompressor
+from bundle.protocol.problem import NodeError
+from bundle.format.decompressor import load_decompressor
 try:
     load_decompressor("z.whl", open(sys.argv[2], "rb").read(), sys.argv[3])(b"data", 100)
 except NodeError as exc:

@@ -199,7 +199,7 @@ def test_a_rank_that_does_not_come_is_named():
 
 
 HANGS = """import sys, time
-from trainer import all_reduce
+from trainer.network import all_reduce
 from trainer.__main__ import main
 all_reduce._measure_pair = lambda *asked: time.sleep(300)
 sys.exit(main())
@@ -220,7 +220,7 @@ def test_a_node_that_hangs_is_named_with_its_partner():
 
 WRONG = """import sys
 import torch
-from trainer import all_reduce
+from trainer.network import all_reduce
 from trainer.__main__ import main
 real = torch.distributed.all_reduce
 def adds(tensor, group=None):

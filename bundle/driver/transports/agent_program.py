@@ -25,26 +25,23 @@ STRIPPED = "stripped/"
 DRIVERS = frozenset(
     f"bundle/{name}"
     for name in (
-        *("__main__", "drive", "state", "logs", "local", "steps", "slurm", "transport", "silence"),
-        *("checking/findings", "checking/survey", "talking/answers", "talking/conversation"),
-        *("delivering/excerpt", "delivering/forecast", "delivering/placing", "delivering/plan"),
-        *("delivering/sending", "returning/homecoming", "returning/landing", "returning/results"),
-        *("talking/opening", "talking/stripping"),
+        *("__main__", "checks/findings", "format/partial_bundle"),
+        *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),
     )
 )
-"""The modules that no agent of a step's uses."""
+"""The modules outside ``driver/`` that no agent of a step's uses."""
 OF_PHASES = {
-    "collect": ("returning/outputs", "returning/patterns"),
-    "clean": ("node/clean",),
-    "deep": ("checking/agreement", "checking/checkup", "checking/deep"),
+    "collect": ("results/pack", "results/patterns"),
+    "clean": ("environment/clean",),
+    "deep": ("checks/network_agreement", "checks/deep_node", "checks/deep"),
     "launch": (
-        *("wrapper", "watch", "launching/early", "launching/following", "launching/monitor"),
-        *("launching/ranked", "launching/ranks"),
+        *("launch/wrapper", "launch/watch", "launch/early_torchrun", "launch/output_reader"),
+        *("launch/rank_monitor", "launch/run_ranks", "launch/rank_results"),
     ),
 }
 """The modules that only agents of one phase use."""
 MAIN = b"""import sys
-from bundle.agent import command
+from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
 """
 """What runs where another Python than the bootstrap program's own is named."""
@@ -68,13 +65,15 @@ def agent_modules(program: bytes) -> dict[str, bytes]:
         return {
             name: _as_sent(name, archive.read(name))
             for name in modules
-            if name[: -len(".py")] not in DRIVERS
+            if not name.startswith("bundle/driver/") and name[: -len(".py")] not in DRIVERS
         }
 
 
 def _as_sent(name: str, source: bytes) -> bytes:
     # Environments hold the source of these, which must be the same whoever makes them.
-    return source if name in [f"bundle/{hook}.py" for hook in HOOKS] else stripped(source)
+    return (
+        source if name in [f"bundle/environment/{hook}.py" for hook in HOOKS] else stripped(source)
+    )
 
 
 class Opening:
