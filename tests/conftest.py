@@ -14,17 +14,14 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from tests.support.building import project, zstandard_wheel  # noqa: F401 - fixtures
+from tests.support.nesting import nested  # noqa: F401 - a fixture
+from tests.support.sources import build_native_wheel, make_sdist, repack_installed
+from tests.support.torch_project import torch_project  # noqa: F401 - a fixture
+from tests.support.wheelhouse import standard_set
+
 TESTS = Path(__file__).resolve().parent
 REPO = TESTS.parent
-# The helpers beside this file can be imported from any test, and the repository comes before them:
-# tests/bundle would otherwise stand in the way of the package of that name.
-sys.path[:0] = [str(REPO), str(TESTS)]
-
-from building import project, zstandard_wheel  # noqa: E402, F401 - fixtures
-from nesting import nested  # noqa: E402, F401 - a fixture
-from sources import build_native_wheel, make_sdist, repack_installed  # noqa: E402
-from torch_project import torch_project  # noqa: E402, F401 - a fixture
-from wheelhouse import standard_set  # noqa: E402
 
 # A test must not depend on what the shell that started it happened to export.
 FOREIGN = {

@@ -137,7 +137,7 @@ PATCHES: tuple[Patch, ...] = (
         apply=_allow_copies,
     ),
 )
-"""Every patch there is. Each is tested with the real fault in ``tests/bundle/test_patches.py``."""
+"""Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""
 
 
 def selected(wanted: str) -> tuple[Patch, ...]:

@@ -2,7 +2,7 @@
 
 Each pattern becomes one regular expression over bytes, because git compares bytes too: ``?`` stands
 for one byte. The outside facts are git's manual (gitignore(5)) and, where that is silent, what git
-2.39 does; ``tests/test_ignore.py`` compares the two on generated trees.
+2.39 does; ``tests/stager/layers/test_ignore.py`` compares the two on generated trees.
 
 Git decides from the top down: what an excluded directory holds is never looked at, so nothing in it
 can be taken back. Callers keep to that by not descending into a directory that is left out.

@@ -6,14 +6,20 @@ import random
 from pathlib import Path
 
 import pytest
-from bundles import BASE_PYTHON, fetch_decompressor, make_bundle, node_program, run_node
-from wheelhouse import make_wheel, standard_set
 
 from bundle.format.archive import BundleFile
 from bundle.format.decompressor import Decompress, load_decompressor
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
+from tests.support.bundles import (
+    BASE_PYTHON,
+    fetch_decompressor,
+    make_bundle,
+    node_program,
+    run_node,
+)
+from tests.support.wheelhouse import make_wheel, standard_set
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from building import Project
-from cluster import REPO, Cluster, make_cluster, needs_slurm, remove_abandoned, remove_cluster
-from provoking import bench, large_bench, large_project, small_project  # noqa: F401 - fixtures
-from slurm_torch import SlurmTorch
-from torch_project import TorchProject
 
 from stager.core.store import Store
+from tests.support.building import Project
+from tests.support.cluster import (
+    REPO,
+    Cluster,
+    make_cluster,
+    needs_slurm,
+    remove_abandoned,
+    remove_cluster,
+)
+from tests.support.provoking import bench, large_bench, large_project, small_project  # noqa: F401 - fixtures
+from tests.support.slurm_torch import SlurmTorch
+from tests.support.torch_project import TorchProject
 
 RANK = """\
 import os, sys, time

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster import REPO, Cluster
-from processes import until
-from slurm_torch import PATIENCE, SlurmRan, SlurmTorch
-from torch_project import STAGER, TorchProject
+
+from tests.support.cluster import REPO, Cluster
+from tests.support.processes import until
+from tests.support.slurm_torch import PATIENCE, SlurmRan, SlurmTorch
+from tests.support.torch_project import STAGER, TorchProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

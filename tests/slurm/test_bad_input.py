@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from building import HOST
-from cluster import Cluster
-from namespaces import not_here
-from provoking import ROOT, Bench, Said, instead
 
 from bundle.driver.transports.slurm_commands import PYTHONS
 from bundle.system.network import FIRST_PORT, port_for
+from tests.support.building import HOST
+from tests.support.cluster import Cluster
+from tests.support.namespaces import not_here
+from tests.support.provoking import ROOT, Bench, Said, instead
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster
-from processes import until
-from test_script import EXAMPLES, FACTS, JOB, REPO, driver
 
 from stager.slurm.script import ScriptFacts, batch_script, submit_argv, submit_environment
+from tests.stager.slurm.test_script import EXAMPLES, FACTS, JOB, REPO, driver
+from tests.support.cluster import Cluster
+from tests.support.processes import until
 
 
 def facts(logs: Path, **changed: Any) -> ScriptFacts:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import Project
-from cluster import Cluster
-from slurm_torch import SlurmRan, SlurmTorch
-from torch_project import REQUIREMENTS, SETTINGS, STAGER
+
+from tests.support.building import Project
+from tests.support.cluster import Cluster
+from tests.support.slurm_torch import SlurmRan, SlurmTorch
+from tests.support.torch_project import REQUIREMENTS, SETTINGS, STAGER
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, script
-from processes import until
-from provoking import Bench
+
+from tests.support.cluster import Cluster, script
+from tests.support.processes import until
+from tests.support.provoking import Bench
 
 pytestmark = pytest.mark.slow
 

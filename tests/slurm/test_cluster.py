@@ -11,8 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import SCRIPT, STATES, Cluster, make_cluster, needs_slurm, remove_cluster, script
-from processes import living, until
+
+from tests.support.cluster import (
+    SCRIPT,
+    STATES,
+    Cluster,
+    make_cluster,
+    needs_slurm,
+    remove_cluster,
+    script,
+)
+from tests.support.processes import living, until
 
 NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 CONNECT = """

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import Project
-from cluster import Cluster
+
+from tests.support.building import Project
+from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.slow
 

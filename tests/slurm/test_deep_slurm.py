@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import Project
-from cluster import Cluster
-from slurm_torch import SlurmTorch
 
 from stager.core.store import Store
+from tests.support.building import Project
+from tests.support.cluster import Cluster
+from tests.support.slurm_torch import SlurmTorch
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, make_cluster, remove_cluster
-from failing import (
+
+from bundle.system.network import port_for
+from tests.slurm.test_bad_input import listening, only_python, other_pythons
+from tests.support.cluster import Cluster, make_cluster, remove_cluster
+from tests.support.failing import (
     LOGS,
     Scene,
     Told,
@@ -25,10 +28,7 @@ from failing import (
     remounted,
     told,
 )
-from provoking import empty_nodes, instead
-from test_bad_input import listening, only_python, other_pythons
-
-from bundle.system.network import port_for
+from tests.support.provoking import empty_nodes, instead
 
 pytestmark = pytest.mark.slow
 

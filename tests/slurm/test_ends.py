@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from provoking import PROGRAM, Bench, Said
-from slurm_torch import SlurmTorch
+
+from tests.support.provoking import PROGRAM, Bench, Said
+from tests.support.slurm_torch import SlurmTorch
 
 pytestmark = pytest.mark.slow
 

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from failing import an_urgent_partition
-from pictures import digits, nothing, things
-from processes import until
-from provoking import Bench
-from slurm_torch import SlurmTorch
+
+from tests.support.failing import an_urgent_partition
+from tests.support.pictures import digits, nothing, things
+from tests.support.processes import until
+from tests.support.provoking import Bench
+from tests.support.slurm_torch import SlurmTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

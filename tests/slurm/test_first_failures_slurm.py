@@ -10,10 +10,10 @@ import time
 from typing import Any
 
 import pytest
-from processes import until
-from provoking import STAGER, Bench, Said
 
 from bundle.launch.rank_monitor import SECONDS
+from tests.support.processes import until
+from tests.support.provoking import STAGER, Bench, Said
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import Project
-from cluster import Cluster
-from provoking import Bench
 
 from stager.core.store import Store
+from tests.support.building import Project
+from tests.support.cluster import Cluster
+from tests.support.provoking import Bench
 
 pytestmark = pytest.mark.slow
 

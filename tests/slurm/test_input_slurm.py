@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from slurm_torch import SlurmTorch
+
+from tests.support.slurm_torch import SlurmTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

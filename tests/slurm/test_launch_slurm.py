@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slurm_torch import SlurmRan, SlurmTorch
+
+from tests.support.slurm_torch import SlurmRan, SlurmTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import Project
-from cluster import Cluster
-from processes import living, until
+
+from tests.support.building import Project
+from tests.support.cluster import Cluster
+from tests.support.processes import living, until
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from building import Project
-from cluster import Cluster, make_cluster, needs_slurm, remove_cluster
 
 from benchmarks.output import RANK, choked, count
+from tests.support.building import Project
+from tests.support.cluster import Cluster, make_cluster, needs_slurm, remove_cluster
 
 NODES, LINES, WIDTH = 8, 8000, 1500
 

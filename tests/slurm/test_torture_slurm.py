@@ -6,8 +6,9 @@ import json
 import os
 
 import pytest
-from cluster import needs_slurm
-from test_torture import torture
+
+from tests.repository.test_torture import torture
+from tests.support.cluster import needs_slurm
 
 pytestmark = pytest.mark.slow
 

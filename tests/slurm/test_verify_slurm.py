@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import Project
-from cluster import Cluster
-from failing import remounted
-from processes import until
 
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import room_for
+from tests.support.building import Project
+from tests.support.cluster import Cluster
+from tests.support.failing import remounted
+from tests.support.processes import until
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from cluster import Cluster, script
-from processes import until
+from tests.support.cluster import Cluster, script
+from tests.support.processes import until
 
 Undo = Callable[[], object]
 

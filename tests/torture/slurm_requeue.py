@@ -6,8 +6,8 @@ import json
 import re
 import time
 
-from cluster import Cluster
-from processes import until
+from tests.support.cluster import Cluster
+from tests.support.processes import until
 
 from .product import finish, sound, stager, start, succeeded
 from .rounds import HEALED, REFUSED, SAME, Round, require

@@ -20,15 +20,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from bundles import BASE_PYTHON, fetch_decompressor, make_bundle
-from wheelhouse import make_wheel
-
 from bundle.environment.unpack import unpack
 from bundle.node.root import secure_root
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, fetch_decompressor, make_bundle
+from tests.support.wheelhouse import make_wheel
 
 _TRAIN = """\
 import os, sys

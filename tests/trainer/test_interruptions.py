@@ -11,7 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import command, losses, metrics, notes, same_bits, train, variables, weights
+
+from tests.support.launching import (
+    command,
+    losses,
+    metrics,
+    notes,
+    same_bits,
+    train,
+    variables,
+    weights,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ import json
 import subprocess
 
 import pytest
-from launching import command, metrics, notes, train, variables, weights
+
+from tests.support.launching import command, metrics, notes, train, variables, weights
 
 torch = pytest.importorskip("torch")
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from bundles import BASE_PYTHON
-
 from bundle.environment.unpack import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import BLOCK, padding
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON
 
 from ..product import refused, sound, stager
 from ..registry import Area

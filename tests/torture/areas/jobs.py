@@ -130,7 +130,7 @@ def _agent(round_: Round, job: object) -> str:
 def _program(round_: Round, *argv: str, given: str) -> str:
     program = round_.folder / "node.pyz"
     assert round_.world.bundle is not None
-    from bundles import node_program
+    from tests.support.bundles import node_program
 
     round_.nodes.mkdir()
     node_program(round_.world.bundle.path, round_.folder)

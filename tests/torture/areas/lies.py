@@ -17,7 +17,6 @@ from random import Random
 from typing import Any
 
 import zstandard
-from bundles import _HEAD, BASE_PYTHON, forged_head
 
 from bundle.environment.unpack import unpack
 from bundle.format.archive import BundleFile
@@ -25,6 +24,7 @@ from bundle.format.manifest import member_header, padding
 from bundle.node.root import secure_root
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
+from tests.support.bundles import _HEAD, BASE_PYTHON, forged_head
 
 from ..product import environment, sound, stager
 from ..registry import Area

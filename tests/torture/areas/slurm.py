@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _pytest import outcomes
-from cluster import STATES, Cluster, make_cluster, remove_cluster
-from processes import living, until
+
+from tests.support.cluster import STATES, Cluster, make_cluster, remove_cluster
+from tests.support.processes import living, until
 
 from .. import product, slurm_requeue
 from ..deadline import Deadline

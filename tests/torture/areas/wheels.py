@@ -15,9 +15,6 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from bundles import BASE_PYTHON, HERE, make_bundle, wheel
-from wheelhouse import EPOCH, Member, Parts, parts
-
 from bundle.environment.unpack import unpack
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
@@ -25,6 +22,8 @@ from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.layers.build import make_layers
 from stager.layers.source import Source
+from tests.support.bundles import BASE_PYTHON, HERE, make_bundle, wheel
+from tests.support.wheelhouse import EPOCH, Member, Parts, parts
 
 from ..product import sound, stager
 from ..registry import Area
@@ -301,7 +300,7 @@ def _record_bytes(draft: Draft) -> None:
     path = draft.folder / draft.base.filename
 
     def replace_all(content: bytearray) -> None:
-        from wheelhouse import write_zip
+        from tests.support.wheelhouse import write_zip
 
         write_zip(path, members)
         content[:] = path.read_bytes()

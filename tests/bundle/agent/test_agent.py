@@ -1,0 +1,219 @@
+"""One node's part: real agents asked for each phase; more on the preflight in test_preflight.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.protocol.digest import Digest
+from stager.diagnosis.driver_verdict import first_failure
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, node_program
+from tests.support.jobs import ask, job_for
+from tests.support.processes import until
+from tests.support.torch_project import TorchProject
+
+
+def whats(event: dict[str, Any]) -> list[str]:
+    return [problem["what"] for problem in event["problems"]]
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+# --- unpack and probe ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def found(single: Packed, program: Path, tmp_path: Path) -> dict[str, Any]:
+    """What the preflight found, as the driver passes it on."""
+    _, (event,) = ask(program, "preflight", job_for(single, tmp_path))
+    return {key: event[key] for key in ("root", "python")}
+
+
+GROUP = {"address": "127.0.0.1", "port": 61000, "backend": "gloo", "nproc": 1}
+
+
+def test_unpack_and_probe(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    job = job_for(single, tmp_path)
+    request = {**found, "bundle": str(single.path)}
+    code, (first,) = ask(program, "unpack", job, **request)
+    assert (code, first["ok"], first["reused"]) == (0, True, False)
+    assert first["files_written"] > 0
+    assert first["path"].startswith(f"{found['root']}/envs/")
+    code, (again,) = ask(program, "unpack", job, **request)
+    assert (again["path"], again["reused"], again["files_written"]) == (first["path"], True, 0)
+
+    code, (event,) = ask(program, "probe", job, **found, head="127.0.0.1")
+    assert (code, event["ok"], event["origin_ok"]) == (0, True, True)
+    assert (event["interface"], event["address"]) == ("lo", "127.0.0.1")
+    assert event["line"].startswith("NODE local1 OK -> PY 3.")
+
+
+def test_a_damaged_bundle_is_a_problem_and_no_environment(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    data = bytearray(single.path.read_bytes())
+    data[-1600] ^= 1
+    (tmp_path / "damaged.tar").write_bytes(data)
+    request = {**found, "bundle": str(tmp_path / "damaged.tar")}
+    code, (event,) = ask(program, "unpack", job_for(single, tmp_path), **request)
+    assert (code, event["ok"]) == (3, False)
+    assert "damaged" in whats(event)[0]
+    assert os.listdir(f"{found['root']}/envs") == []
+
+
+def test_an_agent_that_is_told_to_end_says_nothing_more(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-I", "-S", str(program), "agent", "preflight"]
+    waiting = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert until(lambda: catches(waiting.pid, signal.SIGTERM))
+    time.sleep(0.2)  # it waits for its request
+    waiting.terminate()
+    out, err = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out, err) == (143, b"", b"")
+
+
+# --- one phase after the other ----------------------------------------------------------------
+
+
+def converse(program: Path, *requests: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and events of an agent that is asked for several phases."""
+    node = {"node": "local1", "node_rank": 0, "nodes_here": 1}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(program), "agent", "session"],
+        input="".join(json.dumps({**node, **one}) + "\n" for one in requests),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_session_answers_each_request_and_ends_with_the_last(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    job = job_for(single, tmp_path).to_json()
+    other = {**job, "requires": {**job["requires"], "machine": "pdp11"}}
+    requests = [{"phase": "early", "job": job}]
+    requests += [{"phase": "preflight", "job": one} for one in (job, other, job)]
+    code, events = converse(program, *requests)
+    assert code == 0  # each answer says how it went
+    assert [event["ok"] for event in events] == [True, False, True]
+
+
+def test_a_session_goes_on_under_the_python_that_is_named(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    """Once: one that is not what it was taken for is told by the phase, not tried for ever."""
+    job = job_for(single, tmp_path).to_json()
+    job["requires"]["python"] = "3.77"
+    log = tmp_path / "started"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {BASE_PYTHON} "$@"\n')
+    python.chmod(0o755)
+    asked = {"phase": "tidy", "job": job, "root": found["root"], "python": str(python)}
+    code, events = converse(program, asked)
+    assert (code, [event["event"] for event in events]) == (0, ["tidy"])
+    (line,) = log.read_text().splitlines()
+    assert re.fullmatch(rf"-I -S {program} agent session --request \d+", line)
+
+
+# --- launch --------------------------------------------------------------------------------------
+
+
+def test_without_torch_the_launcher_says_so_and_nothing_is_left(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    job = job_for(single, tmp_path, action="run")
+    ask(program, "unpack", job, **found, bundle=str(single.path))
+    code, events = ask(program, "launch", job, **found, group=GROUP, shared=True)
+    assert code == 3
+    assert [event["event"] for event in events] == ["started", "output", "launch"]
+    assert events[0]["argv"][1:3] == ["-m", "torch.distributed.run"]
+    last = events[-1]
+    assert (last["ok"], last["exit_code"], last["failures"], last["problems"]) == (False, 1, [], [])
+    assert "No module named" in last["tail"][-1]
+    assert os.listdir(f"{found['root']}/jobs") == []
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_port_that_was_taken_in_between(torch_project: TorchProject, tmp_path: Path) -> None:
+    """Between the preflight, which found it free, and the launch."""
+    ran = torch_project.job("verify", "--nodes", "1", cwd=tmp_path)
+    job = json.loads((ran.logs / f"job.{ran.report['job_id']}.json").read_text())
+    job["launch"]["command"] = ["t.py"]
+    (path,) = re.findall(r"(?:staged|reused) -> (\S+)", ran.log("local1"))
+    program = node_program(torch_project.bundle, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        group = {"address": "127.0.0.1", "port": taken.getsockname()[1], "nproc": 1}
+        group["backend"] = "gloo"
+        request = {
+            "root": path.partition("/envs/")[0],
+            "python": "",
+            "group": group,
+            "shared": True,
+        }
+        code, events = ask(program, "launch", job, **request)
+    assert code == 3
+    last = events[-1]
+    result = {"exit_codes": {"local1": last["exit_code"]}, "tails": {"local1": last["tail"]}}
+    failure = first_failure({**result, "failures": last["failures"]})
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("port", None)
+    assert "address already in use" in failure.cause
+
+
+def test_an_environment_that_has_gone_is_said_to_be_gone(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    """Cleared away between the probe and the launch."""
+    job = job_for(single, tmp_path, bundle_id=Digest("0" * 64))
+    code, (event,) = ask(program, "launch", job, **found, group=GROUP, shared=True)
+    assert (code, whats(event)) == (3, ["the environment is gone"])
+    assert os.listdir(f"{found['root']}/jobs") == []
+
+
+# --- what is left, and taken away ----------------------------------------------------------------
+
+
+def test_tidy_removes_what_the_job_left_here_and_nothing_else(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    jobs = Path(found["root"], "jobs")
+    for name in ("4711.work", "4712.work"):
+        (jobs / name).mkdir()
+        (jobs / name / "result.txt").write_text("kept or not")
+    code, (event,) = ask(program, "tidy", job_for(single, tmp_path), **found)
+    assert (code, event["ok"]) == (0, True)
+    assert os.listdir(jobs) == ["4712.work"]
+    code, (event,) = ask(program, "tidy", job_for(single, tmp_path), **found)
+    assert (code, event["ok"]) == (0, True)  # nothing was there
+
+
+def test_a_phase_that_does_not_exist(program: Path) -> None:
+    argv = [sys.executable, "-I", "-S", str(program), "agent", "dance"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "invalid choice: 'dance'" in done.stderr

@@ -1,0 +1,170 @@
+"""An agent that has said all: how long it stays, what it says again, and when it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.channel import agent_channel
+from bundle.channel.frames import Reader
+from bundle.driver.transports import agent_program
+
+REPO = str(Path(__file__).resolve().parents[3])
+AGENT = f"""
+import os, sys, time
+sys.path.insert(0, {REPO!r})
+from bundle.system import signals
+from bundle.channel import agent_channel as hearing
+signals.end_on_signals()
+hearing._REPEAT_SECONDS = 0.4
+hearing.STAY_SECONDS = float(sys.argv[2])
+heard = hearing.Hearing(int(sys.argv[1]))
+try:
+    for number in range(3):
+        heard.output(0, b"line %d\\n" % number)
+    if "work" in sys.argv:
+        time.sleep(600)
+except signals.Stopped:
+    heard.output(0, b"saved\\n")
+heard.conclude({{"event": "launch", "ok": True, "sent": heard.sent.get(0)}})
+"""
+
+
+class Agent:
+    """A process that speaks as an agent does; ``source`` is its name in frames."""
+
+    source = "n1:7"
+
+    def __init__(self, folder: Path, stay: float, *words: str) -> None:
+        request = folder / "request.json"
+        request.write_text(json.dumps({"common": {"job": {"nodes": ["n1"]}}, "own": {}}))
+        handle = os.open(request, os.O_RDONLY)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", AGENT, str(handle), str(stay), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "SLURMD_NODENAME": "n1", "SLURM_PROCID": "7"},
+            pass_fds=[handle],
+        )
+        os.close(handle)
+
+    def frames(self, count: int) -> list[bytes]:
+        """The next frames."""
+        assert self.process.stdout is not None
+        return [self.process.stdout.readline() for _ in range(count)]
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture
+def agents() -> Iterator[list[Agent]]:
+    started: list[Agent] = []
+    yield started
+    for agent in started:
+        agent.process.kill()
+        agent.process.wait(20)
+        for stream in (agent.process.stdin, agent.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def events(frames: list[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(line) for _, line in Reader().feed(b"".join(frames))]
+
+
+def test_it_stays_until_its_standard_input_ends(tmp_path: Path, agents: list[Agent]) -> None:
+    agents.append(agent := Agent(tmp_path, 600))
+    said = events(agent.frames(4))
+    assert [event.get("text") for event in said] == ["line 0\n", "line 1\n", "line 2\n", None]
+    assert said[-1]["sent"] == 21
+    agent.process.send_signal(signal.SIGTERM)  # Slurm does so when another task has died
+    time.sleep(0.2)
+    assert agent.process.poll() is None
+    assert agent.process.stdin is not None
+    agent.process.stdin.close()
+    assert agent.process.wait(20) == 0
+
+
+def test_it_goes_by_itself_after_a_while(tmp_path: Path, agents: list[Agent]) -> None:
+    """However the driver has died: nothing of it is left on the node."""
+    agents.append(agent := Agent(tmp_path, 0.2))
+    assert agent.process.wait(20) == 0
+
+
+def test_what_is_missing_is_sent_again(tmp_path: Path, agents: list[Agent]) -> None:
+    agents.append(agent := Agent(tmp_path, 600))
+    sent = agent.frames(4)
+    agent.tell(json.dumps({"again": {"n1:8": [[1, 4]]}}))  # not this one
+    agent.tell(json.dumps({"again": {agent.source: [[2, 3]]}}))
+    again = agent.frames(2)
+    if again[0] == sent[3]:  # its last word was quicker
+        again = again[1:] + agent.frames(1)
+    assert again == sent[1:3]
+
+
+def test_its_last_word_is_said_again(tmp_path: Path, agents: list[Agent]) -> None:
+    """Nothing that comes behind it would show that it is missing."""
+    agents.append(agent := Agent(tmp_path, 600))
+    sent = agent.frames(4)
+    assert agent.frames(2) == [sent[3], sent[3]]
+
+
+def test_one_that_works_is_told_to_end_and_stays(tmp_path: Path, agents: list[Agent]) -> None:
+    agents.append(agent := Agent(tmp_path, 600, "work"))
+    agent.frames(3)
+    agent.tell("end")
+    said = events([b"\x1en1:7 0 0 - . {}\n", *agent.frames(2)])
+    assert said == [{}]  # numbers 4 and 5 wait for those before
+    assert agent.process.poll() is None
+
+
+FOLLOWING = f"""
+import json, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what the end of the input is to one at work
+sys.path.insert(0, {REPO!r})
+from bundle.channel import agent_channel as hearing
+heard = hearing.Hearing(int(sys.argv[1]))
+while heard.following():
+    print(json.dumps([heard.request["phase"], heard.request["job"]]), flush=True)
+"""
+
+
+def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_path: Path) -> None:
+    """Be it known from a request that was for other nodes."""
+    job = {"nodes": ["n0", "n1"]}
+    other = {**job, "id": "2"}
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"common": {"job": job}, "own": {}}))
+    told = [
+        {"phase": "unpack", "common": {"manifest": "x" * 500}, "own": {}},
+        {"phase": "probe", "nodes": ["n0"], "common": {"job": other}, "own": {}},
+        {"phase": "launch", "nodes": ["n1"], "common": {}, "own": {}},
+    ]
+    lines = [agent_program.line(one) for one in told]
+    assert lines[0].startswith(agent_channel.PACKED)
+    with request.open() as handle:
+        done = subprocess.run(
+            [sys.executable, "-c", FOLLOWING, str(handle.fileno())],
+            input="\n".join(["=cut", *lines, ""]),
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "SLURMD_NODENAME": "n1"},
+            pass_fds=[handle.fileno()],
+            check=False,
+        )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        ["unpack", job],
+        ["launch", other],
+    ]

@@ -1,0 +1,283 @@
+"""Damage to an environment is found, whatever it is; what is sound is not blamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bundle.checks.deep import REMEDY, SHOWN, damaged_files, discard
+from bundle.environment.unpack import Environment, unpack, using
+from bundle.node.root import secure_root
+from bundle.protocol.problem import NodeError
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, HERE, OWN, make_bundle, tree
+from tests.support.wheelhouse import make_wheel
+
+REPO = Path(__file__).resolve().parents[3]
+SITE = f"lib/python{HERE.python}/site-packages"
+
+
+def stage(packed: Packed, root: str, processes: int = 1) -> Environment:
+    return unpack(
+        str(packed.path),
+        root=root,
+        expected=packed.manifest.id,
+        python=BASE_PYTHON,
+        processes=processes,
+    )
+
+
+@pytest.fixture(scope="module")
+def sound(standard: Packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The standard environment; tests look at copies of it."""
+    return Path(stage(standard, secure_root(str(tmp_path_factory.mktemp("sound")))).path)
+
+
+@pytest.fixture
+def copy(sound: Path, base: Path) -> Path:
+    """The same in a node root of its own, where it may be damaged."""
+    root = Path(secure_root(str(base)))
+    shutil.copytree(sound, root / "envs" / sound.name, symlinks=True)
+    return root / "envs" / sound.name
+
+
+def found(copy: Path, processes: int = 2) -> dict[str, str]:
+    """What is said about which path; each says what to do."""
+    problems = damaged_files(str(copy), processes)
+    assert {problem.what for problem in problems} <= {"the environment is damaged"}
+    assert {problem.fix for problem in problems} <= {REMEDY}
+    return {os.path.relpath(problem.where, copy): problem.why for problem in problems}
+
+
+def rewritten(path: Path, change: int = 1) -> None:
+    """Change one byte, and leave the length and the times as they were."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= change
+    path.write_bytes(bytes(data))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 5])
+def test_a_sound_environment_has_no_problems(copy: Path, processes: int) -> None:
+    before = tree(copy)
+    assert found(copy, processes) == {}
+    assert tree(copy) == before
+    assert list((copy.parents[1] / "incoming").iterdir()) == []
+
+
+def test_every_kind_of_damage_is_found_at_once_and_named(copy: Path) -> None:
+    rewritten(copy / "project" / "main.py")
+    (copy / "project" / "empty").write_text("x")
+    (copy / "project" / "inner" / "tool.sh").chmod(0o644)
+    (copy / "project" / "inner" / "up").unlink()
+    (copy / SITE / "sitecustomize.py").write_text("import os\n")
+    (copy / "bin" / "cli-tool").unlink()
+    (copy / "pkgs").unlink()
+    (copy / "pkgs").symlink_to("/tmp")
+    (copy / "more" / "deep").mkdir(parents=True)
+    (copy / "more" / "deep" / "file").touch()
+    said = found(copy)
+    assert set(said) == {
+        "project/main.py",
+        "project/empty",
+        "project/inner/tool.sh",
+        "project/inner/up",
+        f"{SITE}/sitecustomize.py",
+        "bin/cli-tool",
+        "pkgs",
+        "more",
+    }
+    assert said["project/main.py"].startswith("its sha256 begins with ")
+    assert said["project/empty"] == "it has 1 byte, not 0"
+    assert said["project/inner/tool.sh"] == "its mode is 0644, not 0755"
+    assert said["project/inner/up"] == "it is missing; it must lead to ../main.py"
+    assert said["bin/cli-tool"] == "it is missing"
+    assert said["pkgs"] == f"it leads to /tmp, not to {SITE}"
+    assert said["more"] == said[f"{SITE}/sitecustomize.py"] == "it does not belong there"
+
+
+def test_one_byte_of_each_file_in_turn_is_noticed(copy: Path) -> None:
+    names = [name for name, (mode, data) in tree(copy).items() if mode != "link" and data]
+    assert len(names) > 40
+    for name in names[:: max(1, len(names) // 25)]:
+        path = copy / name
+        whole = path.read_bytes()
+        rewritten(path, 0x20)
+        said = found(copy, 1)
+        assert said, name
+        if not name.startswith(".stager/") or name.startswith(".stager/site/"):
+            assert list(said) == [name]
+        path.write_bytes(whole)
+    assert found(copy) == {}
+
+
+def test_things_that_are_no_files_do_not_hang_it(copy: Path) -> None:
+    for name in ("main.py", "empty"):
+        (copy / "project" / name).unlink()
+    os.mkfifo(copy / "project" / "main.py")
+    (copy / "project" / "empty").symlink_to("main.py")
+    shutil.rmtree(copy / "assets")
+    (copy / "assets").symlink_to("project")
+    said = found(copy)
+    assert said["project/main.py"] == "it is not a file any more"
+    assert said["project/empty"] == "it is a symbolic link now, to main.py"
+    assert said["assets"] == "it does not belong there"
+
+
+def test_a_directory_that_has_gone_is_named_by_its_files(copy: Path) -> None:
+    shutil.rmtree(copy / "project" / "inner")
+    assert set(found(copy)) == {
+        "project/inner",
+        "project/inner/tool.sh",
+        "project/inner/up",
+    }
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["pyvenv.cfg", *(f"_stager_{name}" for name in ("patches.py", "patches.pth", "imports.py"))],
+)
+def test_the_environments_own_files_count_too(copy: Path, own: str) -> None:
+    path = own if own == "pyvenv.cfg" else f"{SITE}/{own}"
+    (copy / path).write_text("home = /elsewhere\n")
+    assert path in found(copy)
+    (copy / path).unlink()
+    assert path in found(copy)
+
+
+def test_an_interpreter_that_has_gone_and_one_that_is_being_renewed(copy: Path) -> None:
+    (copy / "bin" / "python.4711-99").symlink_to("/somewhere/python")
+    (copy / "pyvenv.cfg.4711-99").touch()
+    python = copy / "bin" / "python"
+    target = os.readlink(python)
+    assert set(found(copy)) <= {"bin/python.4711-99"}
+    (copy / "bin" / "python.4711-99").unlink()
+    python.unlink()
+    python.symlink_to(os.path.join(os.path.dirname(target), "python-of-long-ago"))
+    said = found(copy)
+    assert set(said) == {"bin/python", "pyvenv.cfg"}
+    assert said["bin/python"] == "it leads to no program that can be run"
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "missing"])
+def test_what_it_is_compared_with_is_compared_itself(
+    copy: Path, damage: str, single: Packed
+) -> None:
+    for kept in sorted((copy / ".stager").rglob("*")):
+        if not kept.is_file() or "site" in kept.relative_to(copy).parts:
+            continue
+        whole = kept.read_bytes()
+        if damage == "missing":
+            kept.unlink()
+        else:
+            kept.write_bytes(whole[:-7] if damage == "cut" else single.manifest.to_bytes())
+        said = found(copy)
+        assert list(said) == [".stager/listing" if kept.name == "listing" else "."], kept
+        kept.write_bytes(whole)
+    assert found(copy) == {}
+
+
+def test_many_are_counted(copy: Path) -> None:
+    for number in range(SHOWN + 15):
+        (copy / SITE / f"stray{number:02}.py").touch()
+    problems = damaged_files(str(copy), 2)
+    assert len(problems) == SHOWN + 1
+    assert problems[0].where == str(copy / SITE / "stray00.py")
+    assert problems[-1].why == "15 more paths in it differ from what was built"
+    json.dumps([problem.to_json() for problem in problems])
+
+
+def test_names_that_cannot_be_shown_are_escaped(copy: Path) -> None:
+    (copy / "project" / "red\x1b[31m").touch()
+    (copy / "project" / os.fsdecode(b"\xff")).touch()
+    said = json.dumps(list(found(copy)))
+    assert "\\\\x1b[31m" in said
+    assert "\\\\udcff" in said
+
+
+def test_it_is_quick_with_many_files(many: Packed, base: Path) -> None:
+    root = secure_root(str(base))
+    made = stage(many, root, 2)
+    victim = Path(made.path) / SITE / "large" / "2.bin"
+    started = time.monotonic()
+    assert damaged_files(made.path, 2) == []
+    assert time.monotonic() - started < 20
+    rewritten(victim)
+    assert set(found(Path(made.path))) == {f"{SITE}/large/2.bin"}
+
+
+# --- out of service ------------------------------------------------------------------------------
+
+
+def test_a_discarded_environment_is_made_anew(single: Packed, base: Path) -> None:
+    root = secure_root(str(base))
+    made = stage(single, root)
+    victim = next((Path(made.path) / SITE / "single").glob("*.py"))
+    rewritten(victim)
+    assert stage(single, root).reused  # nothing looks at every byte on the way
+    assert damaged_files(made.path, 1) != []
+    assert discard(root, single.manifest.id)
+    assert not os.path.exists(made.path)
+    assert os.listdir(os.path.join(root, "incoming")) == []
+    assert not discard(root, single.manifest.id)
+    assert not stage(single, root).reused
+    assert damaged_files(made.path, 1) == []
+
+
+def test_a_damaged_file_is_not_linked_again_from_an_older_environment(
+    store: Store,
+    zstd_wheel: Wheel | None,
+    tmp_path_factory: pytest.TempPathFactory,
+    base: Path,
+) -> None:
+    folder = tmp_path_factory.mktemp("shared")
+    first, second = make_wheel(folder, "first"), make_wheel(folder, "second")
+    older = make_bundle(store, [first], decompressor=zstd_wheel, name="older")
+    newer = make_bundle(store, [first, second], decompressor=zstd_wheel, name="newer")
+    root = secure_root(str(base))
+
+    stage(older, root)
+    made = stage(newer, root)
+    assert made.linked > 0
+    rewritten(next((Path(made.path) / SITE / "first").glob("*.py")))
+    assert damaged_files(made.path, 1) != []
+    assert discard(root, newer.manifest.id)
+    again = stage(newer, root)
+    assert again.linked == 0
+    assert damaged_files(again.path, 1) == []
+    # The older one has the same damage, and is told so; it is not silently taken away.
+    assert damaged_files(os.path.join(root, "envs", older.manifest.id), 1) != []
+
+
+def test_one_that_is_in_use_stays(copy: Path) -> None:
+    root = str(copy.parents[1])
+    assert os.path.basename(root) == OWN
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
+        "from bundle.environment.unpack import using\n"
+        f"with using({root!r}, {copy.name!r}):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    user = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert user.stdout.readline() == "held\n"
+        with pytest.raises(NodeError, match="a job on this node is using it"):
+            discard(root, copy.name)
+        assert found(copy) == {}  # to look at it is possible all the same
+    finally:
+        user.communicate()
+    with using(root, copy.name), pytest.raises(NodeError):
+        discard(root, copy.name)
+    assert discard(root, copy.name)

@@ -1,0 +1,322 @@
+"""The look at a node before anything is sent: through a real agent, and its own parts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.checks import preflight
+from bundle.environment import unpack
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import room_for
+from bundle.node import locks
+from bundle.node.root import secure_root
+from bundle.protocol.problem import NodeError
+from bundle.protocol.requires import Requires
+from bundle.system import network
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, OWN, make_bundle
+from tests.support.jobs import ask, job_for
+from tests.support.wheelhouse import make_wheel
+
+REPO = Path(__file__).resolve().parents[3]
+PORTS = range(network.port_for("4711"), network.port_for("4711") + 64)
+"""Of a job of this number; the first is another one's where tests run side by side."""
+
+
+def whats(event: dict[str, Any]) -> list[str]:
+    return [problem["what"] for problem in event["problems"]]
+
+
+def test_preflight_tells_all_that_later_phases_need(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    code, (event,) = ask(program, "preflight", job_for(single, tmp_path))
+    assert (code, event["v"], event["event"], event["node"]) == (0, 1, "preflight", "local1")
+    assert (event["ok"], event["problems"], event["proj"], event["pkgs"]) == (True, [], True, True)
+    assert event["root"] == f"{os.environ['STAGER_NODE_ROOT']}/stager-{os.geteuid()}"
+    assert os.access(event["python"], os.X_OK)
+    assert event["address"] == "127.0.0.1"
+    assert event["port"] in PORTS
+    assert event["host"]["cpus"] >= 1
+    assert event["seconds"] >= 0
+
+
+def test_preflight_reports_every_problem_at_once(
+    single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGER_NODE_ROOT", str(tmp_path / "absent"))
+    job = job_for(
+        single,
+        tmp_path,
+        requires=Requires(python="3.77", machine="pdp11", libc="glibc", libc_version="2.99"),
+        run_dir=str(tmp_path / "gone"),
+    )
+    code, (event,) = ask(program, "preflight", job)
+    assert (code, event["ok"]) == (3, False)
+    assert whats(event) == [
+        "no directory on this node can hold the environment",
+        "there is no CPython 3.77, which the bundle was built for",
+        "the bundle is for another machine",
+        "the node's C library is too old",
+    ]
+    assert event["proj"] is False
+
+
+def test_a_bundle_that_the_node_cannot_see_is_to_be_placed(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    job = job_for(single, tmp_path, bundle=str(tmp_path / "elsewhere.tar"))
+    code, (event,) = ask(program, "preflight", job)
+    assert (code, event["ok"], event["pkgs"]) == (0, True, False)
+
+
+def test_a_port_that_is_taken_is_passed_over(single: Packed, program: Path, tmp_path: Path) -> None:
+    preferred = network.port_for("4711")
+    with socket.create_server(("127.0.0.1", preferred)):
+        _, (event,) = ask(program, "preflight", job_for(single, tmp_path))
+    assert event["ok"] is True
+    assert event["port"] not in (0, preferred)
+    assert network.FIRST_PORT <= event["port"] <= network.LAST_PORT
+
+
+def test_every_node_could_become_the_head(single: Packed, program: Path, tmp_path: Path) -> None:
+    """Where nodes that fail are left out."""
+    _, (event,) = ask(program, "preflight", job_for(single, tmp_path), node_rank=1)
+    assert event["address"] == "127.0.0.1"
+    assert event["port"] in PORTS
+
+
+def test_where_a_node_cannot_be_reached_matters_for_the_first_alone(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    job = job_for(single, tmp_path, allocation="slurm")
+    job = replace(job, launch=replace(job.launch, interface="nosuch0"))
+    asked = [ask(program, "preflight", job, node_rank=rank)[1][0] for rank in (0, 1)]
+    assert len(asked[0]["problems"]) == 1
+    assert "nosuch0" in str(asked[0]["problems"][0])
+    assert (asked[1]["ok"], asked[1]["address"], asked[1]["port"]) == (True, "", 0)
+
+
+def test_the_marker_tells_whether_it_is_the_same_directory(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    """A node may have a directory of its own under the run directory's name."""
+    (tmp_path / ".stager-4711-ab").touch()
+    job = job_for(single, tmp_path)
+    seen = {
+        marker: ask(program, "preflight", job, marker=marker)[1][0]["proj"]
+        for marker in (".stager-4711-ab", ".stager-4711-cd", "")
+    }
+    assert seen == {".stager-4711-ab": True, ".stager-4711-cd": False, "": True}
+
+
+# --- what of the bundle is here ------------------------------------------------------------------
+
+
+def about(packed: Packed) -> dict[str, Any]:
+    """What the driver tells of a bundle."""
+    with BundleFile(str(packed.path)) as bundle:
+        manifest = bundle.manifest
+    wheel = manifest.decompressor
+    return {
+        "heads": [layer.head for layer in manifest.layers],
+        "room": [room_for([layer]) for layer in manifest.layers],
+        "size": packed.path.stat().st_size,
+        "wheel": None if wheel is None else [wheel.name, wheel.size],
+    }
+
+
+@pytest.fixture(scope="module")
+def pair(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> tuple[Packed, Packed]:
+    """Two bundles that differ in the second of three wheels."""
+    folder = tmp_path_factory.mktemp("pair")
+    kept = [make_wheel(folder, "aa-steady"), make_wheel(folder, "zz-other")]
+    both = []
+    for version in ("1.0", "2.0"):
+        wheels = [kept[0], make_wheel(folder, "moving", version), kept[1]]
+        both.append(make_bundle(store, wheels, decompressor=zstd_wheel, name="pair"))
+    return both[0], both[1]
+
+
+def staged(packed: Packed) -> str:
+    """Unpack a bundle on this node; its root."""
+    root = secure_root(os.environ["STAGER_NODE_ROOT"])
+    unpack.unpack(
+        str(packed.path), root=root, expected=packed.manifest.id, python=BASE_PYTHON, processes=1
+    )
+    return root
+
+
+def test_what_a_node_lacks_is_told_by_number(
+    pair: tuple[Packed, Packed], program: Path, tmp_path: Path
+) -> None:
+    first, second = pair
+    _, (event,) = ask(program, "preflight", job_for(first, tmp_path), **about(first))
+    assert (event["ready"], event["lacks"]) == (False, [0, 1, 2])
+    assert event["has_wheel"] is (first.manifest.decompressor is None)
+    assert event["rate"] > 0
+    root = staged(first)
+    _, (event,) = ask(program, "preflight", job_for(first, tmp_path), **about(first))
+    assert (event["ready"], event["pkgs"], event["rate"]) == (True, True, None)
+    assert "lacks" not in event
+    _, (event,) = ask(program, "preflight", job_for(second, tmp_path), **about(second))
+    (moving,) = [n for n, layer in enumerate(second.manifest.layers) if layer.name == "moving"]
+    assert (event["ready"], event["lacks"], event["has_wheel"]) == (False, [moving], True)
+    assert event["root"] == root
+
+
+def test_what_is_here_takes_no_room_again(pair: tuple[Packed, Packed], tmp_path: Path) -> None:
+    """All of it would not fit; the one layer that is not here does."""
+    first, second = pair
+    place = os.statvfs(os.environ["STAGER_NODE_ROOT"])
+    much = place.f_bavail * place.f_frsize * 2
+    job = job_for(second, tmp_path, room=(much, 10))
+    asked = about(second)
+    names = [layer.name for layer in second.manifest.layers]
+    asked["room"] = [(1000, 5) if name == "moving" else (much // 2, 5) for name in names]
+    with pytest.raises(NodeError, match="free"):
+        preflight.base_by_need(job, asked)
+    staged(first)
+    assert preflight.base_by_need(job, asked) == os.environ["STAGER_NODE_ROOT"]
+    asked["room"] = [(much, 5)] * 3
+    with pytest.raises(NodeError, match="free"):
+        preflight.base_by_need(job, asked)
+    staged(second)
+    assert preflight.base_by_need(job, asked) == os.environ["STAGER_NODE_ROOT"]
+
+
+def test_a_file_that_is_to_be_sent_needs_room_beside_what_it_makes(
+    single: Packed, tmp_path: Path
+) -> None:
+    place = os.statvfs(os.environ["STAGER_NODE_ROOT"])
+    free = place.f_bavail * place.f_frsize
+    asked = {**about(single), "size": 2 * free}  # others free some meanwhile
+    here = job_for(single, tmp_path)
+    assert preflight.base_by_need(here, asked) == os.environ["STAGER_NODE_ROOT"]
+    elsewhere = replace(here, bundle=str(tmp_path / "elsewhere.tar"))
+    with pytest.raises(NodeError, match="free"):
+        preflight.base_by_need(elsewhere, asked)
+
+
+def test_room_for_several(single: Packed, tmp_path: Path) -> None:
+    place = os.statvfs(os.environ["STAGER_NODE_ROOT"])
+    job = job_for(single, tmp_path, room=(place.f_bavail * place.f_frsize * 2 // 3, 10))
+    assert preflight.base_for(job, os.environ) == os.environ["STAGER_NODE_ROOT"]
+    assert preflight.base_for(job, os.environ, copies=0) == os.environ["STAGER_NODE_ROOT"]
+    with pytest.raises(NodeError, match="free"):
+        preflight.base_for(job, os.environ, copies=2)
+
+
+def test_old_pieces_of_broadcasts_go_and_the_rest_stays(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    job = job_for(single, tmp_path)
+    ask(program, "preflight", job)
+    incoming = Path(os.environ["STAGER_NODE_ROOT"], OWN, "incoming")
+    for name in ("job-7.0", "mine"):
+        (incoming / name).mkdir()
+        (incoming / name / "bundle.tar").write_bytes(b"half")
+    ask(program, "preflight", job)
+    assert sorted(os.listdir(incoming)) == ["job-7.0", "mine"]
+    preflight.sweep(str(incoming.parent), time.time() + 2 * 3600)
+    assert os.listdir(incoming) == ["mine"]
+    shutil.rmtree(incoming)
+
+
+HOLD = """\
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from bundle.node import locks
+held = locks.make_held("".join(sys.argv[2:]))
+print("held", flush=True)
+time.sleep(600)
+"""
+"""Its command line does not name the directory: the lock alone tells of it."""
+
+
+def test_directories_of_tasks_that_are_gone_are_swept(base: Path) -> None:
+    root = Path(secure_root(str(base)))
+    jobs = root / "jobs"
+    left, named, work, exec_ = (jobs / one for one in ("17.0.0", "18.0.0", "17.work", "exec-7"))
+    for folder in (left, named, work, exec_):
+        (folder / "output").mkdir(parents=True)
+    argv = [sys.executable, "-c", HOLD, str(REPO), str(jobs)[:3], str(jobs)[3:] + "/19.0.0"]
+    with (
+        subprocess.Popen(argv, stdout=subprocess.PIPE) as holder,
+        subprocess.Popen(["sleep", "600"], cwd=named) as user,
+    ):
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            preflight.sweep(str(root), time.time())
+            assert sorted(os.listdir(jobs)) == ["17.work", "18.0.0", "19.0.0", "exec-7"]
+        finally:
+            holder.kill()
+            user.kill()
+    preflight.sweep(str(root), time.time())
+    assert sorted(os.listdir(jobs)) == ["17.work", "exec-7"]
+
+
+def test_a_directory_is_swept_or_held_and_never_both(base: Path) -> None:
+    """Two jobs at a time: one makes its directory while the other looks for left-overs."""
+    root = secure_root(str(base))
+    path, done = os.path.join(root, "jobs", "17.0.0"), threading.Event()
+
+    def sweep() -> None:
+        while not done.is_set():
+            preflight.sweep(root, time.time())
+
+    sweeping = threading.Thread(target=sweep)
+    sweeping.start()
+    try:
+        for _ in range(100):
+            held = locks.make_held(path)
+            with open(os.path.join(path, "file"), "w", encoding="ascii"):
+                pass
+            os.remove(os.path.join(path, "file"))
+            os.rmdir(path)
+            os.close(held)
+    finally:
+        done.set()
+        sweeping.join()
+
+
+# --- the line ------------------------------------------------------------------------------------
+
+
+def test_the_line_of_a_node() -> None:
+    place = {"free_bytes": 3_200_000_000, "free_inodes": 1200, "noexec": False}
+    facts = {
+        "proj": True,
+        "pkgs": False,
+        "root": "/tmp/stager-7",
+        "python": "/usr/bin/python3.11",
+        "host": {"node_root": place},
+    }
+    assert preflight.line("hpc07", facts) == (
+        "hpc07 proj=ok pkgs=missing root=/tmp/stager-7 free=3.2GB inodes=1200 exec=ok "
+        "python=/usr/bin/python3.11"
+    )
+    place |= {"noexec": True, "free_inodes": None}
+    assert " inodes=any exec=no " in preflight.line("hpc07", facts)
+
+
+@pytest.mark.parametrize("facts", [{}, {"host": {}}, {"host": None, "python": ""}])
+def test_the_line_of_a_node_that_said_little(facts: dict[str, Any]) -> None:
+    """It failed, or was lost."""
+    assert preflight.line("hpc07", facts) == "hpc07 proj=missing pkgs=missing"

@@ -1,0 +1,320 @@
+"""The probe, in real virtual environments with real decoys around them."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bundle.checks import probe
+from bundle.protocol.problem import Problem
+from bundle.protocol.requires import Requires
+
+REPO = Path(__file__).resolve().parents[3]
+RANK_ENV = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
+
+
+def site(env: Path) -> Path:
+    return env / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def install(folder: Path, name: str, version: str, files: Mapping[str, str]) -> None:
+    """Put a distribution into a folder as an installer does: files, metadata, RECORD."""
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/METADATA", f"{info}/RECORD"])
+    for path, content in {**files, f"{info}/METADATA": metadata, f"{info}/RECORD": record}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare virtual environment; tests copy it, as it is relocatable by way of its links."""
+    folder = tmp_path_factory.mktemp("template") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder
+
+
+@pytest.fixture
+def env(template: Path, tmp_path: Path) -> Path:
+    """An environment with two packages, a namespace and a project."""
+    folder = tmp_path / "env"
+    subprocess.run(["cp", "-a", template, folder], check=True)
+    install(site(folder), "torch", "2.3.1", {"torch/__init__.py": "", "torch/cuda.py": ""})
+    files = {"toy_core.py": "x = 1", "spread/one/deep/__init__.py": "", "_toy.abi3.so": ""}
+    install(site(folder), "toy-package", "1.0", files)
+    (folder / "project" / "mine").mkdir(parents=True)
+    (folder / "project" / "mine" / "__init__.py").touch()
+    return folder
+
+
+def ask(
+    env: Path, packages: list[str], imports: list[str], deep: bool = False, **variables: str
+) -> dict[str, object]:
+    rank_env = {**RANK_ENV, **variables}
+    facts = probe.environment_facts(str(env), packages, imports, rank_env, deep, 30)
+    assert json.loads(json.dumps(facts)) == facts
+    return facts
+
+
+def problems(facts: Mapping[str, object]) -> list[str]:
+    listed = facts["problems"]
+    assert isinstance(listed, list)
+    return [str(Problem.from_json(raw)) for raw in listed]
+
+
+def test_a_sound_environment(env: Path) -> None:
+    imports = ["torch.cuda", "spread.one.deep", "mine", "json", "sys", "zlib"]
+    facts = ask(env, ["Torch", "toy_package"], imports)
+    assert problems(facts) == []
+    assert facts["origin_ok"] is True
+    assert facts["packages"] == {"Torch": "2.3.1", "toy_package": "1.0"}
+    assert facts["python"] == ".".join(str(part) for part in sys.version_info[:3])
+    assert facts["prefix"] == str(env)
+    origins = facts["origins"]
+    assert isinstance(origins, dict)
+    assert origins["torch"] == str(site(env) / "torch" / "__init__.py")
+    assert origins["torch.cuda"] == str(site(env) / "torch" / "cuda.py")
+    assert origins["_toy"] == str(site(env) / "_toy.abi3.so")
+    assert origins["mine"] == str(env / "project" / "mine" / "__init__.py")
+
+
+def test_a_quick_probe_imports_nothing_a_deep_one_does(env: Path) -> None:
+    (site(env) / "torch" / "__init__.py").write_text("raise RuntimeError('no driver')")
+    assert problems(ask(env, ["torch"], ["torch.cuda"])) == []
+    said = problems(ask(env, ["torch"], ["torch.cuda", "spread.one.deep", "toy_core"], deep=True))
+    assert len(said) == 1
+    assert "torch.cuda: the module cannot be imported; RuntimeError: no driver" in said[0]
+
+
+def test_all_that_is_missing_is_named(env: Path) -> None:
+    (site(env) / "toy_core.py").unlink()
+    said = problems(ask(env, ["torch", "toy-package", "absent"], ["torch.absent", "none.at.all"]))
+    assert len(said) == 4
+    assert "toy-package: the package is incomplete; there is no module toy_core" in said[0]
+    assert "absent: the package is missing" in said[1]
+    assert "torch.absent: the module is missing" in said[2]
+    assert "none.at.all: the module is missing" in said[3]
+
+
+@pytest.mark.parametrize("with_metadata", [True, False])
+def test_a_decoy_on_pythonpath_is_found_out(env: Path, tmp_path: Path, with_metadata: bool) -> None:
+    decoy = tmp_path / "decoy"
+    install(decoy, "torch", "9.9", {"torch/__init__.py": ""})
+    if not with_metadata:
+        subprocess.run(["rm", "-r", decoy / "torch-9.9.dist-info"], check=True)
+    facts = ask(env, ["torch"], ["torch"], PYTHONPATH=str(decoy))
+    assert facts["origin_ok"] is False
+    said = problems(facts)
+    assert f"torch: the module does not come from the environment; found in {decoy}" in said[-1]
+    assert len(said) == 1 + with_metadata
+
+
+def test_a_decoy_namespace_beside_ours_is_found_out(env: Path, tmp_path: Path) -> None:
+    (tmp_path / "decoy" / "spread" / "one" / "deep").mkdir(parents=True)
+    (tmp_path / "decoy" / "spread" / "one" / "deep" / "__init__.py").touch()
+    facts = ask(env, [], ["spread.one.deep"], PYTHONPATH=str(tmp_path / "decoy"))
+    assert facts["origin_ok"] is False
+    facts = ask(env, [], ["spread"], PYTHONPATH=str(tmp_path / "decoy"))
+    assert facts["origin_ok"] is False
+
+
+def test_decoys_elsewhere_do_not_matter(env: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for folder in (home / ".local" / "lib" / version / "site-packages", env):
+        install(folder, "torch", "9.9", {"torch/__init__.py": ""})
+    facts = ask(env, ["torch"], ["torch"], HOME=str(home))
+    assert (problems(facts), facts["packages"]) == ([], {"torch": "2.3.1"})
+
+
+def test_a_link_out_of_the_environment_is_found_out(env: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "checkout"
+    (outside / "edited").mkdir(parents=True)
+    (outside / "edited" / "__init__.py").touch()
+    (site(env) / "edited.pth").write_text(f"{outside}\n")
+    (site(env) / "linked").symlink_to(outside / "edited")
+    assert ask(env, [], ["edited"])["origin_ok"] is False
+    assert ask(env, [], ["linked"])["origin_ok"] is False
+
+
+def test_site_packages_of_the_interpreter_are_not_the_standard_library(env: Path) -> None:
+    config = env / "pyvenv.cfg"
+    config.write_text(config.read_text().replace("= false", "= true"))
+    facts = ask(env, [], ["pip"])
+    if any("missing" in text for text in problems(facts)):
+        pytest.skip("the base interpreter has no pip")
+    assert facts["origin_ok"] is False
+
+
+def test_what_modules_print_does_not_mix_with_the_answer(env: Path) -> None:
+    noisy = "import os; print('{}'); os.write(1, b'noise'); os.system('echo more')"
+    (site(env) / "toy_core.py").write_text(noisy)
+    assert problems(ask(env, ["torch"], ["toy_core"], deep=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "why", "fix"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "ended by SIGSEGV, importing toy_core", "again"),
+        ("import os; os.kill(os.getpid(), 4)", "ended by SIGILL", "lacks instructions"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "out of memory"),
+        ("import os; os._exit(3)", "exit status 3, importing toy_core", "again"),
+    ],
+)
+def test_an_import_that_ends_the_interpreter(env: Path, code: str, why: str, fix: str) -> None:
+    (site(env) / "toy_core.py").write_text(code)
+    facts = ask(env, ["torch"], ["torch", "toy_core"], deep=True)
+    said = problems(facts)
+    assert facts["origin_ok"] is False
+    assert len(said) == 1
+    assert why in said[0]
+    assert fix in said[0]
+
+
+def test_an_import_that_leaves_or_hangs(env: Path) -> None:
+    (site(env) / "toy_core.py").write_text("import sys; sys.exit('no licence')")
+    assert "SystemExit: no licence" in problems(ask(env, [], ["toy_core"], deep=True))[0]
+    (site(env) / "toy_core.py").write_text("import time; time.sleep(300)")
+    facts = probe.environment_facts(str(env), [], ["toy_core"], RANK_ENV, True, 2)
+    assert "took more than 2 s, importing toy_core" in problems(facts)[0]
+
+
+def test_what_a_module_leaves_running_does_not_hold_the_answer_up(env: Path) -> None:
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start()"
+    (site(env) / "toy_core.py").write_text(code)
+    assert problems(ask(env, [], ["toy_core"], deep=True)) == []
+
+
+def test_an_environment_that_is_not_there_or_not_python(tmp_path: Path) -> None:
+    facts = ask(tmp_path / "absent", [], [])
+    assert "cannot be started (No such file or directory)" in problems(facts)[0]
+    program = tmp_path / "bin" / "python"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho hello\n")
+    program.chmod(0o755)
+    assert "is not usable; it answered: hello" in problems(ask(tmp_path, [], []))[0]
+
+
+# --- the line ------------------------------------------------------------------------------------
+
+
+def test_the_line_of_a_good_node() -> None:
+    packages = {"numpy": "1.26.4", "extra": "1", "datasets": "2.19.0", "transformers": "4.41.2"}
+    facts = {"node": "hpc09", "python": "3.11.7", "problems": []}
+    assert probe.probe_line({**facts, "packages": {**packages, "torch": "2.3.1"}}) == (
+        "NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2 datasets 2.19.0 numpy 1.26.4"
+    )
+    assert probe.probe_line({**facts, "packages": {"numpy": "2", "x": "1"}}) == (
+        "NODE hpc09 OK -> PY 3.11 numpy 2"
+    )
+    letters = dict.fromkeys("abcdefgh", "1")
+    assert probe.probe_line({**facts, "packages": {"z": None, **letters}}) == (
+        "NODE hpc09 OK -> PY 3.11 a 1 b 1 c 1 d 1 e 1 f 1"
+    )
+    assert probe.probe_line({**facts, "packages": {}}) == "NODE hpc09 OK -> PY 3.11"
+
+
+def test_the_line_of_a_bad_node() -> None:
+    listed = [Problem(what, "torch", "why", "fix").to_json() for what in ("first", "second")]
+    facts = {"node": "hpc09", "python": "3.11.7", "packages": {}, "problems": listed}
+    assert probe.probe_line(facts) == "NODE hpc09 FAILED -> torch: first; why; fix"
+
+
+# --- what a bundle requires ----------------------------------------------------------------------
+
+HOST = {"hostname": "n1", "machine": "x86_64", "libc": "glibc", "libc_version": "2.28"}
+
+
+@pytest.mark.parametrize(
+    ("needs", "why"),
+    [
+        (("x86_64", "glibc", "2.28"), []),
+        (("x86_64", "glibc", "2.5"), []),
+        (("x86_64", "glibc", "2.31"), ["needs glibc 2.31 or newer, the node has 2.28"]),
+        (("x86_64", "musl", "1.2"), ["needs musl 1.2, the node has glibc 2.28"]),
+        (("aarch64", "glibc", "2.28"), ["is for aarch64, the node is x86_64"]),
+        (("aarch64", "glibc", "2.39"), ["is for aarch64", "needs glibc 2.39"]),
+    ],
+)
+def test_requirements(needs: tuple[str, str, str], why: list[str]) -> None:
+    found = probe.check_requires(Requires("3.11", *needs), HOST)
+    assert len(found) == len(why)
+    for problem, text in zip(found, why, strict=True):
+        assert text in problem.why
+        assert problem.where == "n1"
+
+
+def test_this_machine_meets_what_it_is() -> None:
+    facts = probe.host_facts()
+    own = Requires("3.11", os.uname().machine, str(facts["libc"]), str(facts["libc_version"]))
+    assert probe.check_requires(own, facts) == []
+
+
+# --- as it is shipped ----------------------------------------------------------------------------
+
+
+def python39() -> str:
+    """A Python 3.9, the oldest the far side runs on."""
+    folders = [Path(folder) for folder in os.environ["PATH"].split(":")]
+    for shims in [folder for folder in folders if folder.name == "shims"]:  # pyenv's
+        folders += sorted(shims.parent.glob("versions/3.9.*/bin"))
+    for folder in folders:
+        program = folder / "python3.9"
+        if (
+            program.exists()
+            and not subprocess.run(
+                [program, "-c", "pass"], capture_output=True, check=False
+            ).returncode
+        ):
+            return str(program)
+    pytest.skip("this machine has no Python 3.9")
+
+
+@pytest.mark.parametrize("which", ["3.9", "own"])
+def test_from_a_zip_without_site(env: Path, tmp_path: Path, which: str) -> None:
+    program = python39() if which == "3.9" else sys.executable
+    main = f"""
+import json, sys
+from bundle.system import files as fs, network as net
+from bundle.checks import probe
+from bundle.node import interpreter
+from bundle.node.root import secure_root
+version = ".".join(str(part) for part in sys.version_info[:2])
+root = secure_root(fs.choose_base({str(tmp_path)!r}, 1, 1, {{}}))
+facts = probe.environment_facts({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
+print(json.dumps({{
+    "version": version,
+    "root": root,
+    "base": interpreter.find(version),
+    "host": probe.host_facts(root),
+    "line": probe.probe_line({{**facts, "node": "n1"}}),
+    "port": net.free_port(net.port_for("7")),
+    "link": net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,
+    "advertised": net.interface_for("127.0.0.1").interface,
+}}))
+"""
+    with zipfile.ZipFile(tmp_path / "node.pyz", "w") as archive:
+        archive.writestr("__main__.py", main)
+        for path in (REPO / "bundle").rglob("*.py"):
+            archive.write(path, path.relative_to(REPO))
+    done = subprocess.run(
+        [program, "-I", "-S", "node.pyz"],
+        cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert said["version"] == ("3.9" if which == "3.9" else own)
+    assert said["root"] == str(tmp_path / f"stager-{os.geteuid()}")
+    assert said["base"] == os.path.realpath(said["base"])
+    assert said["base"].endswith(f"python{said['version']}")
+    assert said["line"] == f"NODE n1 OK -> PY {own} torch 2.3.1"
+    assert said["port"] >= 61007
+    assert (said["link"], said["advertised"]) == ("127.0.0.1", "lo")
+    assert said["host"]["node_root"]["mode"] == "0700"

@@ -1,0 +1,225 @@
+"""The driver: a job's phases on real local nodes, what it prints, keeps and returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.format.archive import BundleFile
+from bundle.protocol.digest import Digest
+from bundle.protocol.job import Job
+from stager.pack.bundle import Packed
+from tests.support.bundles import forge
+from tests.support.jobs import job_for
+from tests.support.namespaces import entering
+from tests.support.processes import living, until
+
+
+def driver(program: Path, job: Job, *prefix: str) -> list[str]:
+    """The command line that drives a job."""
+    file = Path(job.run_dir) / "job.json"
+    file.write_text(json.dumps(job.to_json()))
+    return [*prefix, sys.executable, "-I", "-S", str(program), "drive", str(file)]
+
+
+def drive(program: Path, job: Job, *prefix: str) -> tuple[int, list[dict[str, Any]], str]:
+    """Exit status, events and talk of a driven job."""
+    argv = driver(program, job, *prefix)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def problems(result: dict[str, Any]) -> dict[str, list[str]]:
+    return {node: [one["what"] for one in found] for node, found in result["problems"].items()}
+
+
+def test_a_job_goes_through_its_phases(single: Packed, program: Path, tmp_path: Path) -> None:
+    code, events, said = drive(program, job_for(single, tmp_path))
+    assert (code, said) == (0, "")
+    assert all((event["v"], event["job_id"]) == (1, "4711") for event in events)
+    begun = [event["phase"] for event in events if event["event"] == "begin"]
+    ended = [event["phase"] for event in events if event["event"] == "end"]
+    assert begun == ended == ["preflight", "place", "unpack", "probe"]
+    for phase in ("preflight", "unpack", "probe"):
+        answers = {event["node"]: event for event in events if event["event"] == phase}
+        assert set(answers) == {"local1", "local2"}
+        assert all(answer["ok"] and answer["phase"] == phase for answer in answers.values())
+    result = events[-1]
+    assert (result["event"], result["ok"], result["interrupted"]) == ("result", True, False)
+    assert (result["problems"], result["bytes_broadcast"], result["logs_lost"]) == ({}, 0, [])
+    assert set(result["seconds"]) == set(begun)
+
+
+def test_told_to_end_before_there_is_a_log_to_say_it_in(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    """The signal comes when the driver makes the directory of its logs."""
+    at = ["-e", "trace=/^mkdir", "-e", "inject=/^mkdir:signal=SIGTERM:when=1"]
+    strace = ["strace", "-o", "/dev/null", *at, "-P", str(tmp_path / "logs")]
+    code, events, said = drive(program, job_for(single, tmp_path), *strace)
+    assert (code, events) == (130, [])
+    assert said == "stager: the job was told to end before it had begun\n"
+
+
+def test_what_a_job_leaves(single: Packed, program: Path, tmp_path: Path) -> None:
+    _, events, _ = drive(program, job_for(single, tmp_path))
+    logs = tmp_path / "logs"
+    assert {path.name for path in logs.iterdir()} - {".gitignore"} == {
+        "events.4711.jsonl",
+        "job.4711.json",
+        "order.4711.tsv",
+        "preflight.4711.txt",
+        "run_wrapper.4711.py",
+        "demo.4711.local1.0.out",
+        "demo.4711.local2.1.out",
+    }
+    kept = (logs / "events.4711.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in kept] == events
+    for number, line in enumerate((logs / "preflight.4711.txt").read_text().splitlines(), 1):
+        own = rf"root=\S+/local{number}/\S+ free=\S+ inodes=\S+ exec=ok python=/\S+"
+        assert re.fullmatch(rf"local{number} proj=ok pkgs=ok {own}", line)
+    job = json.loads((logs / "job.4711.json").read_text())
+    assert job == json.loads((tmp_path / "job.json").read_text())
+    for node in (1, 2):
+        lines = (logs / f"demo.4711.local{node}.{node - 1}.out").read_text().splitlines()
+        assert lines[0].startswith(f"local{node} staged -> /")
+        assert lines[1].startswith(f"NODE local{node} OK -> ")
+    wrapper = (logs / "run_wrapper.4711.py").read_text()
+    assert wrapper == (Path(__file__).resolve().parents[3] / "bundle" / "wrapper.py").read_text()
+
+
+def test_all_problems_of_all_nodes_are_told_and_kept(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    """Nothing is unpacked then."""
+    other = forge(
+        single.path,
+        tmp_path / "other.tar",
+        manifest=lambda raw: raw["requires"].update(python="3.77", machine="pdp11"),
+    )
+    code, events, _ = drive(program, forged(single, other, tmp_path))
+    assert code == 3
+    expected = [
+        "there is no CPython 3.77, which the bundle was built for",
+        "the bundle is for another machine",
+    ]
+    assert problems(events[-1]) == {"local1": expected, "local2": expected}
+    assert [event["phase"] for event in events if event["event"] == "begin"] == ["preflight"]
+    lines = (tmp_path / "logs" / "preflight.4711.txt").read_text().splitlines()
+    assert lines[0].startswith("local1 proj=ok pkgs=ok root=")
+    assert lines[1].startswith("local1 problem: ")
+    assert [line.split()[0] for line in lines] == ["local1"] * 3 + ["local2"] * 3
+
+
+def forged(real: Packed, bundle: Path, folder: Path) -> Job:
+    """The job of another bundle than the real one."""
+    with BundleFile(str(bundle)) as opened:
+        manifest = opened.manifest
+    return job_for(
+        real, folder, bundle=str(bundle), bundle_id=manifest.id, requires=manifest.requires
+    )
+
+
+def test_another_bundle_than_the_job_was_made_for(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    job = job_for(single, tmp_path, bundle_id=Digest("0" * 64))
+    code, events, _ = drive(program, job)
+    assert code == 3
+    assert problems(events[-1]) == {"local1": ["this is another bundle than the job was made for"]}
+
+
+def test_a_bundle_that_is_gone(single: Packed, program: Path, tmp_path: Path) -> None:
+    code, events, _ = drive(program, job_for(single, tmp_path, bundle=str(tmp_path / "gone")))
+    assert code == 3
+    assert problems(events[-1]) == {"local1": ["the bundle cannot be read"]}
+
+
+def test_the_bundle_stays_while_a_job_uses_it(many: Packed, program: Path, tmp_path: Path) -> None:
+    """Whoever clears bundles away asks for the lock that the driver holds."""
+    from stager.pack.existing import clear_away
+
+    job = job_for(many, tmp_path)
+    started = subprocess.Popen(driver(program, job), stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    started.stdout.readline()
+    assert clear_away(many.path) is False
+    started.communicate(timeout=60)
+    assert started.returncode == 0
+    assert many.path.exists()
+
+
+def test_a_log_directory_that_cannot_be_made(single: Packed, program: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, events, said = drive(program, job_for(single, tmp_path, log_dir=str(tmp_path / "file")))
+    assert (code, events) == (1, [])
+    assert "the log directory cannot be written" in said
+    assert "--log-dir" in said
+
+
+def test_a_full_disk_costs_the_logs_and_not_the_job(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "logs").mkdir()
+    mount = f"mount -t tmpfs -o size=16k none '{tmp_path}/logs'"
+    code, events, _ = drive(program, job_for(single, tmp_path), *entering("-m", mount))
+    assert code == 0
+    assert "No space left on device" in events[-1]["logs_fault"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_job_and_its_agents(
+    many: Packed, program: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    argv = driver(program, job_for(many, tmp_path))
+    started = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert started.stdout is not None
+    begun = (line for line in started.stdout if '"phase": "unpack"' in line)
+    assert next(begun, "")
+    started.send_signal(number)
+    out, err = started.communicate(timeout=30)
+    assert (started.returncode, err) == (130, "")
+    result = json.loads(out.splitlines()[-1])
+    assert (result["ok"], result["interrupted"], result["problems"]) == (False, True, {})
+    assert until(lambda: not living(program), 5)
+    roots = Path(os.environ["STAGER_NODE_ROOT"]).glob("*/nodes/*/*")
+    assert [path for root in roots for path in root.glob("envs/*")] == []
+
+
+def test_a_job_whose_listener_goes_away_ends_quietly(
+    many: Packed, program: Path, tmp_path: Path
+) -> None:
+    argv = driver(program, job_for(many, tmp_path))
+    started = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    started.stdout.readline()
+    started.stdout.close()
+    _, err = started.communicate(timeout=30)
+    assert (started.returncode, err) == (130, "")
+    assert until(lambda: not living(program), 5)
+    last = json.loads((tmp_path / "logs" / "events.4711.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["interrupted"]) == ("result", True)
+
+
+def test_a_hangup_that_is_ignored_stays_so(single: Packed, program: Path, tmp_path: Path) -> None:
+    """As under ``nohup``."""
+    argv = driver(
+        program, job_for(single, tmp_path), "/bin/sh", "-c", 'trap "" HUP; exec "$@"', "s"
+    )
+    started = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    started.stdout.readline()
+    started.send_signal(signal.SIGHUP)
+    started.communicate(timeout=60)
+    assert started.returncode == 0

@@ -1,0 +1,255 @@
+"""Bringing files to nodes: who is tried again when ``sbcast`` fails, and what is told of whom.
+
+Real bundles, excerpts and node roots; only the sending itself is a stand-in, as what it does is
+what the tests are about. On a real cluster it is tested in tests/slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from bundle.driver import staging
+from bundle.driver.logs import Logs
+from bundle.driver.state import NodesFailed, State
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Parcel, Requests
+from bundle.format.archive import BundleFile, Excerpt
+from stager.pack.bundle import Packed
+from tests.support.jobs import job_for
+
+NODES = ("n1", "n2", "n3", "n4")
+FULL = "No space left on device"
+
+
+class Sending:
+    """Sends nothing; each time it fails on the nodes that are next in its list."""
+
+    nodes_here = 1
+
+    def __init__(self, *fails: dict[str, str]) -> None:
+        self.fails = list(fails)
+        self.sent: list[tuple[str, ...]] = []
+        self.parcels: list[tuple[Parcel, bytes]] = []
+        self.read: list[tuple[str, ...]] = []
+        self.incoming: list[dict[str, Any]] = []
+        self.lacking: set[str] = set()
+
+    def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
+        assert phase == "unpack"
+        self.read.append(tuple(requests))
+        return self._unpacked(requests, on_event)
+
+    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+        self.sent.append(tuple(requests))
+        self.parcels.append((parcel, Path(parcel.source).read_bytes()))
+        self.incoming.append(next(iter(requests.values()))["incoming"])
+        every = self.fails.pop(0) if self.fails else {}
+        failed = {node: why for node, why in every.items() if node in requests or not node}
+        if not failed:
+            return Delivery({}, self._unpacked(requests, on_event))
+        for node in requests:
+            problem = {"what": "not sent", "where": node, "why": "7 of 9 bytes had arrived"}
+            answer = {"ok": False, "problems": [{**problem, "fix": ""}]}
+            on_event({"v": 1, "event": "unpack", "node": node, **answer})
+        return Delivery(failed, {node: Ended(3, "exit status 3") for node in requests})
+
+    def _unpacked(self, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
+        for node in requests:
+            answer: dict[str, Any] = {"ok": True, "problems": [], "path": "/e", "reused": False}
+            if node in self.lacking:
+                self.lacking.remove(node)
+                answer = {"ok": False, "lacking": True, "problems": []}
+            on_event({"v": 1, "event": "unpack", "node": node, **answer})
+        return {node: Ended(0, "exit status 0") for node in requests}
+
+    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+        raise NotImplementedError
+
+    def ended_by(self) -> str:
+        return ""
+
+    def hurry(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def planned(
+    packed: Packed, folder: Path, transport: Sending, facts: dict[str, dict[str, Any]]
+) -> Iterator[State]:
+    """A state whose plan is made, as the preflight found the nodes."""
+    job = job_for(packed, folder, nodes=tuple(facts))
+    state = State(job, Logs(job))
+    state.transport = transport
+    state.facts = {
+        node: {"ready": False, "rate": None, "root": "/r", "python": "/p", **one}
+        for node, one in facts.items()
+    }
+    with BundleFile(str(packed.path)) as state.bundle:
+        staging.decide(state)
+        yield state
+
+
+def carried_out(packed: Packed, folder: Path, transport: Sending) -> State:
+    """All nodes get the whole bundle, or not."""
+    with planned(packed, folder, transport, {node: {} for node in NODES}) as state:
+        staging.carry_out(state)
+    return state
+
+
+def whys(state: State) -> dict[str, str]:
+    return {
+        node: answer["problems"][0]["why"]
+        for node, answer in state.answers.items()
+        if not answer["ok"]
+    }
+
+
+def test_when_all_goes_well_it_is_sent_once(single: Packed, tmp_path: Path) -> None:
+    transport = Sending()
+    state = carried_out(single, tmp_path, transport)
+    assert transport.sent == [NODES]
+    size = single.path.stat().st_size
+    ((parcel, data),) = transport.parcels
+    assert parcel == Parcel(str(single.path), "/r/incoming/job-4711.0/bundle.tar", size)
+    assert data == single.path.read_bytes()
+    assert transport.incoming == [
+        {"target": parcel.target, "manifest": None, "members": [], "size": size}
+    ]
+    assert (whys(state), state.bytes_sent, list(state.answers)) == ({}, size, list(NODES))
+
+
+def test_nodes_that_failed_are_left_aside_and_tried_alone(single: Packed, tmp_path: Path) -> None:
+    """A node that is full fails again; one that had a bad moment does not."""
+    transport = Sending({"n2": FULL, "n3": "Timed out"}, {}, {"n2": FULL}, {})
+    state = carried_out(single, tmp_path, transport)
+    assert transport.sent == [NODES, ("n1", "n4"), ("n2",), ("n3",)]
+    assert whys(state) == {"n2": f"sbcast says: {FULL}; 7 of 9 bytes had arrived"}
+    (problem,) = state.answers["n2"]["problems"]
+    assert problem["what"] == "the bundle could not be sent to the node"
+    assert "/r/incoming" in problem["fix"]
+    assert "--exclude=n2" in problem["fix"]
+    assert state.bytes_sent == 2 * single.path.stat().st_size
+
+
+def test_when_it_fails_everywhere_each_is_tried_alone(single: Packed, tmp_path: Path) -> None:
+    transport = Sending(dict.fromkeys(NODES, FULL), {"n1": FULL}, {}, {"n3": FULL}, {})
+    state = carried_out(single, tmp_path, transport)
+    assert transport.sent == [NODES, *((node,) for node in NODES)]
+    assert set(whys(state)) == {"n1", "n3"}
+
+
+def test_when_no_node_is_named_all_are_tried_once_more(single: Packed, tmp_path: Path) -> None:
+    broken = {"": "sbcast: error: something odd"}
+    transport = Sending(broken)
+    assert whys(carried_out(single, tmp_path / "1", transport)) == {}
+    assert transport.sent == [NODES, NODES]
+    transport = Sending(broken, broken)
+    state = carried_out(single, tmp_path / "2", transport)
+    assert transport.sent == [NODES, NODES]
+    assert whys(state) == dict.fromkeys(
+        NODES, "sbcast says: sbcast: error: something odd; 7 of 9 bytes had arrived"
+    )
+
+
+def test_one_that_fails_only_the_second_time(single: Packed, tmp_path: Path) -> None:
+    """The others get it in a third try; nobody is left without an answer."""
+    transport = Sending({"n2": FULL}, {"n3": FULL}, {}, {"n2": FULL}, {"n3": FULL})
+    state = carried_out(single, tmp_path, transport)
+    assert set(state.answers) == set(NODES)
+    assert [node for node, answer in state.answers.items() if answer["ok"]] == ["n1", "n4"]
+    assert whys(state)["n3"].startswith(f"sbcast says: {FULL}")
+    assert whys(state)["n2"].startswith(f"sbcast says: {FULL}")
+
+
+def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Path) -> None:
+    transport = Sending()
+    facts = {
+        "n1": {"ready": True},
+        "n2": {"lacks": [1], "has_wheel": True},
+        "n3": {"lacks": [], "has_wheel": True},
+        "n4": {"lacks": [], "has_wheel": True, "root": "/elsewhere"},
+    }
+    with planned(standard, tmp_path, transport, facts) as state:
+        staging.carry_out(state)
+    assert transport.read == [("n1",)]
+    assert transport.sent == [("n2", "n3"), ("n4",)]
+    targets = [parcel.target for parcel, _ in transport.parcels]
+    assert targets == [
+        "/r/incoming/job-4711.1/bundle.tar",
+        "/elsewhere/incoming/job-4711.2/bundle.tar",
+    ]
+    assert state.plan is not None
+    assert state.bytes_sent == state.plan.bytes
+    for (parcel, data), incoming in zip(transport.parcels, transport.incoming, strict=True):
+        assert len(data) == parcel.size == incoming["size"]
+        path = tmp_path / "again.tar"
+        path.write_bytes(data)
+        excerpt = Excerpt(incoming["manifest"].encode(), frozenset(incoming["members"]))
+        with BundleFile(str(path), standard.manifest.id, excerpt):
+            pass
+    assert not any(os.path.exists(parcel.source) for parcel, _ in transport.parcels)
+    assert (whys(state), list(state.answers)) == ({}, ["n1", "n2", "n3", "n4"])
+
+
+def test_a_node_whose_older_environment_has_gone_gets_all_of_it(
+    standard: Packed, tmp_path: Path
+) -> None:
+    transport = Sending()
+    transport.lacking = {"n2"}
+    facts = {node: {"lacks": [1], "has_wheel": True} for node in ("n1", "n2")}
+    with planned(standard, tmp_path, transport, facts) as state:
+        staging.carry_out(state)
+    assert transport.sent == [("n1", "n2"), ("n2",)]
+    assert transport.parcels[1][0].source == str(standard.path)
+    assert transport.incoming[1]["manifest"] is None
+    assert whys(state) == {}
+
+
+def test_nodes_that_were_left_out_are_not_served(single: Packed, tmp_path: Path) -> None:
+    transport = Sending()
+    facts: dict[str, dict[str, Any]] = {node: {} for node in NODES}
+    facts["n4"]["root"] = "/elsewhere"
+    with planned(single, tmp_path, transport, facts) as state:
+        state.job = job_for(single, tmp_path, nodes=("n1", "n3"))
+        staging.carry_out(state)
+    assert transport.sent == [("n1", "n3")]
+
+
+def test_the_plan_is_told(
+    single: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with planned(single, tmp_path, Sending(), {"n1": {}}) as state:
+        (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert told["event"] == "plan"
+    assert told["why"] == "broadcast to 1 node: n1 cannot see the bundle"
+    (layer,) = single.manifest.layers
+    size = single.path.stat().st_size
+    work = {"sent": size, "bytes": layer.unpacked_size, "files": layer.files, "linked": 0}
+    group = {
+        "nodes": ["n1"],
+        "how": "broadcast",
+        "bytes": size,
+        "layers": [layer.name],
+        "work": work,
+    }
+    assert (told["bytes"], told["groups"], told["cpus"]) == (size, [group], 1)
+    assert told["forecast"]["measured"] is False
+    seconds = told["forecast"]["seconds"]
+    assert seconds["total"] > seconds["stage"] > seconds["send"] > 0
+    kept = ("why", "bytes", "groups", "cpus", "forecast")
+    assert state.result["plan"] == {key: told[key] for key in kept}
+
+
+def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path) -> None:
+    job = job_for(single, tmp_path, nodes=("n1",), stage="never")
+    state = State(job, Logs(job))
+    state.transport = Sending()
+    state.facts = {"n1": {"ready": False, "rate": None, "root": "/r"}}
+    with pytest.raises(NodesFailed, match="n1"):
+        staging.decide(state)

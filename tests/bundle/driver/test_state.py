@@ -1,0 +1,370 @@
+"""What the driver makes of answers: several tasks, none, nodes that may be left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from bundle.driver import driver
+from bundle.driver.logs import Logs
+from bundle.driver.state import NodesFailed, State
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Parcel, Requests
+from bundle.protocol.job import Job, Launch
+from bundle.protocol.problem import Problem
+from stager.pack.bundle import Packed
+from tests.support.jobs import LAUNCH, job_for
+
+NODES = ("n1", "n2", "n3")
+
+
+class Scripted:
+    """A transport whose nodes say what the test wants."""
+
+    nodes_here = 1
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.ended: dict[str, Ended] = {}
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
+        self.asked.append((phase, {node: dict(one) for node, one in requests.items()}))
+        for event in self.events:
+            on_event({"v": 1, "problems": [], **event})
+        return {node: self.ended.get(node, Ended(0, "exit status 0")) for node in requests}
+
+    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+        raise NotImplementedError
+
+    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+        raise NotImplementedError
+
+    def ended_by(self) -> str:
+        return ""
+
+    def hurry(self) -> None:
+        pass
+
+
+def state_of(job: Job) -> State:
+    state = State(job, Logs(job))
+    state.transport = Scripted()
+    return state
+
+
+@pytest.fixture
+def job(single: Packed, tmp_path: Path) -> Job:
+    return job_for(single, tmp_path, nodes=NODES)
+
+
+def asked(state: State, phase: str, *events: dict[str, Any], **ended: Ended) -> None:
+    transport = state.transport
+    assert isinstance(transport, Scripted)
+    transport.events, transport.ended = list(events), ended
+    state.ask(phase, lambda node: {"extra": node})
+
+
+def said(node: str, *, ok: bool = True, phase: str = "launch", **more: Any) -> dict[str, Any]:
+    return {"event": phase, "node": node, "ok": ok, **more}
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+# --- asking --------------------------------------------------------------------------------------
+
+
+def test_each_node_is_asked_for_its_own_part(job: Job) -> None:
+    state = state_of(job)
+    asked(state, "probe", *(said(node, phase="probe") for node in reversed(NODES)))
+    assert isinstance(state.transport, Scripted)
+    ((phase, requests),) = state.transport.asked
+    assert phase == "probe"
+    assert requests == {
+        node: {
+            "v": 1,
+            "job": job.to_json(),
+            "node": node,
+            "node_rank": rank,
+            "nodes_here": 1,
+            "extra": node,
+        }
+        for rank, node in enumerate(NODES)
+    }
+    assert list(state.answers) == list(NODES)  # in the nodes' order, not in that of the answers
+
+
+def test_a_node_that_says_nothing_is_lost(job: Job) -> None:
+    state = state_of(job)
+    gone = Ended(-9, "Slurm lost the node (node failure)", "leave it out")
+    asked(state, "launch", said("n1", exit_code=0), said("n3", exit_code=0), n2=gone)
+    answer = state.answers["n2"]
+    assert (answer["ok"], answer["lost"], answer["exit_code"]) == (False, True, -9)
+    assert Problem.from_json(answer["problems"][0]) == Problem(
+        "launch gave no answer", "n2", "Slurm lost the node (node failure)", "leave it out"
+    )
+    assert state.lost_node == "n2"
+    assert state.task_codes == {"0": 0, "1": -9, "2": 0}
+    with pytest.raises(NodesFailed, match=r"^n2$"):
+        state.fail_if_any()
+
+
+def test_without_better_advice_the_log_is_named(job: Job) -> None:
+    state = state_of(job)
+    asked(state, "probe", said("n1"), n2=Ended(1, "exit status 1"))
+    assert state.answers["n2"]["problems"][0]["fix"] == f"see its log in {job.log_dir}"
+
+
+def native(job: Job) -> State:
+    state = state_of(replace(job, nodes=NODES[:2], launch=replace(job.launch, launcher="srun")))
+    state.nproc = 2
+    return state
+
+
+def test_the_answers_of_several_tasks_are_one(job: Job) -> None:
+    """Where Slurm starts the ranks each has an agent of its own."""
+    state = native(job)
+    failure = {"rank": 3, "exit_code": 7}
+    asked(
+        state,
+        "launch",
+        said("n2", ok=False, exit_code=7, task=3, failures=[failure], tail=["raised"]),
+        said("n1", exit_code=0, task=0),
+        said("n1", exit_code=0, task=1),
+        said("n2", exit_code=0, task=2),
+    )
+    assert state.task_codes == {"0": 0, "1": 0, "2": 0, "3": 7}
+    assert state.answers["n1"]["ok"]
+    answer = state.answers["n2"]
+    assert (answer["ok"], answer["exit_code"], answer["tasks"]) == (False, 7, 2)
+    assert (answer["failures"], answer["tail"]) == ([failure], ["raised"])
+    assert not answer["lost"]
+
+
+def test_one_task_of_a_node_that_says_nothing(job: Job) -> None:
+    state = native(job)
+    asked(
+        state,
+        "launch",
+        *(said("n1", exit_code=0, task=task) for task in (0, 1)),
+        said("n2", exit_code=0, task=2),
+        n2=Ended(-9, "task 3: Killed"),
+    )
+    answer = state.answers["n2"]
+    assert (answer["ok"], answer["lost"], answer["exit_code"]) == (False, True, -9)
+    assert [one["why"] for one in answer["problems"]] == ["task 3: Killed"]
+    assert state.task_codes == {"0": 0, "1": 0, "2": 0, "3": -9}
+
+
+def test_one_answer_of_a_node_is_enough_in_all_other_phases(job: Job) -> None:
+    state = native(job)
+    asked(state, "probe", said("n1", phase="probe"), said("n2", phase="probe"))
+    assert all(answer["ok"] for answer in state.answers.values())
+
+
+# --- leaving nodes out ---------------------------------------------------------------------------
+
+
+def settings(min_nodes: int | None, elastic: tuple[int, int] | None) -> dict[str, Any]:
+    launch: Launch = replace(LAUNCH, elastic=elastic)
+    return {"min_nodes": min_nodes, "launch": launch}
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "elastic", "bad", "left"),
+    [
+        (None, None, [], NODES),
+        (None, None, ["n2"], None),
+        (2, None, ["n2"], ("n1", "n3")),
+        (2, None, ["n1"], ("n2", "n3")),
+        (2, None, ["n1", "n2"], None),
+        (1, None, ["n1", "n2"], ("n3",)),
+        (1, None, ["n1", "n2", "n3"], None),
+        (3, None, ["n2"], None),
+        (None, (2, 3), ["n2"], ("n1", "n3")),
+        (None, (2, 3), ["n2", "n3"], None),
+        (1, (2, 3), ["n2", "n3"], ("n1",)),
+    ],
+)
+def test_who_may_be_left_out(
+    job: Job,
+    capsys: pytest.CaptureFixture[str],
+    min_nodes: int | None,
+    elastic: tuple[int, int] | None,
+    bad: Sequence[str],
+    left: tuple[str, ...] | None,
+) -> None:
+    state = state_of(replace(job, **settings(min_nodes, elastic)))
+    state.facts = {node: {"root": node} for node in NODES}
+    problem = Problem("it is broken", "there", "of itself", "mend it")
+    state.answers = {
+        node: {
+            "ok": node not in bad,
+            "problems": [problem.to_json()] if node in bad else [],
+        }
+        for node in NODES
+    }
+    if left is None:
+        with pytest.raises(NodesFailed) as caught:
+            state.leave_out_or_fail()
+        assert set(caught.value.answers) == set(bad)
+        assert state.job.nodes == NODES
+        assert printed(capsys) == []
+        return
+    state.leave_out_or_fail()
+    assert state.job.nodes == left
+    assert tuple(state.facts) == tuple(state.answers) == left
+    assert state.left_out == {node: [str(problem)] for node in bad}
+    assert [event["event"] for event in printed(capsys)] == (["left-out"] if bad else [])
+    again = {node: {"ok": node != left[0], "problems": []} for node in left}
+    state.answers = again  # what was left out before counts, too
+    if len(left) - 1 < (min_nodes or 2):
+        with pytest.raises(NodesFailed):
+            state.leave_out_or_fail()
+
+
+# --- events and logs -----------------------------------------------------------------------------
+
+
+def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    state = state_of(job)
+    state.nproc = 2
+    state.emit({"event": "output", "node": "n2", "rank": 3, "text": "mine\ntoo\n"})
+    state.emit({"event": "output", "node": "n2", "rank": None, "text": "torchrun's\n"})
+    state.emit({"event": "output", "node": "n1", "text": "the head's\n"})
+    state.tell("n3", "n3 staged -> /x")
+    logs = {path.name: path.read_text() for path in Path(job.log_dir).glob("*.out")}
+    assert logs == {
+        "demo.4711.n2.3.out": "mine\ntoo\n",
+        "demo.4711.n2.2.out": "torchrun's\n",
+        "demo.4711.n1.0.out": "the head's\n",
+        "demo.4711.n3.4.out": "n3 staged -> /x\n",
+    }
+    (shown,) = printed(capsys)
+    assert (shown["head"], shown["lines"]) == (True, ["the head's"])
+    assert Path(job.log_dir, "events.4711.jsonl").read_text() == ""
+
+
+def test_other_events_are_kept(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    state = state_of(job)
+    state.emit({"event": "note", "text": "some\nthing"})
+    kept = Path(job.log_dir, "events.4711.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in kept] == printed(capsys)
+    assert re.sub(r'"time": [\d.]+, ', "", kept[0]) == (
+        '{"v": 1, "job_id": "4711", "event": "note", "text": "some\\nthing"}'
+    )
+    assert len(kept) == 1
+
+
+def test_a_job_that_is_started_again_goes_on_in_its_logs(job: Job) -> None:
+    for word in ("first", "second"):
+        state_of(job).tell("n1", word)
+    assert Path(job.log_dir, "demo.4711.n1.0.out").read_text() == "first\nsecond\n"
+
+
+def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job) -> None:
+    Path(job.log_dir, "demo.4711.n1.0.out").mkdir(parents=True)
+    state = state_of(job)
+    state.tell("n1", "lost")
+    assert state.logs.fault == "demo.4711.n1.0.out: Is a directory"
+    assert state.losses() == []  # it was the driver's
+    state.emit({"event": "output", "node": "n1", "rank": 0, "text": "so is this"})
+    (loss,) = state.losses()
+    assert (loss["node"], loss["rank"], loss["bytes"]) == ("n1", 0, 10)
+
+
+def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> None:
+    """Lone surrogates, as JSON may have them, and an output that is ASCII only."""
+    state_of(job)
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
+        "from bundle.protocol.job import load\n"
+        "from bundle.driver.logs import Logs\n"
+        "from bundle.driver.state import State\n"
+        "job = load(sys.argv[1])\n"
+        "state = State(job, Logs(job))\n"
+        "state.emit({'event': 'output', 'node': 'n1', 'rank': 0, 'text': '\\u20ac\\n'})\n"
+    )
+    argv = [sys.executable, "-I", "-c", code, f"{job.log_dir}/job.4711.json"]
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(job.log_dir, "demo.4711.n1.0.out").read_text() == "\u20ac\n"
+
+
+# --- what is lost --------------------------------------------------------------------------------
+
+
+def lose(job: Job, *events: dict[str, Any]) -> State:
+    """A launch in which these events came."""
+    state = state_of(job)
+    answer = {"event": "launch", "ok": True, "exit_code": 0}
+    assert isinstance(state.transport, Scripted)
+    state.transport.events = [{**answer, **one} if "sent" in one else one for one in events]
+    state.ask("launch", lambda node: {})
+    return state
+
+
+def test_all_that_was_sent_has_come(job: Job) -> None:
+    said = [{"event": "output", "node": node, "rank": 0, "text": "12345"} for node in NODES]
+    state = lose(job, *said, *({"node": node, "sent": {"0": 5}} for node in NODES))
+    assert state.losses() == []
+
+
+def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
+    state = lose(
+        job,
+        {"event": "output", "node": "n2", "rank": 3, "base64": "AAEC"},
+        {"node": "n2", "task": 0, "sent": {"3": 10, "": 4}},
+        {"event": "lost", "node": "n2", "task": "0", "frames": 2},  # the same, less exactly
+    )
+    found = [(one["node"], one["rank"], one["bytes"]) for one in state.losses()]
+    assert found == [("n2", 3, 7), ("n2", None, 4)]
+    (first, second) = state.loss_problems(state.losses())["n2"]
+    assert first["what"] == "output of rank 3 (7 bytes) is lost"
+    assert second["what"] == "output of the node's ranks (4 bytes) is lost"
+
+
+def test_frames_of_one_that_never_answered_are_counted(job: Job) -> None:
+    state = lose(job, {"event": "lost", "node": "n3", "task": "2", "frames": 5})
+    (loss,) = state.losses()
+    assert (loss["node"], loss["rank"], loss["frames"]) == ("n3", None, 5)
+
+
+def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It crashed amid a message; the group went on without it."""
+    said = [{"node": node, "sent": {}} for node in ("n1", "n2")]
+    half = {"event": "lost", "node": "n3", "task": "0", "frames": 1}
+    codes = []
+    for left_out in {"n3": ["launch gave no answer"]}, {}:
+        state = lose(job, *said, half)
+        state.left_out |= left_out
+        codes.append(driver._conclude(state, {}, interrupted=False))
+    first, second = (one for one in printed(capsys) if one["event"] == "result")
+    assert codes == [0, 3]
+    assert (first["ok"], first["problems"]) == (True, {})
+    assert first["logs_lost"] == second["logs_lost"] != []
+    assert list(second["problems"]) == ["n3"]
+
+
+def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job) -> None:
+    """A last line without an end stays so, unless somebody else writes below it."""
+    state = state_of(job)
+    for rank, text in ((0, "half"), (0, " a line"), (None, "torchrun's\n"), (0, "end")):
+        state.emit({"event": "output", "node": "n1", "rank": rank, "text": text})
+    log = Path(job.log_dir, "demo.4711.n1.0.out")
+    assert log.read_bytes() == b"half a line\ntorchrun's\nend"
+    pieces = Path(job.log_dir, "order.4711.tsv").read_text().splitlines()
+    assert sum(int(line.split("\t")[3]) for line in pieces) == log.stat().st_size

@@ -1,0 +1,166 @@
+"""What is sent to each task of a step: no more than its agents need, and all of that."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bundle.channel import bootstrap
+from bundle.driver.transports import agent_program, slurm_commands
+from stager.pack.compiled_program import with_bytecode
+from stager.pack.program import make_node_program
+
+REPO = Path(__file__).resolve().parents[4]
+AGENT = "bundle/agent/agent.py"
+PROGRAM = make_node_program()
+
+
+def imported(path: str, tree: ast.AST) -> set[str]:
+    """The modules of ours that a part of a module imports at any time, but for types only."""
+    found = set()
+    typing = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    for_types = {id(inner) for node in typing for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not node.level or id(node) in for_types:
+            continue
+        base = (REPO / path).parents[node.level - 1].joinpath(*(node.module or "").split("."))
+        named = [base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)]
+        found |= {one.relative_to(REPO).as_posix() for one in named if one.exists()}
+    return found
+
+
+def needed(path: str, tree: ast.AST | None = None) -> set[str]:
+    return imported(path, tree or ast.parse((REPO / path).read_text()))
+
+
+def of_phase(phase: str) -> set[str]:
+    return {f"bundle/{name}.py" for name in agent_program.OF_PHASES[phase]}
+
+
+@functools.cache
+def of_all() -> set[str]:
+    every = set(agent_program.agent_modules(PROGRAM))
+    return every.difference(*map(of_phase, agent_program.OF_PHASES))
+
+
+def agents_parts() -> Iterator[tuple[str, ast.AST]]:
+    """What an agent does, function by function: phases are imported in theirs."""
+    tree = ast.parse((REPO / AGENT).read_text())
+    inner = {id(node) for part in tree.body for node in ast.walk(part) if part is not node}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and id(node) not in inner:
+            yield node.name, node
+
+
+PHASES_OF = {"_clean": "clean", "_deep": "deep", "_launch": "launch", "_converse": "launch"}
+PHASES_OF |= {"_start_early": "launch", "collect": "collect"}
+"""Which of an agent's functions are called for one phase only."""
+
+
+def test_agents_import_nothing_that_they_are_not_sent() -> None:
+    """At no time: what is missing would be missed on a node only."""
+    for path in of_all() - {AGENT}:
+        assert needed(path) <= of_all(), path
+    for phase in agent_program.OF_PHASES:
+        for path in of_phase(phase):
+            assert needed(path) <= of_all() | of_phase(phase), path
+    for name, tree in agents_parts():
+        own = of_phase(PHASES_OF[name]) if name in PHASES_OF else set()
+        assert needed(AGENT, tree) <= of_all() | own, name
+    for name in [*agent_program.DRIVERS, *(path[:-3] for path in of_all())]:
+        assert (REPO / f"{name}.py").exists(), name
+
+
+@functools.cache
+def compiled_program() -> bytes:
+    return with_bytecode(PROGRAM)
+
+
+@functools.cache
+def started(*phases: str, compiled: bool = False) -> tuple[bytes, str]:
+    """What a step is sent, and its bootstrap program."""
+    made = agent_program.Opening(compiled_program() if compiled else PROGRAM)
+    asked = {"phase": phases[0], "common": {"job": {"nodes": ["n1"]}}, "own": {}}
+    return made.of(phases, asked), made.bootstrap
+
+
+def program_of(sent: bytes) -> bytes:
+    """The zip that an agent is started from."""
+    head, _, rest = sent.partition(b"\n")
+    return bootstrap.zipped(zlib.decompress(rest[: int(head.split()[0])]))
+
+
+@pytest.mark.parametrize("phase", ["verify", *agent_program.OF_PHASES])
+def test_each_module_that_is_sent_imports_with_nothing_else_there(
+    phase: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(program_of(started(phase)[0]))
+    code = f"""
+import importlib, sys, zipfile
+sys.path.insert(0, {str(path)!r})
+names = [name[:-3].replace("/", ".") for name in zipfile.ZipFile({str(path)!r}).namelist()]
+for name in names[1:]:
+    importlib.import_module(name.removesuffix(".__init__"))
+print(len(names))
+"""
+    argv = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert int(done.stdout) > 50
+    assert ("bundle/environment/clean.py" in path.read_bytes().decode(errors="replace")) == (
+        phase == "clean"
+    )
+
+
+def test_what_is_sent_of_a_compiled_program_is_the_same() -> None:
+    for phases in (("verify",), ("run", "launch")):
+        assert started(*phases, compiled=True) == started(*phases)
+
+
+def test_it_is_small() -> None:
+    """The program takes nearly all of what a step is given."""
+    assert len(started("verify")[0]) < 66_000
+    assert len(started("run", "launch")[0]) < 78_000
+    assert len(started("launch")[0]) < 78_000
+    assert len(started("verify", "deep", "launch")[0]) < 83_000
+
+
+def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
+    sent, boot = started("tidy")
+    done = subprocess.run(
+        slurm_commands.starter(boot, "tidy", [sys.executable]),
+        input=sent,
+        capture_output=True,
+        env={"PATH": os.defpath, "SLURMD_NODENAME": "n2"},
+        check=False,
+    )
+    assert done.returncode == 1
+    said = done.stderr.decode()
+    assert "ValueError: 'n2' is not in list" in said
+    (line,) = re.findall(
+        r'File "/proc/self/fd/\d+/bundle/talking/hearing.py", line (\d+), in _own', said
+    )
+    source = (REPO / "bundle/channel/agent_channel.py").read_text().split("\n")
+    assert 'asked["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
+
+
+def test_a_long_request_is_compressed() -> None:
+    short, long = {"phase": "tidy"}, {"phase": "unpack", "manifest": "abc" * 1000}
+    assert json.loads(agent_program.line(short)) == short
+    assert agent_program.line(long).startswith("=")
+    assert len(agent_program.line(long)) < 100

@@ -1,0 +1,178 @@
+"""Talking with a step: real processes that write much, read slowly, ignore us or linger."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from bundle.driver.transports import driver_channel
+from bundle.driver.transports.driver_channel import Conversation
+from bundle.system import processes
+from tests.support.processes import living
+
+
+class Heard:
+    """What came, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def __call__(self, source: str, line: str) -> None:
+        self.lines.append((source, line))
+
+    def until(self, step: Conversation, count: int, seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while len(self.lines) < count and time.monotonic() < end:
+            step.pump(self)
+        assert len(self.lines) >= count, self.lines
+
+    def to_the_end(self, step: Conversation, seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while not step.ended and time.monotonic() < end:
+            step.pump(self)
+        assert step.ended
+
+
+def started(code: str, opening: bytes = b"") -> Conversation:
+    """Talk with a Python program that stands for srun."""
+    return Conversation([sys.executable, "-c", code], os.environ, opening)
+
+
+FRAME = "print('\\x1en1:0 0 0 - . ' + {}, flush=True)\n"
+
+
+def test_a_talk_from_beginning_to_end() -> None:
+    code = (
+        "import sys\n" + FRAME.format("sys.stdin.readline().strip()") + "print('odd', flush=True)\n"
+        "print('srun: error: n1: task 0: Exited with exit code 3', file=sys.stderr, flush=True)\n"
+        + FRAME.format("sys.stdin.readline().strip()")
+        + "sys.exit(3)\n"
+    )
+    heard = Heard()
+    with started(code, b"opening\n") as step:
+        assert (step.code, step.errors, step.faults) == (0, "", {})
+        heard.until(step, 1)
+        assert not step.ended
+        step.tell("go")
+        heard.to_the_end(step)
+        assert step.code == 3
+        assert step.faults == {"n1": "task 0: Exited with exit code 3"}
+        assert (step.oddities(), step.losses()) == (["odd"], {})
+    assert heard.lines == [("n1:0", "opening"), ("n1:0", "go")]
+
+
+def test_a_large_opening_to_one_that_writes_first_and_reads_slowly() -> None:
+    """Neither waits for the other: it would be for ever."""
+    code = (
+        "import os, sys, time\n"
+        "for n in range(30_000): print(f'\\x1en1:0 0 0 - . line {n}')\n"
+        "sys.stdout.flush()\n"
+        "count = 0\n"
+        "while count < 3_000_000:\n"
+        "    count += len(os.read(0, 50_000)); time.sleep(0.002)\n" + FRAME.format("str(count)")
+    )
+    heard = Heard()
+    with started(code, b"x" * 3_000_000) as step:
+        heard.to_the_end(step)
+        assert step.code == 0
+    assert heard.lines == [("n1:0", f"line {n}") for n in range(30_000)] + [("n1:0", "3000000")]
+
+
+def test_one_that_reads_nothing_and_ends() -> None:
+    with started("raise SystemExit(4)", b"x" * 3_000_000) as step:
+        Heard().to_the_end(step)
+        step.tell("go")  # nobody hears it any more
+        step.pump(Heard())
+        assert step.code == 4
+
+
+def test_a_word_to_one_that_has_ended_does_not_keep_us() -> None:
+    heard = Heard()
+    with started("print('\\x1en1:0 0 0 - . done')") as step:
+        heard.until(step, 1)
+        time.sleep(0.3)
+        step.tell("go")
+        heard.to_the_end(step, 5)
+
+
+def test_its_standard_error_is_kept_up_to_a_length() -> None:
+    code = "import sys\nsys.stderr.write('a' * 300_000 + 'the last word')\n"
+    with started(code) as step:
+        Heard().to_the_end(step)
+        assert step.errors.endswith("the last word")
+        assert len(step.errors) == 1 << 18
+
+
+def test_the_end_of_its_standard_input_ends_it() -> None:
+    code = "import sys\nsys.stdin.read()\n" + FRAME.format("'goodbye'") + "sys.exit(7)\n"
+    heard = Heard()
+    with started(code) as step:
+        began = time.monotonic()
+        step.finish(heard, 20)
+        assert time.monotonic() - began < 10
+        assert (step.ended, step.code) == (True, 7)
+    assert heard.lines == [("n1:0", "goodbye")]
+
+
+def test_one_that_ignores_all_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_channel, "_AFTER_SECONDS", 0.5)
+    code = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        + FRAME.format("'deaf'")
+        + "time.sleep(603)\n"
+    )
+    heard = Heard()
+    with started(code) as step:
+        heard.until(step, 1)
+        began = time.monotonic()
+        step.finish(heard, 0.5)
+        assert time.monotonic() - began < 8
+        assert (step.ended, step.code) == (True, -9)
+    assert living("sleep(603)") == []
+
+
+def test_a_pipe_that_another_keeps_open_does_not_keep_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_channel, "_AFTER_SECONDS", 1.0)
+    code = (
+        "import os, sys\n"
+        "print('\\x1en1:0 0 0 - . begun', flush=True)\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        f"    os.environ.pop({processes.MARK!r})\n"
+        "    argv = [sys.executable, '-c', 'import time; time.sleep(20.4)']\n"
+        "    os.execve(argv[0], argv, dict(os.environ))\n"
+    )
+    heard = Heard()
+    try:
+        with started(code) as step:
+            heard.until(step, 1)
+            time.sleep(0.5)
+            assert not step.ended  # something might still come
+            began = time.monotonic()
+            step.finish(heard, 0.5)
+            assert time.monotonic() - began < 6
+            assert step.ended
+    finally:
+        for line in living("time.sleep(20.4)"):
+            assert "sleep" in line  # it ends by itself in a while
+
+
+def test_leaving_the_block_ends_it() -> None:
+    """Politely first, whatever the block raised."""
+    code = "import sys\nsys.stdin.read()\nimport time\ntime.sleep(0.1)\n"
+    with suppress(RuntimeError), started(code) as step:
+        raise RuntimeError("in the middle")
+    assert step.code == 0
+    before = set(os.listdir("/proc/self/fd"))
+    with started(code):
+        pass
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_started() -> None:
+    with pytest.raises(processes.ProcessError):
+        Conversation(["/no/such/srun"], os.environ, b"")

@@ -1,0 +1,215 @@
+"""Nodes that are processes on this machine: their places, their agents, and how those end."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.driver.transports import local
+from bundle.driver.transports.local import LocalTransport
+from bundle.driver.transports.transport import Ended, Parcel
+from bundle.protocol.job import Job
+from bundle.protocol.problem import NodeError
+from bundle.system import processes
+from stager.pack.bundle import Packed
+from tests.support.jobs import job_for
+from tests.support.processes import living
+
+
+@pytest.fixture
+def job(single: Packed, tmp_path: Path) -> Job:
+    return job_for(single, tmp_path)
+
+
+@pytest.fixture
+def transport(job: Job, program: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTransport]:
+    """The real one; agents are started from the program that the driver was started from."""
+    monkeypatch.setattr(sys, "argv", [str(program), "drive"])
+    made = LocalTransport(job)
+    yield made
+    made.close()
+    assert living(program) == []
+
+
+def requests(job: Job, **more: Any) -> dict[str, dict[str, Any]]:
+    return {
+        node: {"job": job.to_json(), "node": node, "node_rank": rank, "nodes_here": 2, **more}
+        for rank, node in enumerate(job.nodes)
+    }
+
+
+def test_each_node_has_a_place_of_its_own(transport: LocalTransport, job: Job) -> None:
+    events: dict[str, dict[str, Any]] = {}
+    ended = transport.run(
+        "preflight", requests(job), lambda event: events.update({event["node"]: event})
+    )
+    assert ended == {node: Ended(0, "exit status 0") for node in ("local1", "local2")}
+    own = f"stager-{os.geteuid()}"
+    for node, event in events.items():
+        assert event["root"] == f"{os.environ['STAGER_NODE_ROOT']}/{own}/nodes/{node}/{own}"
+        assert stat.S_IMODE(os.stat(event["root"]).st_mode) == 0o700
+    assert len(events) == transport.nodes_here == 2
+
+
+def test_one_agent_a_node_does_one_phase_after_the_other(
+    transport: LocalTransport, job: Job
+) -> None:
+    events: list[dict[str, Any]] = []
+    transport.run("preflight", requests(job), events.append)
+    agents = {node: agent.pid for node, agent in transport._agents.items()}
+    root = {event["node"]: event["root"] for event in events}
+    asked = {node: {**one, "root": root[node]} for node, one in requests(job).items()}
+    transport.run("tidy", asked, events.append)
+    assert {node: agent.pid for node, agent in transport._agents.items()} == agents
+    transport._agents["local1"].kill()
+    transport._agents["local1"].wait()
+    ended = transport.run("tidy", asked, events.append)
+    assert set(ended.values()) == {Ended(0, "exit status 0")}
+    assert transport._agents["local1"].pid != agents["local1"]
+    assert [event["event"] for event in events] == ["preflight"] * 2 + ["tidy"] * 4
+
+
+def test_nothing_is_sent_or_fetched_on_one_machine(transport: LocalTransport, job: Job) -> None:
+    parcel = Parcel(job.bundle, "/somewhere", 1)
+    with pytest.raises(NodeError, match="nothing is sent"):
+        transport.deliver(parcel, requests(job), lambda event: None)
+    with pytest.raises(NodeError, match="nothing is fetched"):
+        transport.fetch("collect", requests(job), lambda stream: None)
+    assert transport.ended_by() == ""
+
+
+def test_every_nodes_answer_arrives_though_one_fails(transport: LocalTransport, job: Job) -> None:
+    asked = requests(job)
+    asked["local2"]["job"]["requires"]["machine"] = "pdp11"
+    events: list[dict[str, Any]] = []
+    ended = transport.run("preflight", asked, events.append)
+    assert {node: end.code for node, end in ended.items()} == {"local1": 0, "local2": 3}
+    assert {event["node"]: event["ok"] for event in events} == {"local1": True, "local2": False}
+
+
+def test_a_place_that_does_not_exist(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGER_NODE_ROOT", "/no/such/place")
+    with pytest.raises(NodeError, match="/no/such/place"):
+        LocalTransport(job)
+
+
+def test_room_is_asked_for_all_nodes_that_have_no_environment(job: Job) -> None:
+    """One of them may fit where two do not; what is there already needs no room."""
+    free = os.statvfs(os.environ["STAGER_NODE_ROOT"])
+    bytes_free = free.f_bavail * free.f_frsize
+    large = replace(job, room=(bytes_free * 2 // 3, 10))
+    with pytest.raises(NodeError, match="are free"):
+        LocalTransport(large)
+    own = f"stager-{os.geteuid()}"
+    for node in job.nodes:
+        envs = Path(os.environ["STAGER_NODE_ROOT"], own, "nodes", node, own, "envs")
+        (envs / job.bundle_id).mkdir(parents=True)
+        if node == "local1":
+            LocalTransport(large)  # one is left
+    LocalTransport(replace(job, room=(bytes_free * 2, 10)))
+
+
+# --- how agents are attended to ------------------------------------------------------------------
+
+
+def agent(code: str) -> processes.Process:
+    return processes.start(
+        [sys.executable, "-c", code], stdout=processes.PIPE, stderr=processes.STDOUT
+    )
+
+
+def say(**event: Any) -> str:
+    return f"print({json.dumps({'v': 1, 'node': 'a', **event})!r}, flush=True)\n"
+
+
+def test_what_is_no_event_is_output() -> None:
+    """A traceback of an agent, or what a library prints."""
+    events: list[dict[str, Any]] = []
+    odd = ["plain", "7", "[]", '{"v": 2, "event": "x"}', '{"v": 1}', "{", ""]
+    code = "".join(f"print({line!r})\n" for line in odd) + say(event="real")
+    codes = local._attend({"a": agent(code)}, events.append)
+    assert codes == {"a": 0}
+    assert events.pop() == {"v": 1, "node": "a", "event": "real"}
+    assert events == [
+        {"v": 1, "event": "output", "node": "a", "text": f"{line}\n"} for line in odd if line
+    ]
+
+
+def test_a_last_line_without_an_end_counts() -> None:
+    events: list[dict[str, Any]] = []
+    local._attend({"a": agent("import sys; sys.stdout.write('cut of')")}, events.append)
+    assert [event["text"] for event in events] == ["cut of\n"]
+
+
+def test_events_that_come_in_pieces_are_joined() -> None:
+    events: list[dict[str, Any]] = []
+    code = (
+        "import json, sys, time\n"
+        "text = json.dumps({'v': 1, 'node': 'a', 'event': 'x', 'large': 'y' * 700_000})\n"
+        "for at in range(0, len(text), 100_000):\n"
+        "    sys.stdout.write(text[at:at + 100_000]); sys.stdout.flush(); time.sleep(0.02)\n"
+        "print()\n"
+    )
+    local._attend({"a": agent(code)}, events.append)
+    assert [event["event"] for event in events] == ["x"]
+    assert len(events[0]["large"]) == 700_000
+
+
+def test_one_that_fails_takes_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "FAILURE_GRACE", 0.5)
+    running = {
+        "a": agent("raise SystemExit(3)"),
+        "b": agent("import time; time.sleep(600)"),
+        "c": agent("raise SystemExit(0)"),
+    }
+    started = time.monotonic()
+    assert local._attend(running, lambda event: None) == {"a": 3, "b": -15, "c": 0}
+    assert 0.5 <= time.monotonic() - started < 10
+
+
+def test_the_others_may_end_by_themselves_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that lost its peers has something to say, too."""
+    running = {
+        "a": agent("raise SystemExit(3)"),
+        "b": agent("import time; time.sleep(0.5); raise SystemExit(4)"),
+    }
+    assert local._attend(running, lambda event: None) == {"a": 3, "b": 4}
+
+
+def test_whatever_ends_the_driver_ends_the_agents(
+    transport: LocalTransport, job: Job, program: Path
+) -> None:
+    def fail(event: dict[str, Any]) -> None:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        transport.run("preflight", requests(job), fail)
+    assert living(program) == []
+
+
+def test_an_agent_that_nobody_listens_to_is_ended_all_the_same() -> None:
+    """It is stuck in writing; its output is closed first, so that it need not be killed."""
+    code = (
+        "import signal, sys\n"
+        "def end(*_): raise SystemExit(7)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "try:\n"
+        "    while True: print('x' * 9999)\n"
+        "finally:\n"
+        "    print('cleaned up', flush=True)\n"
+    )
+    stuck = agent(code)
+    time.sleep(1)
+    started = time.monotonic()
+    local._stop_all({"a": stuck}, 12)
+    assert time.monotonic() - started < 5
+    assert stuck.returncode not in (None, -9)

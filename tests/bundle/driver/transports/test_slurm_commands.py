@@ -1,0 +1,376 @@
+"""Slurm as text: whole command lines, and what a real Slurm 22.05 has said.
+
+The samples' first line is the command; then comes its standard error, less what only the place
+where it was recorded explains; the last line is its exit status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.driver.transports import slurm_commands
+from bundle.driver.transports.slurm_commands import Step
+from bundle.protocol.digest import Digest
+from bundle.protocol.job import Job
+from bundle.protocol.problem import NodeError
+from bundle.protocol.requires import Requires
+from tests.support.jobs import LAUNCH
+
+SAMPLES = Path(__file__).resolve().parents[3] / "samples" / "slurm-22.05"
+STEP = Step(phase="preflight", nodes=("n07", "n08", "n11"), cpus=4)
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / f"{name}.txt").read_text()
+
+
+# --- what is asked -------------------------------------------------------------------------------
+
+
+def test_the_command_of_a_step() -> None:
+    assert slurm_commands.step_argv(STEP, ["true", "x y"]) == [
+        "srun",
+        "--job-name=stager-preflight",
+        "--nodes=3",
+        "--nodelist=n[07-08,11]",
+        "--ntasks=3",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=4",
+        "--distribution=block",
+        "--overlap",
+        "--mpi=none",
+        "--export=ALL",
+        "--chdir=/",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "true",
+        "x y",
+    ]
+
+
+def test_the_command_of_ranks_that_slurm_starts() -> None:
+    step = replace(STEP, phase="launch", nodes=("n07",), tasks_per_node=8, together=True)
+    assert slurm_commands.step_argv(replace(step, patience=60), ["true"]) == [
+        "srun",
+        "--job-name=stager-launch",
+        "--nodes=1",
+        "--nodelist=n07",
+        "--ntasks=8",
+        "--ntasks-per-node=8",
+        "--cpus-per-task=4",
+        "--distribution=block",
+        "--overlap",
+        "--mpi=none",
+        "--export=ALL",
+        "--chdir=/",
+        "--no-kill",
+        "--kill-on-bad-exit=1",
+        "--wait=90",
+        "true",
+    ]
+
+
+def test_the_command_of_a_step_in_a_container() -> None:
+    step = replace(STEP, image="/images/a.sqsh", mounts=("/tmp:/tmp", "/data:/d"))
+    plain = slurm_commands.step_argv(STEP, [])
+    assert slurm_commands.step_argv(step, ["true"]) == [
+        *plain,
+        "--container-image=/images/a.sqsh",
+        "--container-mounts=/tmp:/tmp,/data:/d",
+        "--no-container-mount-home",
+        "true",
+    ]
+    assert slurm_commands.step_argv(replace(step, mounts=()), []) == [
+        *plain,
+        "--container-image=/images/a.sqsh",
+        "--no-container-mount-home",
+    ]
+
+
+def test_the_program_of_a_step() -> None:
+    assert slurm_commands.starter("print(1)", "probe", ["/opt/py", "python3.11"]) == [
+        "/bin/sh",
+        "-c",
+        slurm_commands.STARTER,
+        "stager",
+        "print(1)",
+        "probe",
+        "/opt/py",
+        "python3.11",
+        "python3",
+        "python3.14",
+        "python3.13",
+        "python3.12",
+        "python3.10",
+    ]
+
+
+def test_the_command_of_a_broadcast() -> None:
+    assert slurm_commands.broadcast_argv("/a/b.tar", "/tmp/stager-7/incoming/b.tar", "42.3", 8) == [
+        "sbcast",
+        "--force",
+        "--compress=none",
+        "-F8",
+        "--jobid=42.3",
+        "/a/b.tar",
+        "/tmp/stager-7/incoming/b.tar",
+    ]
+
+
+@pytest.mark.parametrize("version", [(22, 5), (23, 2), (23, 11), (24, 5)])
+def test_a_broadcast_is_wide_enough_and_no_wider_than_slurm_can(version: tuple[int, int]) -> None:
+    most = 64 if version >= (23, 11) else 8
+    for nodes in (1, 2, 3, 8, 9, 64, 100, 1000, 9408):
+        width = slurm_commands.fanout(nodes, version)
+        assert 1 <= width <= min(most, nodes)
+    assert slurm_commands.fanout(1, version) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("slurm-wlm 22.05.8", (22, 5)),
+        ("slurm 23.11.4", (23, 11)),
+        ("slurm 24.05.0-rc1", (24, 5)),
+        ("", (0, 0)),
+        ("srun: unknown", (0, 0)),
+    ],
+)
+def test_the_version(text: str, found: tuple[int, int]) -> None:
+    assert slurm_commands.version(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("4", [4]),
+        ("4(x3),8", [4, 4, 4, 8]),
+        ("16(x2),8(x1)", [16, 16, 8]),
+        ("", []),
+        ("many", []),
+        ("4(x3),", []),
+    ],
+)
+def test_cpus(text: str, counts: list[int]) -> None:
+    assert slurm_commands.cpus_per_node(text) == counts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLURM_NTASKS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_LABELIO",
+        "SLURM_STDOUTMODE",
+        "SLURM_EXPORT_ENV",
+        "SLURM_MPI_TYPE",
+        "SLURM_KILL_BAD_EXIT",
+        "SLURM_WAIT",
+        "SLURM_CPU_BIND",
+        "SLURM_CPU_BIND_TYPE",
+        "SLURM_DISTRIBUTION",
+        "SLURM_EXACT",
+        "SLURM_STEP_ID",
+        "SLURM_TIMELIMIT",
+        "SLURM_WORKING_DIR",
+        "SLURM_JOB_NAME",
+        "SRUN_CONTAINER",
+    ],
+)
+def test_options_for_other_commands_are_dropped(name: str) -> None:
+    assert slurm_commands.step_environment({"PATH": "/bin", name: "1"}) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CONF", "SLURM_JOB_CPUS_PER_NODE", "NCCL_DEBUG"],
+)
+def test_what_steps_need_is_kept(name: str) -> None:
+    assert slurm_commands.step_environment({name: "1"}) == {name: "1"}
+
+
+# --- an allocation -------------------------------------------------------------------------------
+
+
+def unbound(wanted: tuple[int, int] | None = None, min_nodes: int | None = None) -> Job:
+    return Job(
+        id="",
+        name="demo",
+        allocation="slurm",
+        nodes=(),
+        bundle="/b.tar",
+        bundle_id=Digest("0" * 64),
+        requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.17"),
+        room=(0, 0),
+        packages=(),
+        imports=(),
+        node_root="auto",
+        run_dir="/",
+        log_dir="/",
+        action="run",
+        import_modules=False,
+        python_hints=(),
+        launch=LAUNCH,
+        wanted=wanted,
+        min_nodes=min_nodes,
+    )
+
+
+ALLOCATION = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[08-10],login1"}
+
+
+def test_a_job_takes_what_it_wants_of_an_allocation() -> None:
+    whole = slurm_commands.bind(unbound(), ALLOCATION)
+    assert (whole.id, whole.nodes, whole.attempt) == ("42", ("n08", "n09", "n10", "login1"), 0)
+    assert slurm_commands.bind(unbound((1, 2)), ALLOCATION).nodes == ("n08", "n09")
+    assert slurm_commands.bind(unbound((2, 9)), ALLOCATION).nodes == whole.nodes
+    assert slurm_commands.bind(unbound((6, 6), min_nodes=3), ALLOCATION).nodes == whole.nodes
+    again = {**ALLOCATION, "SLURM_RESTART_COUNT": "2"}
+    assert slurm_commands.bind(unbound(), again).attempt == 2
+    assert slurm_commands.bind(unbound(), {**ALLOCATION, "SLURM_RESTART_COUNT": "?"}).attempt == 0
+
+
+@pytest.mark.parametrize("missing", ALLOCATION)
+def test_without_an_allocation(missing: str) -> None:
+    env = {name: value for name, value in ALLOCATION.items() if name != missing}
+    with pytest.raises(NodeError, match="there is no Slurm allocation"):
+        slurm_commands.bind(unbound(), env)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("SLURM_JOB_ID", "../42", "id '../42' cannot be part of a file's name"),
+        ("SLURM_JOB_ID", "4\n2", "cannot be part of a file's name"),
+        ("SLURM_JOB_NODELIST", "n1,a/b", "node 'a/b' cannot be part of a file's name"),
+        ("SLURM_JOB_NODELIST", "n[1-2],n2", "the nodes must be one or more, and different"),
+    ],
+)
+def test_what_an_allocation_adds_is_checked_as_well(name: str, value: str, fault: str) -> None:
+    with pytest.raises(NodeError, match="the Slurm allocation cannot be used") as told:
+        slurm_commands.bind(unbound(), {**ALLOCATION, name: value})
+    assert fault in told.value.problem.why
+
+
+@pytest.mark.parametrize(("wanted", "min_nodes"), [((5, 5), None), ((5, 5), 5), (None, 5)])
+def test_too_small_an_allocation(wanted: tuple[int, int] | None, min_nodes: int | None) -> None:
+    with pytest.raises(NodeError, match=r"too few nodes.*has 4, 5 are asked for"):
+        slurm_commands.bind(unbound(wanted, min_nodes), ALLOCATION)
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+FOLLOWS = "srun ended it, as node02 had failed"
+
+
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("exit", {"node02": "task 1: Exited with exit code 3"}),
+        (
+            "exitkill",
+            {"node02": "task 1: Exited with exit code 3", "node01": FOLLOWS, "node03": FOLLOWS},
+        ),
+        ("signal", {"node03": "task 2: Killed"}),
+        ("segv", {"node02": "task 1: Segmentation fault"}),
+        (
+            "noprog",
+            {
+                "node01": "task 0: Exited with exit code 2",
+                "node02": "task 1: Exited with exit code 2",
+            },
+        ),
+        ("lost", {"node03": "Slurm lost the node (node failure)"}),
+        ("down", {}),
+        ("other", {}),
+        ("badjob", {}),
+    ],
+)
+def test_what_went_wrong_with_a_step(name: str, faults: dict[str, str]) -> None:
+    assert slurm_commands.step_faults(sample(name)) == faults
+
+
+@pytest.mark.parametrize("name", ["limit", "scancel", "wait"])
+def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
+    found = slurm_commands.step_faults(sample(name))
+    assert set(found) == ({"node02", "node03"} if name == "wait" else {"node01", "node02"})
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (
+            "sbcast-nodir",
+            dict.fromkeys(("node01", "node02", "node03"), "No such file or directory"),
+        ),
+        ("sbcast-exists", dict.fromkeys(("node01", "node02", "node03"), "File exists")),
+        # Slurm does not say that it is full; the nodes' agents do, see staging.py.
+        ("sbcast-full", dict.fromkeys(("node01", "node02"), "Unspecified error")),
+        ("sbcast-nosource", {}),
+        ("sbcast-down", {}),
+    ],
+)
+def test_what_went_wrong_with_a_broadcast(name: str, why: dict[str, str]) -> None:
+    assert slurm_commands.broadcast_faults(sample(name)) == why
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        (sample("job-running"), ""),
+        (sample("job-limit"), "time-limit"),
+        (sample("job-cancelled"), "cancelled"),
+        ("JobId=1 JobState=COMPLETING Reason=TimeLimit Dependency=(null)", "time-limit"),
+        ("JobId=1 JobState=COMPLETING Reason=NodeDown Dependency=(null)", "node-failure"),
+        ("JobId=1 JobState=COMPLETING Reason=None Dependency=(null)", "cancelled"),
+        ("JobId=1 JobState=COMPLETING Reason=None PreemptTime=None", "cancelled"),
+        ("JobId=1 JobState=COMPLETING Reason=None PreemptTime=2026-11-22T06:14:37", "preempted"),
+        ("JobId=1 JobState=NODE_FAIL Reason=NodeDown", "node-failure"),
+        ("JobId=1 JobState=PREEMPTED Reason=None", "preempted"),
+        ("JobId=1 JobState=DEADLINE Reason=None", "time-limit"),
+        ("JobId=1 JobState=REVOKED Reason=None", "cancelled"),
+        ("JobId=1 JobState=COMPLETED Reason=None", ""),
+        ("", ""),
+    ],
+)
+def test_why_a_job_ended(shown: str, why: str) -> None:
+    assert slurm_commands.ended_by(shown) == why
+
+
+@pytest.mark.parametrize(
+    ("restarts", "attempt", "said", "why"),
+    [
+        (1, 0, "", "requeued"),
+        (
+            1,
+            0,
+            "slurmstepd: error: *** STEP 2.0 ON n1 CANCELLED AT X DUE TO JOB REQUEUE ***",
+            "requeued",
+        ),
+        (
+            1,
+            0,
+            "slurmstepd: error: *** STEP 2.0 ON n1 CANCELLED AT X DUE TO PREEMPTION ***",
+            "preempted",
+        ),
+        (2, 2, "", "cancelled"),
+        (3, 2, "", "requeued"),
+    ],
+)
+def test_a_job_that_goes_back_into_the_queue(
+    restarts: int, attempt: int, said: str, why: str
+) -> None:
+    """As 22.05 shows it: all but the number of restarts is that of a new job."""
+    shown = f"JobId=1 JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} BatchFlag=1"
+    assert slurm_commands.ended_by(shown, attempt, said) == why
+
+
+def test_names_that_are_no_names_do_no_harm() -> None:
+    assert slurm_commands.step_faults("srun: error: n[1-: task 0: Killed\n") == {}
+    assert slurm_commands.step_faults("srun: error: Node failure on n[1-\n") == {}
+    assert slurm_commands.broadcast_faults("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n") == {}

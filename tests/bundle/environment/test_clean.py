@@ -1,0 +1,443 @@
+"""Cleaning a node root: what nobody uses goes, what is in use stays, nothing outside is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bundle.environment.clean import IDLE_SECONDS, NOT_OURS, Cleaned, clean, roots
+from bundle.node.locks import take, using_root
+from bundle.node.root import secure_root
+from bundle.protocol.problem import NodeError
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, CLEAN, OWN, make_bundle, run_node, tree
+from tests.support.namespaces import REPO, namespace, needs_root
+from tests.support.processes import until
+from tests.support.wheelhouse import make_wheel
+
+LATER = IDLE_SECONDS + 60
+
+
+def unpack(program: Path, bundle: Packed, base: Path) -> Path:
+    done = run_node(program, "unpack", bundle.path, base, "--python", BASE_PYTHON)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+@contextlib.contextmanager
+def running(argv: Sequence[object], cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is killed at the end of the block."""
+    with subprocess.Popen(list(map(str, argv)), env=CLEAN, cwd=cwd) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def size_of(*folders: Path) -> int:
+    """Bytes of the files below, each counted once whatever its number of names."""
+    files = [path for folder in folders for path in folder.rglob("*")]
+    sizes = {p.lstat().st_ino: p.lstat().st_size for p in files if p.is_symlink() or p.is_file()}
+    return sum(sizes.values())
+
+
+@pytest.fixture
+def root(base: Path) -> Path:
+    """An empty node root."""
+    return Path(secure_root(str(base)))
+
+
+@pytest.fixture(scope="session")
+def upgraded(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> tuple[Packed, Packed]:
+    """Two bundles that share a layer of 300 kB and differ in a small one."""
+    folder = tmp_path_factory.mktemp("upgraded")
+    shared = make_wheel(folder, "shared", files={"shared/data.bin": os.urandom(300_000)})
+    made = []
+    for version in ("1.0", "2.0"):
+        small = make_wheel(folder, "small", version, files={"small/v.py": f"V = {version!r}\n"})
+        made.append(make_bundle(store, [shared, small], decompressor=zstd_wheel, name="upgraded"))
+    return made[0], made[1]
+
+
+# --- environments --------------------------------------------------------------------------------
+
+
+def test_only_what_is_to_be_kept_stays(
+    program: Path, single: Packed, upgraded: tuple[Packed, Packed], base: Path
+) -> None:
+    first, second = unpack(program, single, base), unpack(program, upgraded[0], base)
+    before, size = tree(second), size_of(first)
+    root = base / OWN
+    would = clean(str(root), [second.name], True)
+    assert (first.is_dir(), would.removed) == (True, ((first.name, size),))
+    done = clean(str(root), [second.name], False)
+    assert done == would
+    assert done.kept == ((second.name, "to be kept"),)
+    assert (done.freed, done.problems, done.gone) == (size, (), False)
+    assert tree(second) == before
+    assert sorted(path.name for path in (root / "envs").iterdir()) == [second.name]
+    assert os.listdir(root / "incoming") == []
+    locks = [f"{second.name}.lock", f"{second.name}.making"]
+    assert sorted(os.listdir(root / "locks")) == locks
+    raw = json.loads(json.dumps(done.to_json()))
+    assert (raw["freed"], raw["removed"]) == (size, [[first.name, size]])
+
+
+def test_when_nothing_is_left_the_root_goes_too_and_can_be_made_again(
+    program: Path, single: Packed, base: Path
+) -> None:
+    place = unpack(program, single, base)
+    before = tree(place)
+    done = clean(str(base / OWN), [], False)
+    assert (done.gone, os.listdir(base)) == (True, [])
+    assert clean(str(base / OWN), [], False) == Cleaned(str(base / OWN), gone=True)
+    assert tree(unpack(program, single, base)) == before
+
+
+def test_bytes_of_shared_files_count_once_they_are_free(
+    program: Path, upgraded: tuple[Packed, Packed], base: Path
+) -> None:
+    old, new = (unpack(program, bundle, base) for bundle in upgraded)
+    both, root = size_of(old, new), str(base / OWN)
+    shared = next(old.rglob("data.bin"))
+    assert shared.stat().st_nlink == 2
+    alone = clean(root, [new.name], True)
+    assert 0 < alone.freed <= both - 300_000
+    assert clean(root, [], True).freed == both
+    assert clean(root, [new.name], False).freed == alone.freed
+    assert clean(root, [], False).freed == both - alone.freed
+
+
+def test_one_that_a_process_holds_is_kept(program: Path, single: Packed, base: Path) -> None:
+    place = unpack(program, single, base)
+    argv = [sys.executable, "-I", "-S", program, "exec", single.path, base, "--", "sleep", "60"]
+    with running(argv) as user:
+        line = Path(f"/proc/{user.pid}/cmdline")
+        assert until(lambda: line.read_bytes() == b"sleep\x0060\x00")
+        for dry_run in (True, False):
+            done = clean(str(base / OWN), [], dry_run)
+            assert (done.removed, done.kept) == ((), ((place.name, "in use"),))
+    assert (place / "bin" / "python").exists()
+    assert clean(str(base / OWN), [], False).gone
+
+
+def test_one_whose_python_runs_without_the_lock_is_kept(
+    program: Path, single: Packed, base: Path
+) -> None:
+    place = unpack(program, single, base)
+    argv = [place / "bin" / "python", "-c", "import time; time.sleep(60)"]
+    with running(argv) as user:
+        done = clean(str(base / OWN), [], False)
+        assert done.kept == ((place.name, f"process {user.pid} uses it"),)
+    assert clean(str(base / OWN), [], False).gone
+
+
+def test_killed_in_the_middle_it_leaves_no_half_environment(
+    program: Path, many: Packed, base: Path
+) -> None:
+    place, root = unpack(program, many, base), base / OWN
+    code = f"""
+import sys; sys.path.insert(0, {str(REPO)!r})
+from bundle.environment.clean import clean
+clean({str(root)!r}, [], False)
+"""
+    with running([sys.executable, "-c", code]) as cleaning:
+        while place.exists():
+            time.sleep(0.0005)
+        cleaning.send_signal(signal.SIGKILL)
+    left = os.listdir(root / "incoming")
+    assert len(left) == 1, "the moment was too late"
+    assert left[0].startswith(f"{many.manifest.id}.")
+    assert os.listdir(root / "envs") == []
+    again = clean(str(root), [], False)
+    assert [name for name, _ in again.left_overs] == [f"incoming/{left[0]}"]
+    assert again.gone
+
+
+def test_unpacking_sweeps_what_a_killed_one_left(program: Path, single: Packed, base: Path) -> None:
+    place, root = unpack(program, single, base), base / OWN
+    place.rename(root / "incoming" / f"{place.name}.123")
+    assert unpack(program, single, base) == place
+    assert os.listdir(root / "incoming") == []
+
+
+def test_unpacking_and_cleaning_at_the_same_time(program: Path, single: Packed, base: Path) -> None:
+    """Neither breaks the other: every environment that is there is whole."""
+    whole = tree(unpack(program, single, base))
+    code = f"""
+import sys, time; sys.path.insert(0, {str(REPO)!r})
+from bundle.environment.clean import clean
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    problems = clean({str(base / OWN)!r}, ["0" * 64], False).problems
+    assert not problems, problems
+"""
+    with running([sys.executable, "-c", code]) as cleaning:
+        while cleaning.poll() is None:
+            unpack(program, single, base)
+    assert cleaning.returncode == 0
+    assert tree(unpack(program, single, base)) == whole
+
+
+# --- what else lies there ------------------------------------------------------------------------
+
+
+def test_left_overs_go_once_nobody_needs_them(root: Path) -> None:
+    made, busy = "1" * 64, "2" * 64
+    for name in (f"incoming/{made}.x/env", f"incoming/{busy}.x/env", "jobs/17.0/work", "jobs/18.0"):
+        (root / name).mkdir(parents=True)
+    (root / "jobs" / "17.0" / "work" / "result.bin").write_bytes(b"r" * 1000)
+    (root / "incoming" / f"{made}.x" / "env" / "file").write_bytes(b"e" * 100)
+    (root / "incoming" / "job-17.tar").write_bytes(b"b" * 10)
+    (root / "incoming" / "notes.txt").touch()
+    (root / "locks" / f"{'3' * 64}.lock").touch()
+    with (root / "locks" / f"{busy}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        soon = clean(str(root), [], False)
+        assert soon.left_overs == ((f"incoming/{made}.x", 100),)
+        recent = "written to less than an hour ago"
+        assert soon.kept == (
+            (f"incoming/{busy}.x", "in use"),
+            ("incoming/job-17.tar", recent),
+            ("incoming/notes.txt", NOT_OURS),
+            ("jobs/17.0", recent),
+            ("jobs/18.0", recent),
+        )
+        assert os.listdir(root / "locks") == [f"{busy}.lock"]
+        with (root / "incoming" / "job-17.tar").open() as reader:
+            fcntl.flock(reader, fcntl.LOCK_SH)
+            with running(["sleep", "60"], cwd=root / "jobs" / "18.0") as user:
+                later = clean(str(root), [], False, now=time.time() + LATER)
+    assert later.left_overs == (("jobs/17.0", 1000),)
+    assert dict(later.kept) == {
+        f"incoming/{busy}.x": "in use",
+        "incoming/job-17.tar": "in use",
+        "incoming/notes.txt": NOT_OURS,
+        "jobs/18.0": f"process {user.pid} uses it",
+    }
+    last = clean(str(root), [], False, now=time.time() + LATER)
+    assert [name for name, _ in last.left_overs] == [
+        f"incoming/{busy}.x", "incoming/job-17.tar", "jobs/18.0",
+    ]  # fmt: skip
+    assert (last.gone, os.listdir(root / "incoming")) == (False, ["notes.txt"])
+
+
+def test_a_job_that_has_just_written_something_deep_down_is_not_over(root: Path) -> None:
+    deep = root / "jobs" / "17.0" / "work" / "out"
+    deep.mkdir(parents=True)
+    (deep / "epoch-1").touch()
+    done = clean(str(root), [], False, now=time.time() + IDLE_SECONDS - 60)
+    assert done.kept == (("jobs/17.0", "written to less than an hour ago"),)
+
+
+def test_caches_go_on_request_and_only_when_nothing_is_in_use(root: Path) -> None:
+    (root / "cache" / "triton").mkdir(parents=True)
+    (root / "cache" / "triton" / "kernel.so").write_bytes(b"k" * 50)
+    (root / "jobs" / "17.0").mkdir()
+    assert clean(str(root), [], False).left_overs == ()
+    busy = clean(str(root), [], False, caches=True)
+    assert ("cache", "something in the node root is in use") in busy.kept
+    (root / "jobs" / "17.0").rmdir()
+    done = clean(str(root), [], False, caches=True)
+    assert (done.left_overs, done.gone) == ((("cache", 50),), True)
+
+
+def test_the_nodes_of_a_local_allocation_are_cleaned_with_it(
+    program: Path, single: Packed, root: Path, base: Path
+) -> None:
+    for node in ("local1", "local2"):
+        (root / "nodes" / node).mkdir(parents=True, mode=0o700)
+        unpack(program, single, root / "nodes" / node)
+    (root / "nodes" / "local3").mkdir()
+    size = size_of(root / "nodes" / "local1")
+    done = clean(str(root), [], False)
+    assert [name for name, _ in done.removed] == [single.manifest.id] * 2
+    assert done.freed < size * 2 + 100
+    assert os.listdir(root / "nodes") == ["local3"]
+    (root / "nodes" / "local3").rmdir()
+    assert clean(str(root), [], False).gone
+
+
+def test_directories_that_their_owner_closed_are_deleted_too() -> None:
+    code = f"""
+import os, sys, time; sys.path.insert(0, {str(REPO)!r})
+from bundle.environment.clean import clean
+from bundle.node.root import secure_root
+if os.geteuid() == 0:  # root may do it anyway
+    os.chown(sys.argv[1], 12345, 12345)
+    os.setresuid(12345, 12345, 12345)
+root = secure_root(sys.argv[1])
+os.makedirs(root + "/jobs/17.0/closed/inner")
+open(root + "/jobs/17.0/closed/inner/file", "w").close()
+os.chmod(root + "/jobs/17.0/closed/inner", 0)
+os.chmod(root + "/jobs/17.0/closed", 0o555)
+done = clean(root, [], False, now=time.time() + {LATER})
+print(done.gone, done.problems)
+"""
+    with tempfile.TemporaryDirectory() as base:  # pytest's own is closed to other users
+        done = subprocess.run(
+            [sys.executable, "-c", code, base],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True ()\n", "")
+
+
+# --- hostile content -----------------------------------------------------------------------------
+
+
+def test_links_are_removed_and_never_followed(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "folder").mkdir(parents=True)
+    (outside / "file").write_text("precious")
+    (outside / "folder").chmod(0o500)
+    before = tree(outside)
+    (root / "envs" / ("1" * 64)).symlink_to(outside)
+    (root / "incoming" / f"{'2' * 64}.x").symlink_to(outside)
+    (root / "incoming" / "job-9.tar").symlink_to(outside / "file")
+    (root / "jobs" / "17.0").symlink_to(outside)
+    (root / "jobs" / "18.0").mkdir()
+    (root / "jobs" / "18.0" / "way-out").symlink_to(outside)
+    os.link(outside / "file", root / "jobs" / "18.0" / "file")
+    (root / "cache").symlink_to(outside)
+    (root / "locks" / f"{'4' * 64}.lock").symlink_to(outside / "file")
+    (root / "nodes").symlink_to(outside)
+    done = clean(str(root), [], False, caches=True, now=time.time() + LATER)
+    assert [name for name, _ in done.removed] == ["1" * 64]
+    assert {name for name, _ in done.left_overs} == {
+        f"incoming/{'2' * 64}.x", "incoming/job-9.tar", "jobs/17.0", "jobs/18.0", "cache",
+    }  # fmt: skip
+    assert [problem.where for problem in done.problems] == [
+        str(root / "locks" / f"{'4' * 64}.lock")
+    ]
+    assert tree(outside) == before
+    assert (outside / "folder").stat().st_mode & 0o777 == 0o500
+    assert not done.gone
+    assert done.freed < 600  # links' own lengths; the file outside keeps another name
+
+
+def test_what_has_strange_names_stays(root: Path) -> None:
+    (root / "envs" / "mine").mkdir()
+    (root / "envs" / ("A" * 64)).mkdir()
+    (root / "keep.txt").touch()
+    done = clean(str(root), [], False, caches=True)
+    assert done.kept == (("A" * 64, NOT_OURS), ("mine", NOT_OURS))
+    assert (root / "envs" / "mine").is_dir()
+    assert (root / "keep.txt").exists()
+
+
+@pytest.mark.parametrize("what", ["link", "name", "owner", "base"])
+def test_what_is_no_node_root_of_ours_is_refused(base: Path, tmp_path: Path, what: str) -> None:
+    real = tmp_path / "elsewhere"
+    (real / "envs" / ("1" * 64)).mkdir(parents=True)
+    place = base / OWN
+    if what == "link":
+        place.symlink_to(real)
+    elif what == "name":
+        place = real
+    else:
+        shutil.copytree(real, place)
+        if what == "owner":
+            needs_root()
+            os.chown(place, 12345, -1)
+        else:
+            base.chmod(0o777)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(NodeError) as caught:
+        clean(str(place), [], False)
+    assert caught.value.problem.where in (str(place), str(base))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "bind"])
+def test_where_something_is_mounted_nothing_is_touched(
+    program: Path, single: Packed, base: Path, tmp_path: Path, kind: str
+) -> None:
+    place = unpack(program, single, base)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "precious").touch()
+    point = place / "project"
+    mount = "mount -t tmpfs none" if kind == "tmpfs" else f"mount --bind {tmp_path / 'data'}"
+    code = f"""
+from bundle.environment.clean import clean
+print(json.dumps([clean({str(base / OWN)!r}, [], dry).to_json() for dry in (True, False)]))
+"""
+    answers = namespace("-m", f"{mount} {point}", code)
+    assert isinstance(answers, Sequence)
+    for answer in answers:
+        assert (answer["removed"], answer["freed"], answer["gone"]) == ([], 0, False)
+        (problem,) = answer["problems"]
+        assert str(point) in problem["why"]
+        assert f"umount {point}" in problem["fix"]
+    assert (tmp_path / "data" / "precious").exists()
+    assert clean(str(base / OWN), [], False).gone
+
+
+# --- which roots, and their locks ----------------------------------------------------------------
+
+
+def test_every_place_where_a_root_may_be_is_looked_at(
+    base: Path, root: Path, tmp_path: Path
+) -> None:
+    assert roots(str(base), {}) == [str(root)]
+    assert roots("/nowhere", {"STAGER_NODE_ROOT": str(base)}) == [str(root)]
+    assert roots("$SCRATCH", {"SCRATCH": str(base)}) == [str(root)]
+    assert roots("/nowhere", {}) == []
+    (tmp_path / OWN).symlink_to(root)
+    assert str(root) in roots("auto", {"TMPDIR": str(base), "SLURM_TMPDIR": str(tmp_path)})
+    assert str(tmp_path / OWN) not in roots("auto", {"SLURM_TMPDIR": str(tmp_path)})
+    with pytest.raises(NodeError, match="SCRATCH is not set"):
+        roots("$SCRATCH", {})
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    first = take(str(path), fcntl.LOCK_EX)
+    code = f"""
+import fcntl, os, sys; sys.path.insert(0, {str(REPO)!r})
+from bundle.node.locks import take
+handle = take({str(path)!r}, fcntl.LOCK_EX)
+print(os.fstat(handle).st_ino, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        time.sleep(1)
+        path.unlink()
+        os.close(first)
+        assert other.stdout
+        assert int(other.stdout.readline()) == path.stat().st_ino
+        with pytest.raises(BlockingIOError):
+            take(str(path), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        other.communicate()
+    os.close(take(str(path), fcntl.LOCK_EX | fcntl.LOCK_NB))
+
+
+def test_a_root_that_somebody_is_about_to_fill_stays(root: Path) -> None:
+    with using_root(str(root)):
+        assert not clean(str(root), [], False).gone
+    assert clean(str(root), [], False).gone
+    with using_root(str(root)):
+        assert {"envs", "incoming", "jobs", "locks"} <= set(os.listdir(root))
+
+
+def test_a_root_half_removed_is_made_whole(root: Path) -> None:
+    (root / "envs").rmdir()
+    with using_root(str(root)):
+        assert (root / "envs").is_dir()

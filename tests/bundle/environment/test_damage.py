@@ -1,0 +1,313 @@
+"""A published environment is compared at each use, told what is wrong with, and repaired."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.checks.deep import damaged_files
+from bundle.environment.damage import faults
+from bundle.environment.unpack import Environment, Sent, unpack
+from bundle.node.root import secure_root
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
+from tests.support.bundles import (
+    BASE_PYTHON,
+    CLEAN,
+    HERE,
+    left_over,
+    make_bundle,
+    rot,
+    run_node,
+    tree,
+)
+from tests.support.jobs import ask, job_for
+from tests.support.wheelhouse import make_wheel
+
+SITE = f"lib/python{HERE.python}/site-packages"
+MODULE = f"{SITE}/single/__init__.py"
+
+
+def stage(packed: Packed, root: str, sent: Sent | None = None) -> Environment:
+    return unpack(
+        str(packed.path),
+        root=root,
+        expected=packed.manifest.id,
+        python=BASE_PYTHON,
+        processes=2,
+        sent=sent,
+    )
+
+
+@pytest.fixture(scope="module")
+def published(single: Packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound environment, which nobody changes."""
+    return Path(stage(single, secure_root(str(tmp_path_factory.mktemp("published")))).path)
+
+
+@pytest.fixture
+def env(single: Packed, base: Path) -> Path:
+    """One that may be damaged."""
+    return Path(stage(single, secure_root(str(base))).path)
+
+
+def rewrite(text: str) -> Callable[[Path], Any]:
+    return lambda path: path.write_text(text)
+
+
+def same_size(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+def older(path: Path) -> None:
+    """As ``mv`` and ``cp -p`` leave what somebody had elsewhere."""
+    same_size(path)
+    os.utime(path, (1_600_000_000, 1_600_000_000))
+
+
+def as_a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere.py"))
+    path.symlink_to("elsewhere.py")
+
+
+def as_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def relinked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/tmp")
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "module-deleted": (MODULE, Path.unlink, "it is missing"),
+    "module-emptied": (MODULE, rewrite(""), "it has 0 bytes, not "),
+    "module-changed": (MODULE, same_size, "it was written to after it was published"),
+    "module-replaced": (MODULE, older, "another, older file is in its place"),
+    "module-closed": (MODULE, lambda path: path.chmod(0), "its mode is 0000"),
+    "module-a-link": (MODULE, as_a_link, "it is not a file any more"),
+    "module-a-pipe": (MODULE, as_a_pipe, "it is not a file any more"),
+    "module-executable": (MODULE, lambda path: path.chmod(0o755), "its mode is 0755"),
+    "module-planted": (f"{SITE}/torch.py", Path.touch, "it does not belong there"),
+    "folder-planted": (f"{SITE}/evil", Path.mkdir, "it does not belong there"),
+    "folder-gone": (f"{SITE}/single", shutil.rmtree, "it is missing"),
+    "pyvenv-gone": ("pyvenv.cfg", Path.unlink, "it is missing"),
+    "pyvenv-changed": ("pyvenv.cfg", rewrite("home = /usr/bin\n"), "it does not say what it must"),
+    "hook-gone": (f"{SITE}/_stager_patches.pth", Path.unlink, "it is missing"),
+    "hook-emptied": (f"{SITE}/_stager_imports.py", rewrite(""), "it has 0 bytes, not "),
+    "interpreter-gone": ("bin/python", Path.unlink, "it is missing or no link"),
+    "programs-gone": ("bin", shutil.rmtree, "it is missing"),
+    "link-changed": ("pkgs", relinked, "it is not the symbolic link that it was"),
+    "manifest-empty": (".stager/manifest.json", rewrite(""), "manifest.json"),
+    "manifest-gone": (".stager/manifest.json", Path.unlink, "it is missing"),
+    "head-gone": (".stager/layers", shutil.rmtree, "it is missing"),
+    "listing-damaged": (".stager/listing", same_size, "it does not have the digest"),
+    "listing-empty": (".stager/listing", rewrite(""), "it does not have the digest"),
+    "listing-gone": (".stager/listing", Path.unlink, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_and_repaired(
+    single: Packed, env: Path, published: Path, damage: str
+) -> None:
+    path, act, why = DAMAGE[damage]
+    act(env / path)
+    made = stage(single, str(env.parents[1]))
+    assert made.mended is not None
+    assert not made.reused
+    assert path in made.mended.why
+    assert why in made.mended.why
+    assert tree(env) == tree(published)
+    assert faults(str(env), 1) == []
+    assert stage(single, str(env.parents[1])).reused
+    assert left_over(env.parents[2]) == [f"envs/{env.name}"]
+
+
+def written(env: Path) -> dict[Path, tuple[int, int]]:
+    """Each path's inode and when it was changed; reading changes neither."""
+    return {path: (path.lstat().st_ino, path.lstat().st_ctime_ns) for path in env.rglob("*")}
+
+
+def test_what_is_as_it_was_is_not_made_again(single: Packed, env: Path) -> None:
+    before = written(env)
+    made = stage(single, str(env.parents[1]))
+    assert (made.reused, made.mended) == (True, None)
+    assert written(env) == before
+
+
+@pytest.mark.parametrize("lost", [MODULE, ".stager/listing", ".stager/manifest.json"])
+def test_bytecode_and_the_users_own_files_may_stay(single: Packed, env: Path, lost: str) -> None:
+    """Python writes the one where it can; a program may leave the other beside itself."""
+    (env / SITE / "single" / "__pycache__" / "other.cpython-39.pyc").touch()
+    (env / "project" / "out").mkdir()
+    (env / "project" / "out" / "model.pt").write_text("weights")
+    assert stage(single, str(env.parents[1])).reused
+    (env / lost).unlink()
+    assert stage(single, str(env.parents[1])).mended is not None
+    assert (env / "project" / "out" / "model.pt").read_text() == "weights"
+
+
+def test_a_file_that_was_only_touched_is_written_anew(single: Packed, env: Path) -> None:
+    """Its content may be another: that its time is not the one it was written at is all we know."""
+    os.utime(env / MODULE, (4_000_000_000, 4_000_000_000))
+    inode = (env / MODULE).stat().st_ino
+    made = stage(single, str(env.parents[1]))
+    assert made.mended is not None
+    assert (env / MODULE).stat().st_ino != inode
+    assert stage(single, str(env.parents[1])).reused
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "file", "planted"])
+def test_something_else_in_its_place_is_replaced(single: Packed, base: Path, kind: str) -> None:
+    root = Path(secure_root(str(base)))
+    place, elsewhere = root / "envs" / single.manifest.id, base / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "pipe":
+        os.mkfifo(place)
+        os.mkfifo(root / "incoming" / f"{single.manifest.id}.x")
+    elif kind == "link":
+        place.symlink_to(elsewhere)
+    elif kind == "file":
+        place.touch()
+    else:
+        (place / ".stager").mkdir(parents=True)
+        (place / "bin").mkdir()
+        (place / "pyvenv.cfg").touch()
+        (place / ".stager" / "manifest.json").touch()
+    made = stage(single, str(root))
+    assert made.mended is not None
+    assert (place / MODULE).is_file()
+    assert not place.is_symlink()
+    assert os.listdir(elsewhere) == []
+    assert left_over(base) == [f"envs/{single.manifest.id}"]
+
+
+# --- several environments ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(
+    store: Store, zstd_wheel: Wheel | None, tmp_path_factory: pytest.TempPathFactory
+) -> list[Packed]:
+    """Two bundles that share a wheel."""
+    folder = tmp_path_factory.mktemp("pair")
+    first, second = make_wheel(folder, "first"), make_wheel(folder, "second")
+    return [
+        make_bundle(store, [first], decompressor=zstd_wheel, name="older"),
+        make_bundle(store, [first, second], decompressor=zstd_wheel, name="newer"),
+    ]
+
+
+def shared(made: Environment) -> Path:
+    return Path(made.path, SITE, "first", "__init__.py")
+
+
+@pytest.mark.parametrize("damage", [same_size, rewrite(""), rot], ids=["same", "empty", "rot"])
+def test_a_damaged_file_that_two_share_is_repaired_in_both(
+    pair: list[Packed], base: Path, damage: Callable[[Path], Any]
+) -> None:
+    root = secure_root(str(base))
+    older, newer = (stage(packed, root) for packed in pair)
+    whole = shared(older).read_bytes()
+    assert shared(older).stat().st_ino == shared(newer).stat().st_ino
+    damage(shared(older))
+    if damage is rot:  # nothing shows it but reading; then it is marked in both
+        assert damaged_files(older.path, 1) != []
+    for packed, before in zip(pair, (older, newer), strict=True):
+        made = stage(packed, root)
+        assert made.mended is not None
+        assert "first/__init__.py" in made.mended.why
+        assert shared(before).read_bytes() == whole
+        assert damaged_files(made.path, 1) == []
+        assert stage(packed, root).reused
+
+
+def test_a_sound_copy_of_another_environment_is_linked(pair: list[Packed], base: Path) -> None:
+    root = secure_root(str(base))
+    older, newer = (stage(packed, root) for packed in pair)
+    whole = shared(older).read_bytes()
+    shared(newer).unlink()
+    shared(newer).write_text("broken\n")
+    made = stage(pair[1], root)
+    assert made.written == 0
+    assert shared(newer).read_bytes() == whole
+    assert shared(older).stat().st_ino == shared(newer).stat().st_ino
+
+
+def test_a_node_says_which_layers_it_lacks(pair: list[Packed], program: Path, base: Path) -> None:
+    """So that only these are sent again: the one with the damage, and not the other one."""
+    os.environ["STAGER_NODE_ROOT"] = str(base)
+    made = stage(pair[1], secure_root(str(base)))
+    Path(made.path, SITE, "second", "__init__.py").unlink()
+    job = job_for(pair[1], base, bundle="/not/seen/here.tar")
+    heads = [layer.head for layer in pair[1].manifest.layers]
+    _, (answer,) = ask(program, "preflight", job, heads=heads, wheel=None)
+    assert answer["ready"] is False
+    assert "second/__init__.py: it is missing" in answer["damage"]["why"]
+    assert [pair[1].manifest.layers[number].name for number in answer["lacks"]] == ["second"]
+    Path(made.path, ".stager", "manifest.json").write_text("")
+    _, (answer,) = ask(program, "preflight", job, heads=heads, wheel=None)
+    assert answer["lacks"] == [0, 1]
+
+
+# --- every way to use it -------------------------------------------------------------------------
+
+
+def test_exec_names_it_and_goes_on(single: Packed, program: Path, env: Path) -> None:
+    (env / MODULE).write_text("")
+    code = "import single; print(single.VERSION)"
+    done = run_node(program, "exec", single.path, env.parents[2], "--", "python", "-c", code)
+    assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
+    assert f"{MODULE}: it has 0 bytes" in done.stderr
+    assert "stager repairs the environment before using it" in done.stderr
+    again = run_node(program, "exec", single.path, env.parents[2], "--", "python", "-c", code)
+    assert (again.stdout, again.stderr) == ("1.0\n", "")
+
+
+@pytest.mark.parametrize("damage", ["module-emptied", "manifest-empty", "hook-gone"])
+def test_a_job_names_it_and_goes_on(
+    single: Packed, program: Path, tmp_path: Path, damage: str
+) -> None:
+    job = job_for(single, tmp_path, packages=("single",), imports=("single",))
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(job.to_json()))
+    argv = [sys.executable, "-I", "-S", str(program), "drive", str(file)]
+
+    def drive() -> list[dict[str, Any]]:
+        env = {**CLEAN, "STAGER_NODE_ROOT": os.environ["STAGER_NODE_ROOT"]}
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def unpacked(events: list[dict[str, Any]]) -> dict[str, bool]:
+        said = [event for event in events if event["event"] == "unpack"]
+        return {event["node"]: event["reused"] for event in said}
+
+    drive()
+    path, act, why = DAMAGE[damage]
+    pattern = f"*/nodes/local2/*/envs/*/{path}"
+    (victim,) = Path(os.environ["STAGER_NODE_ROOT"]).glob(pattern)
+    act(victim)
+    events = drive()
+    (note,) = [event for event in events if event["event"] == "note"]
+    assert note["warning"]
+    assert note["text"].startswith("local2: ")
+    assert path in note["text"]
+    assert why in note["text"]
+    assert unpacked(events) == {"local1": True, "local2": False}
+    assert list(events[-1]["repaired"]) == ["local2"]
+    events = drive()
+    assert unpacked(events) == {"local1": True, "local2": True}
+    assert "repaired" not in events[-1]
+    assert events[-1]["bytes_broadcast"] == 0

@@ -1,0 +1,335 @@
+"""A second bundle takes what has not changed from the first one's environment, if it is sound."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.environment import listing, unpack
+from bundle.environment.damage import faults
+from bundle.environment.hard_links import Known, Linking, link_layers, older_layers
+from bundle.format.layer import Entry
+from bundle.node.root import secure_root
+from bundle.protocol.digest import Digest
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, make_bundle, tree
+from tests.support.namespaces import namespace
+from tests.support.wheelhouse import make_wheel
+
+SITE = f"lib/python{HERE.python}/site-packages"
+
+
+@pytest.fixture(scope="module")
+def pair(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> tuple[Packed, Packed]:
+    """Two bundles that differ in one wheel of three."""
+    folder = tmp_path_factory.mktemp("pair")
+    files = {f"steady/f{number}.py": f"N = {number}\n" for number in range(40)}
+    kept = [make_wheel(folder, "steady", files=files), make_wheel(folder, "other")]
+    both = []
+    for version in ("1.0", "2.0"):
+        wheels = [*kept, make_wheel(folder, "moving", version)]
+        both.append(make_bundle(store, wheels, decompressor=zstd_wheel, name="pair"))
+    return both[0], both[1]
+
+
+@pytest.fixture
+def root(base: Path) -> Path:
+    return Path(secure_root(str(base)))
+
+
+def made(packed: Packed, root: Path) -> unpack.Environment:
+    return unpack.unpack(
+        str(packed.path),
+        root=str(root),
+        expected=packed.manifest.id,
+        python=BASE_PYTHON,
+        processes=2,
+    )
+
+
+def files_of(packed: Packed, *names: str) -> int:
+    return sum(layer.files for layer in packed.manifest.layers if layer.name in names)
+
+
+def inodes(folder: Path, below: str) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_ino
+        for path in (folder / SITE).glob(f"{below}/**/*")
+        if path.is_file()
+    }
+
+
+def test_unchanged_layers_are_linked_and_only_the_others_are_written(
+    pair: tuple[Packed, Packed], root: Path
+) -> None:
+    first, second = (made(packed, root) for packed in pair)
+    assert (first.linked, first.written) == (0, pair[0].manifest.files)
+    assert second.linked == files_of(pair[1], "steady", "other")
+    assert second.written == files_of(pair[1], "moving") == pair[1].manifest.files - second.linked
+    one, two = Path(first.path), Path(second.path)
+    assert len(inodes(one, "steady")) == 80  # bytecode too
+    assert inodes(one, "steady") == inodes(two, "steady")
+    assert not set(inodes(one, "moving").values()) & set(inodes(two, "moving").values())
+    assert (two / SITE / "moving" / "__init__.py").read_text() == "VERSION = '2.0'\n"
+    assert (one / SITE / "moving" / "__init__.py").read_text() == "VERSION = '1.0'\n"
+
+
+def test_the_linked_environment_is_the_one_unpacked_afresh(
+    pair: tuple[Packed, Packed], root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    alone = made(pair[1], Path(secure_root(str(tmp_path / "alone"))))
+    made(pair[0], root)
+    linked = made(pair[1], root)
+    assert linked.linked > 0
+    assert tree(Path(linked.path)) == tree(Path(alone.path))
+
+
+def test_one_may_go_without_the_other(pair: tuple[Packed, Packed], root: Path) -> None:
+    first, second = (made(packed, root) for packed in pair)
+    before = tree(Path(second.path))
+    shutil.rmtree(first.path)
+    assert tree(Path(second.path)) == before
+
+
+Damage = Callable[[Path], Any]
+
+
+def rewrite(text: str) -> Damage:
+    return lambda path: path.write_text(text)
+
+
+def replace(path: Path) -> None:
+    """As editors and ``sed -i`` do: a new file under the old name."""
+    other = path.with_suffix(".new")
+    other.write_text("N = 9\n")
+    other.rename(path)
+
+
+def put_back(path: Path) -> None:
+    """As ``cp -p`` leaves an older file of the same length."""
+    replace(path)
+    os.utime(path, (1_600_000_000, 1_600_000_000))
+
+
+def turn_into_a_link(path: Path) -> None:
+    """Its length as a link is the length of its target's name: that of the file."""
+    path.unlink()
+    path.symlink_to("f6.pyx"[: len("N = 7\n")])
+
+
+DAMAGE: dict[str, Damage] = {
+    "missing": Path.unlink,
+    "longer": rewrite("N = 77777\n"),
+    "empty": rewrite(""),
+    "same-length": rewrite("N = 8\n"),
+    "replaced": replace,
+    "older": put_back,
+    "a-link": turn_into_a_link,
+    "a-directory": lambda path: (path.unlink(), path.mkdir()),
+    "mode": lambda path: path.chmod(0o755),
+    "no-manifest": lambda path: (path.parents[4] / ".stager" / "manifest.json").unlink(),
+    "no-site": lambda path: shutil.rmtree(path.parent),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_written_afresh_and_never_shared(
+    pair: tuple[Packed, Packed], root: Path, tmp_path: Path, damage: str
+) -> None:
+    first = made(pair[0], root)
+    victim = Path(first.path, SITE, "steady", "f7.py")
+    assert victim.read_text() == "N = 7\n"
+    DAMAGE[damage](victim)
+    older = tree(Path(first.path))
+    second = made(pair[1], root)
+    assert tree(Path(first.path)) == older  # nothing was written into the older one's files
+    new = Path(second.path)
+    assert (new / SITE / "steady" / "f7.py").read_text() == "N = 7\n"
+    assert second.written >= files_of(pair[1], "moving", "steady")
+    shared = {*inodes(Path(first.path), "steady").values()} & {*inodes(new, "steady").values()}
+    assert not shared
+    (tmp_path / "alone").mkdir()
+    alone = made(pair[1], Path(secure_root(str(tmp_path / "alone"))))
+    assert tree(new) == tree(Path(alone.path))
+    assert os.listdir(root / "incoming") == []
+
+
+def test_a_linked_layer_keeps_the_time_it_was_written_at(
+    pair: tuple[Packed, Packed], root: Path
+) -> None:
+    """So a file from between its environment and an older one is found, too."""
+    first = Path(made(pair[0], root).path)
+    time.sleep(0.02)  # the clock of files ticks every few milliseconds
+    second = Path(made(pair[1], root).path)
+    victim = second / SITE / "steady" / "f7.py"
+    between = (first / ".stager" / "listing").stat().st_mtime_ns + 1
+    assert between < (second / ".stager" / "listing").stat().st_mtime_ns
+    replace(victim)
+    os.utime(victim, ns=(between, between))
+    (found,) = faults(str(second), 1)
+    assert found.path == f"{SITE}/steady/f7.py"
+
+
+def test_a_change_to_one_layer_costs_only_that_one(pair: tuple[Packed, Packed], root: Path) -> None:
+    first = made(pair[0], root)
+    Path(first.path, SITE, "other", "__init__.py").write_text("broken\n")
+    second = made(pair[1], root)
+    assert second.linked == files_of(pair[1], "steady")
+
+
+def test_garbage_beside_the_environments_is_passed_over(
+    pair: tuple[Packed, Packed], root: Path
+) -> None:
+    envs = root / "envs"
+    (envs / "empty").mkdir()
+    (envs / "a-file").touch()
+    (envs / "dangling").symlink_to("nowhere")
+    for name, data in (("not-json", b"{"), ("other", b'{"id":1,"format":9}')):
+        (envs / name / ".stager").mkdir(parents=True)
+        (envs / name / ".stager" / "manifest.json").write_bytes(data)
+    assert older_layers(str(envs), [layer.head for layer in pair[0].manifest.layers]) == {}
+    first = made(pair[0], root)
+    found = older_layers(str(envs), [layer.head for layer in pair[1].manifest.layers])
+    assert set(found.values()) == {(first.path,)}
+    assert len(found) == 2
+    assert (
+        older_layers(str(root / "absent"), [layer.head for layer in pair[0].manifest.layers]) == {}
+    )
+
+
+def test_the_newest_environment_is_asked_first(pair: tuple[Packed, Packed], root: Path) -> None:
+    first, second = (made(packed, root) for packed in pair)
+    for path, age in ((first.path, 1000), (second.path, 2000)):
+        os.utime(path, (age, age))
+    found = older_layers(str(root / "envs"), [layer.head for layer in pair[0].manifest.layers])
+    assert set(found.values()) == {(first.path,), (second.path, first.path)}
+    steady = next(layer for layer in pair[0].manifest.layers if layer.name == "steady")
+    assert found[steady.head] == (second.path, first.path)
+
+
+def listed(source: Path, head: str) -> None:
+    """Publish what lies in a directory as an environment of one layer."""
+    (source / ".stager").mkdir(exist_ok=True)
+    (source / ".stager" / "listing").unlink(missing_ok=True)
+    started = min(path.lstat().st_mtime_ns for path in source.iterdir())
+    listing.write(str(source), source.name, {}, [(head, None)], started)
+
+
+def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
+    source, staging = tmp_path / "source", tmp_path / "staging"
+    source.mkdir()
+    staging.mkdir()
+    for name in ("a", "c"):
+        (source / name).write_text("1234")
+    listed(source, "one")
+    entries = [Entry(name, 4, 0o644, Digest.of(b"1234"), 0) for name in "abc"]
+    wanted = [Known("one", [str(source)], entries)]
+    assert link_layers(wanted, str(staging), Linking(2)) == {}
+    assert os.listdir(staging) == []
+    assert (source / "a").stat().st_nlink == 1
+    (source / "b").write_text("1234")
+    listed(source, "one")
+    assert link_layers(wanted, str(staging), Linking(2)).keys() == {"one"}
+    assert sorted(os.listdir(staging)) == ["a", "b", "c"]
+
+
+def test_nothing_is_taken_from_one_whose_listing_is_lost(tmp_path: Path) -> None:
+    source, staging = tmp_path / "source", tmp_path / "staging"
+    source.mkdir()
+    staging.mkdir()
+    (source / "a").write_text("1234")
+    listed(source, "one")
+    (source / ".stager" / "listing").write_text("")
+    wanted = [Known("one", [str(source)], [Entry("a", 4, 0o644, Digest.of(b"1234"), 0)])]
+    assert link_layers(wanted, str(staging), Linking(1)) == {}
+    assert os.listdir(staging) == []
+
+
+def test_a_link_in_the_place_of_a_program_is_not_taken(tmp_path: Path) -> None:
+    """As long as the program was, as old, and as executable as every link."""
+    source, staging = tmp_path / "source", tmp_path / "staging"
+    source.mkdir()
+    staging.mkdir()
+    (source / "tool").symlink_to("evil")
+    listed(source, "one")
+    entry = Entry("tool", 4, 0o755, Digest.of(b"1234"), 0)
+    wanted = [Known("one", [str(source)], [entry])]
+    assert link_layers(wanted, str(staging), Linking(1)) == {}
+    (source / "tool").unlink()
+    (source / "tool").write_text("1234")
+    (source / "tool").chmod(0o755)
+    listed(source, "one")
+    assert link_layers(wanted, str(staging), Linking(1)).keys() == {"one"}
+
+
+def test_another_file_system_has_nothing_to_link_from(
+    pair: tuple[Packed, Packed], root: Path, tmp_path: Path
+) -> None:
+    made(pair[0], root)
+    other = tmp_path / "other"
+    other.mkdir()
+    code = f"""
+import dataclasses
+from bundle.environment import unpack
+from bundle.node.root import secure_root
+made = unpack.unpack({str(pair[1].path)!r}, root=secure_root({str(other)!r}),
+    expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
+print(json.dumps(dataclasses.asdict(made)))
+"""
+    answer = namespace("-m", f"mount -t tmpfs none {other}", code)
+    assert isinstance(answer, dict)
+    assert (answer["linked"], answer["written"]) == (0, pair[1].manifest.files)
+
+
+def test_environments_made_at_the_same_time_do_not_disturb_each_other(
+    pair: tuple[Packed, Packed], root: Path
+) -> None:
+    code = f"""
+import dataclasses, json, sys
+sys.path.insert(0, {str(Path(unpack.__file__).parents[1])!r})
+from bundle.environment import unpack
+made = unpack.unpack(sys.argv[1], root={str(root)!r},
+    expected=sys.argv[2], python={BASE_PYTHON!r}, processes=2)
+print(json.dumps(dataclasses.asdict(made)))
+"""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, packed.path, packed.manifest.id],
+            env=CLEAN,
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        for packed in pair * 3
+    ]
+    answers = [json.loads(one.communicate(timeout=60)[0]) for one in running]
+    assert [one.returncode for one in running] == [0] * 6
+    assert sum(not answer["reused"] for answer in answers) == 2
+    assert sorted(os.listdir(root / "envs")) == sorted(one.manifest.id for one in pair)
+    assert os.listdir(root / "incoming") == []
+
+
+def shared_memory() -> int:
+    """Count the pieces of memory that this process may share with others."""
+    return Path("/proc/self/maps").read_text().count("/dev/zero (deleted)")
+
+
+def test_shared_memory_is_given_back_also_where_linking_fails(tmp_path: Path) -> None:
+    before = shared_memory()
+    (tmp_path / "kept").write_text("")
+    listed(tmp_path, "one")
+    wanted = [Known("one", [str(tmp_path)], [Entry("a\0b", 1, 0o644, "0" * 64, 0)])]
+    with pytest.raises(ValueError, match="null") as caught:
+        link_layers(wanted, str(tmp_path / "staging"), Linking(1))
+    assert shared_memory() == before, caught  # which keeps all variables of the function

@@ -1,0 +1,318 @@
+"""Imports in which the collector waits, in interpreters of real virtual environments."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from bundle.environment import patches
+from bundle.environment.imports import PATIENCE, PTH_LINE
+from tests.bundle.test_main import OTHERS
+
+BUNDLE = Path(__file__).resolve().parents[3] / "bundle"
+SHOWS = "import gc; print(__name__, gc.get_threshold())\n"
+ITSELF = "(700, 10, 10)"
+PATIENT = f"({PATIENCE}, 10, 10)"
+START = "import gc; gc.set_threshold(700, 10, 10)\n"
+"""What Python begins with differs by its version."""
+
+
+def make_env(root: Path, python: str = sys.executable) -> Path:
+    """An environment as unpacking leaves it, with packages that show how they are imported."""
+    subprocess.run([python, "-m", "venv", "--without-pip", root], check=True, timeout=120)
+    (packages,) = root.glob("lib/python3*/site-packages")
+    (root / "pkgs").symlink_to(packages.relative_to(root))
+    for name, line in (("imports", PTH_LINE), ("patches", patches.PTH_LINE)):
+        shutil.copy(BUNDLE / f"{name}.py", packages / f"_stager_{name}.py")
+        (packages / f"_stager_{name}.pth").write_text(line + "\n")
+    modules = {
+        "plain": SHOWS,
+        "outer/__init__": SHOWS + "from . import inner\nimport plain\nprint('outer ends')\n",
+        "outer/inner": SHOWS,
+        "outer/lazy": SHOWS,
+        "outer/__main__": SHOWS,
+        "last": SHOWS,
+        "old": "import warnings\nwarnings.warn('of old', DeprecationWarning, stacklevel=2)\n",
+        "asks": "import sys\nprint(sys._getframe(1).f_code.co_filename)\n",
+        "forks": "import gc, os\nif not os.fork():\n    print(gc.get_threshold(), flush=True)\n"
+        "    os._exit(0)\nos.wait()\n",
+        "slow": "import time\nopen('begun', 'w').close()\ntime.sleep(1)\n",
+        "strict": SHOWS + "gc.set_threshold(123, 4, 5)\n",
+        "broken": SHOWS + "raise ValueError('no luck')\n",
+        "large": "import gc\nkept = [[] for _ in range(50_000)]\nloop = []\nloop.append(loop)\n",
+        "huge": "import gc\nbefore = gc.get_stats()[0]['collections']\n"
+        f"kept = [[] for _ in range({PATIENCE} + 10_000)]\n"
+        "print(gc.get_stats()[0]['collections'] - before)\n",
+        "torch/__init__": SHOWS + "class version: cuda = None\n",
+        "torch/cpu": SHOWS,
+    }
+    for name, text in modules.items():
+        path = packages / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run some code with the environment's interpreter, from a directory of a project."""
+    project = env / "project"
+    project.mkdir(exist_ok=True)
+    (project / "mine.py").write_text(SHOWS + "import plain\n")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("STAGER", "PYTHON"))}
+    return subprocess.run(
+        [env / "bin" / "python", "-c", START + textwrap.dedent(code)],
+        cwd=project,
+        env={**inherited, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def lines(env: Path, code: str, **variables: str) -> list[str]:
+    """What such code prints; it must not fail."""
+    done = python(env, code, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module", params=[sys.executable, *OTHERS])
+def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_env(tmp_path_factory.mktemp("plain") / "env", request.param)
+
+
+def test_the_file_stands_alone_and_loads_nothing(env: Path) -> None:
+    imported = set()
+    for node in ast.walk(ast.parse((BUNDLE / "imports.py").read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(str(node.module))
+    for_types = {"collections.abc", "importlib.machinery", "types", "typing"}
+    assert imported == {"__future__", "gc", "os", "sys", "_thread", *for_types}
+    loaded = "import sys; print(sorted(set(sys.modules) - {'_stager_imports', '__future__'}))"
+    assert lines(env, loaded) == lines(env, loaded, STAGER_IMPORTS="0")
+
+
+def test_the_collector_waits_for_a_package_and_all_that_it_imports(env: Path) -> None:
+    said = lines(env, "import outer; print(gc.get_threshold()); import outer.lazy, plain")
+    waited = [f"{name} {PATIENT}" for name in ("outer", "outer.inner", "plain")]
+    assert said == [*waited, "outer ends", ITSELF, f"outer.lazy {PATIENT}"]
+
+
+@pytest.mark.parametrize("place", ["pkgs", "lib"])
+def test_packages_count_under_each_of_their_names(env: Path, place: str) -> None:
+    if place == "lib":
+        place = str((env / "pkgs").readlink())
+    code = f"import sys; sys.path[:] = [{str(env / place)!r}]; import plain"
+    assert lines(env, code) == [f"plain {PATIENT}"]
+
+
+def test_a_project_is_imported_as_ever(env: Path) -> None:
+    """It may train while it is imported; the packages that it imports are packages."""
+    assert lines(env, "import mine") == [f"mine {ITSELF}", f"plain {PATIENT}"]
+    assert lines(env, "import colorsys; print(gc.get_threshold())") == [ITSELF]
+
+
+def test_what_a_package_or_a_program_wants_stays(env: Path) -> None:
+    assert lines(env, "import strict; print(gc.get_threshold())")[1] == "(123, 4, 5)"
+    assert lines(env, "gc.set_threshold(0); import plain") == ["plain (0, 10, 10)"]
+    many = f"({PATIENCE * 2}, 10, 10)"
+    assert lines(env, f"gc.set_threshold({PATIENCE * 2}); import plain") == [f"plain {many}"]
+    assert lines(env, "gc.disable(); import plain; print(gc.isenabled())")[1] == "False"
+    assert lines(env, "import outer", STAGER_IMPORTS="0")[0] == f"outer {ITSELF}"
+
+
+def test_an_import_that_fails(env: Path) -> None:
+    code = """
+        import traceback
+        try:
+            import broken
+        except ValueError:
+            traceback.print_exc()
+        print(gc.get_threshold())
+        import plain
+    """
+    done = python(env, code)
+    assert done.stdout.splitlines()[1:] == [ITSELF, f"plain {PATIENT}"]
+    assert done.stderr.rstrip().endswith("ValueError: no luck")
+    missing = python(env, "import plain.there_is_none")
+    assert "'plain' is not a package" in missing.stderr
+    assert "_stager_imports" not in missing.stderr
+
+
+def test_many_objects_are_old_at_once_and_freed_as_ever(env: Path) -> None:
+    code = """
+        frozen = gc.get_freeze_count()
+        import large
+        print(gc.get_count()[0] < 5_000, gc.get_freeze_count() <= frozen)
+        del large.loop
+        print(gc.collect() > 0)
+        gc.freeze()
+        frozen = gc.get_freeze_count()
+        __import__("importlib").reload(large)
+        print(frozen > 50_000, frozen - gc.get_freeze_count() < 55_000)
+    """
+    assert lines(env, code) == ["True True", "True", "True True"]
+
+
+def test_a_collection_comes_in_the_end(env: Path) -> None:
+    (count,) = lines(env, "import huge")
+    assert int(count) >= 1
+
+
+def test_other_threads_go_on_importing(env: Path) -> None:
+    code = """
+        import threading
+        def work():
+            import outer.inner, mine
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads: thread.start()
+        import strict, large, outer.lazy
+        for thread in threads: thread.join()
+        gc.set_threshold(700, 10, 10)
+        import last
+        print(gc.get_threshold())
+    """
+    assert lines(env, code)[-2:] == [f"last {PATIENT}", ITSELF]
+
+
+def test_a_child_that_is_forked_meanwhile_is_as_ever(env: Path) -> None:
+    assert lines(env, "import forks; print(gc.get_threshold())") == [ITSELF, ITSELF]
+    code = """
+        import os, threading, time, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+        thread = threading.Thread(target=__import__, args=("slow",))
+        thread.start()
+        while not os.path.exists("begun"): time.sleep(0.01)
+        if not os.fork():
+            import plain
+            print(gc.get_threshold(), flush=True)
+            os._exit(0)
+        os.wait()
+        thread.join()
+        os.remove("begun")
+        print(gc.get_threshold())
+    """
+    assert lines(env, code) == [f"plain {PATIENT}", ITSELF, ITSELF]
+
+
+def test_a_program_that_collects_by_itself_is_left_alone(env: Path) -> None:
+    code = """
+        class Node: pass
+        gc.disable()
+        gc.collect()
+        for _ in range(20_000):
+            node = Node()
+            node.me = node
+        import plain
+        print(gc.collect(1) > 19_000)
+    """
+    assert lines(env, code)[1:] == ["True"]
+
+
+def test_warnings_and_tracebacks_name_who_imports(env: Path) -> None:
+    """As they do without it; Python passes over its own frames of an import only."""
+    for code in ("import old", "import asks", "import broken"):
+        with_it, without = (python(env, code, STAGER_IMPORTS=word) for word in ("1", "0"))
+        assert with_it.stderr == without.stderr
+        if code != "import broken":
+            assert with_it.stdout == without.stdout
+    assert "DeprecationWarning: of old" in python(env, "import old").stderr
+
+
+def test_finders_that_come_later_are_asked(env: Path) -> None:
+    code = """
+        import sys
+        from importlib.machinery import PathFinder
+        class Blocks:
+            def find_spec(self, name, path, target=None):
+                if name == "plain": raise ModuleNotFoundError("blocked")
+        class Counts:
+            asked = 0
+            def find_spec(self, name, path, target=None): self.asked += 1
+        counts = Counts()
+        sys.meta_path.insert(sys.meta_path.index(PathFinder), Blocks())
+        sys.meta_path.append(counts)
+        try:
+            import plain
+        except ModuleNotFoundError as error:
+            print(error)
+        try:
+            import there_is_none
+        except ModuleNotFoundError:
+            print(counts.asked)
+        import strict
+        sys.meta_path.clear()
+        try:
+            import last
+        except ModuleNotFoundError:
+            print("none left")
+    """
+    assert lines(env, code) == ["blocked", "1", f"strict {PATIENT}", "none left"]
+
+
+def test_specs_are_compared_copied_and_kept_as_ever(env: Path) -> None:
+    code = """
+        import importlib.util, pickle
+        one, two = (importlib.util.find_spec("plain") for _ in range(2))
+        print(one == two, pickle.loads(pickle.dumps(one)) == two)
+        module = importlib.util.module_from_spec(one)
+        one.loader.exec_module(module)
+        import last
+        print(type(last.__spec__).__name__, last.__spec__ == importlib.util.find_spec("last"))
+    """
+    said = lines(env, code)
+    assert (said[0], said[-1]) == ("True True", "ModuleSpec True")
+
+
+def test_it_looks_as_ever_to_whoever_looks(env: Path) -> None:
+    code = """
+        import importlib, importlib.metadata, importlib.resources, importlib.util, inspect, pkgutil
+        import runpy, sys, _stager_imports
+        _stager_imports.activate()
+        print(sum(hasattr(finder, "waits_for_stager") for finder in sys.meta_path))
+        import outer.lazy
+        print(type(outer.__loader__).__name__, "exec_module" in vars(outer.__loader__))
+        print(inspect.getsource(outer.lazy).startswith("import gc"))
+        print([found.name for found in pkgutil.iter_modules(outer.__path__)])
+        print(importlib.util.find_spec("plain").origin.endswith("plain.py"))
+        print(pkgutil.get_data("outer", "lazy.py")[:9].strip())
+        importlib.invalidate_caches()
+        print(list(importlib.metadata.distributions()))
+        runpy.run_module("outer", run_name="__main__", alter_sys=True)
+    """
+    names = "['__main__', 'inner', 'lazy']"
+    seen = ["1", *lines(env, "import outer.lazy"), "SourceFileLoader False", "True"]
+    assert lines(env, code) == [
+        *seen, names, "True", "b'import gc'", "[]", f"__main__ {ITSELF}"
+    ]  # fmt: skip
+
+
+def test_patches_come_after_the_import(env: Path) -> None:
+    done = python(env, "import torch; print(torch.cpu.set_device(1))", STAGER_PATCHES="1")
+    assert done.stderr == "patch applied: torch-cpu-set-device\n"
+    assert done.stdout.splitlines() == [f"torch {PATIENT}", f"torch.cpu {PATIENT}", "None"]
+
+
+def test_compiled_packages(tmp_path: Path) -> None:
+    env = make_env(tmp_path / "env")
+    files = importlib.metadata.files("zstandard") or []
+    for file in files:
+        if not file.is_absolute() and ".." not in file.parts:
+            target = env / "pkgs" / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path(str(file.locate())), target)
+    packed = "zstandard.ZstdCompressor().compress(b'')[:4]"
+    code = f"import zstandard; print(zstandard.backend, {packed})"
+    assert lines(env, code) == [r"cext b'(\xb5/\xfd'"]

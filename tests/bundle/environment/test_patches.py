@@ -1,0 +1,443 @@
+"""The patches, each with the real fault; interpreters are those of real virtual environments."""
+
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from bundle.environment.patches import PATCHES, PTH_LINE
+
+BUNDLE = Path(__file__).resolve().parents[3] / "bundle"
+APPLIED = "patch applied: datasets-numpy2\n"
+
+
+def make_env(root: Path, *requirements: str) -> Path:
+    """Make an environment with the patches in it, as unpacking a bundle leaves it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True, timeout=120)
+    (packages,) = root.glob("lib/python3*/site-packages")
+    (root / "pkgs").symlink_to(packages.relative_to(root))
+    if requirements:
+        python = root / "bin" / "python"
+        has_uv = importlib.util.find_spec("uv") is not None
+        uv = [sys.executable, "-m", "uv"] if has_uv else [shutil.which("uv")]
+        if uv[0]:
+            argv = [*uv, "pip", "install", "--quiet", "--python", python]
+        else:
+            argv = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+        subprocess.run([*argv, *requirements], check=True, timeout=300)
+    shutil.copy(BUNDLE / "patches.py", packages / "_stager_patches.py")
+    (packages / "_stager_patches.pth").write_text(PTH_LINE + "\n")
+    return root
+
+
+def surroundings(**variables: str) -> dict[str, str]:
+    """Return this process's variables without any that could turn patches on, and ``variables``."""
+    dropped = ("STAGER", "PYTHON", "CUDA_VISIBLE_DEVICES", "HF_")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    return {**inherited, **variables}
+
+
+def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run some code with an environment's own interpreter."""
+    return subprocess.run(
+        [env / "bin" / "python", "-c", textwrap.dedent(code)],
+        env=surroundings(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory):
+    return make_env(tmp_path_factory.mktemp("plain") / "env")
+
+
+def test_the_table():
+    assert {"torch-cpu-set-device", "datasets-numpy2"} <= {patch.name for patch in PATCHES}
+    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
+    for patch in PATCHES:
+        assert patch.reason.endswith(".")
+        assert patch.link.startswith("https://github.com/")
+
+
+def test_the_file_stands_alone():
+    imported = set()
+    for node in ast.walk(ast.parse((BUNDLE / "patches.py").read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(node.module.partition(".")[0])
+    assert imported <= sys.stdlib_module_names
+
+
+def test_off_unless_asked_for(env):
+    code = "import sys; print('_stager_patches' in sys.modules, len(sys.meta_path))"
+    without, empty = python(env, code), python(env, code, STAGER_PATCHES="")
+    assert without.stdout == empty.stdout
+    assert without.stdout.startswith("False")
+    assert python(env, code, STAGER_PATCHES="1").stdout.startswith("True")
+    off = python(env, code, STAGER_PATCHES="0")
+    assert off.stdout.split()[1] == without.stdout.split()[1]
+    assert off.stderr == ""
+
+
+def test_activation_imports_nothing_and_happens_once(env):
+    code = """
+        import sys, _stager_patches
+        _stager_patches.activate()
+        _stager_patches.activate()
+        print(sum(hasattr(finder, "finds_for_stager") for finder in sys.meta_path))
+        print({"torch", "datasets", "numpy"} & set(sys.modules))
+    """
+    assert python(env, code, STAGER_PATCHES="all").stdout == "1\nset()\n"
+
+
+def test_unknown_name_is_told_and_the_others_apply(env):
+    code = "import sys; print(any(hasattr(f, 'finds_for_stager') for f in sys.meta_path))"
+    done = python(env, code, STAGER_PATCHES="torch-cpu-set-device, numpy3")
+    assert done.stdout == "True\n"
+    assert done.stderr.startswith("patch failed: numpy3: no patch has this name")
+    assert done.stderr.count("\n") == 1
+    assert "datasets-numpy2, torch-cpu-set-device" in done.stderr
+
+
+# --- a table of the test's own: how a patch is applied --------------------------------------------
+
+# Patches colorsys, a module of the standard library that nothing else imports.
+OWN_TABLE = """
+import importlib, inspect, sys, _stager_patches as patches
+
+def mark(module):
+    module.marked = True
+
+def table(applies=lambda module: not hasattr(module, "marked"), apply=mark):
+    link = "https://example.org/1"
+    patches.PATCHES = (patches.Patch("own", "A reason.", link, "colorsys", applies, apply),)
+    patches.activate()
+"""
+
+
+def own(env: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code after ``OWN_TABLE``, whose patches are all selected, once it is activated."""
+    start = "import os; os.environ['STAGER_PATCHES'] = '1'\n"
+    return python(env, start + OWN_TABLE + textwrap.dedent(code), **variables)
+
+
+def test_patched_after_import_and_the_module_stays_itself(env):
+    done = own(
+        env,
+        """
+        table()
+        import colorsys
+        spec = colorsys.__spec__
+        print(colorsys.marked, "exec_module" in vars(spec.loader), type(spec.loader).__name__)
+        print("def rgb_to_hsv" in inspect.getsource(colorsys))
+        del colorsys.marked
+        print(importlib.reload(colorsys).marked)
+        """,
+    )
+    assert done.stdout == "True False SourceFileLoader\nTrue\nTrue\n"
+    assert done.stderr == "patch applied: own\n"
+
+
+def test_module_imported_before_is_patched_at_once(env):
+    done = own(env, "import colorsys\ntable()\nprint(colorsys.marked)")
+    assert (done.stdout, done.stderr) == ("True\n", "patch applied: own\n")
+
+
+def test_looking_for_a_module_does_not_spoil_its_import(env):
+    """Libraries ask ``find_spec`` whether torch is there before anybody imports it."""
+    done = own(
+        env,
+        """
+        table()
+        import importlib.util
+        importlib.util.find_spec("colorsys"), importlib.util.find_spec("colorsys")
+        import colorsys
+        print(colorsys.marked)
+        """,
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "patch applied: own\n")
+
+
+def test_finders_that_ask_all_finders_do_not_loop(env):
+    done = own(
+        env,
+        """
+        class Asking:
+            def find_spec(self, name, path, target=None):
+                others = [finder for finder in sys.meta_path if finder is not self]
+                found = (finder.find_spec(name, path, target) for finder in others)
+                return next(filter(None, found), None)
+
+        table()
+        sys.meta_path.insert(1, Asking())
+        import colorsys
+        print(colorsys.marked)
+        """,
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "patch applied: own\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("applies=lambda module: 1 / 0", "ZeroDivisionError: division by zero"),
+        ("apply=lambda module: module.absent", "AttributeError: "),
+        ("applies=lambda module: True", "RuntimeError: the fault is still there in "),
+    ],
+)
+def test_patch_that_fails_leaves_the_import_alone(env, arguments, why):
+    done = own(env, f"table({arguments})\nimport colorsys\nprint(colorsys.rgb_to_hsv(0, 0, 0))")
+    assert done.stdout == "(0.0, 0.0, 0)\n"
+    assert done.stderr.startswith(f"patch failed: own: {why}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_import_that_fails_fails_as_before(env, tmp_path):
+    (tmp_path / "colorsys.py").write_text("raise ValueError('broken')")
+    done = own(env, f"sys.path.insert(0, {str(tmp_path)!r})\ntable()\nimport colorsys")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: broken\n")
+    assert "patch" not in done.stderr.splitlines()[-1]
+
+
+# --- torch-cpu-set-device -------------------------------------------------------------------------
+
+
+def old_torch(root: Path, *, cuda: str = "None", set_device: str = "") -> str:
+    """Write a stand-in for a torch before 2.2, whose CPU builds no index carries any longer."""
+    package = root / "torch"
+    (package / "cpu").mkdir(parents=True)
+    (package / "__init__.py").write_text("from . import cpu, version\n")
+    (package / "version.py").write_text(f"cuda = {cuda}\nhip = None\n")
+    (package / "cpu" / "__init__.py").write_text(set_device)
+    return str(root)
+
+
+SET_DEVICE = "import torch; print(torch.cpu.set_device('cpu'))"
+
+
+def test_torch_without_set_device(env, tmp_path):
+    torch = old_torch(tmp_path)
+    assert "AttributeError" in python(env, SET_DEVICE, PYTHONPATH=torch).stderr
+    done = python(env, SET_DEVICE, PYTHONPATH=torch, STAGER_PATCHES="1")
+    assert (done.stdout, done.stderr) == ("None\n", "patch applied: torch-cpu-set-device\n")
+    other = python(env, SET_DEVICE, PYTHONPATH=torch, STAGER_PATCHES="datasets-numpy2")
+    assert "AttributeError" in other.stderr
+
+
+def test_torch_built_for_cuda_is_patched_only_without_a_gpu(env, tmp_path):
+    torch = old_torch(tmp_path, cuda="'12.1'")
+    # Which device files there are differs between the machines that run this test.
+    here = "import _stager_patches as patches; patches.GPU_NODES = ('/dev/absent', '{}'); "
+    with_gpu, without = (here.format(file) + SET_DEVICE for file in (os.devnull, "/dev/none"))
+    on = {"PYTHONPATH": torch, "STAGER_PATCHES": "1"}
+    assert python(env, without, **on).stdout == "None\n"
+    assert "AttributeError" in python(env, with_gpu, **on).stderr
+    assert python(env, with_gpu, **on, CUDA_VISIBLE_DEVICES="").stdout == "None\n"
+    assert "AttributeError" in python(env, with_gpu, **on, CUDA_VISIBLE_DEVICES="0").stderr
+
+
+def test_torch_with_set_device_is_left_alone(env, tmp_path):
+    torch = old_torch(tmp_path, set_device="def set_device(device): return 'its own'")
+    done = python(env, SET_DEVICE, PYTHONPATH=torch, STAGER_PATCHES="1")
+    assert (done.stdout, done.stderr) == ("its own\n", "")
+
+
+@pytest.mark.slow
+def test_real_torch_is_left_alone(env):
+    found = importlib.util.find_spec("torch")
+    if found is None:
+        pytest.skip("torch is not installed")
+    site_packages = str(Path(found.origin).parents[1])
+    code = "import torch; print(torch.cpu.set_device.__module__)"
+    done = python(env, code, PYTHONPATH=site_packages, STAGER_PATCHES="1")
+    assert done.stdout == "torch.cpu\n", done.stderr
+    assert "patch" not in done.stderr
+
+
+# --- one line a node ------------------------------------------------------------------------------
+
+
+def test_processes_of_one_job_say_it_once(env, tmp_path):
+    torch, job = old_torch(tmp_path), tmp_path / "job"
+    job.mkdir()
+    variables = surroundings(PYTHONPATH=torch, STAGER_PATCHES="1", STAGER_JOB_DIR=str(job))
+    argv = [env / "bin" / "python", "-c", SET_DEVICE]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(argv, env=variables, **pipes) for _ in range(8)]
+    ended = [process.communicate(timeout=60) for process in started]
+    assert [stdout for stdout, _ in ended] == ["None\n"] * 8
+    assert "".join(stderr for _, stderr in ended) == "patch applied: torch-cpu-set-device\n"
+    assert [path.name for path in job.iterdir()] == ["patch.torch-cpu-set-device"]
+
+
+def test_without_a_job_directory_children_do_not_repeat_it(env, tmp_path):
+    torch = old_torch(tmp_path)
+    code = f"{SET_DEVICE}; import subprocess, sys; subprocess.run([sys.executable, '-c', {{}}])"
+    nested = code.format(repr(SET_DEVICE))
+    for job in ({}, {"STAGER_JOB_DIR": str(tmp_path / "absent")}):
+        done = python(env, nested, PYTHONPATH=torch, STAGER_PATCHES="1", **job)
+        assert done.stdout.count("None") == 2
+        assert done.stderr == "patch applied: torch-cpu-set-device\n"
+
+
+# --- datasets-numpy2 ------------------------------------------------------------------------------
+
+# In the parent, in a spawned child, and in the workers of map(); each takes rows in NumPy format.
+TRAIN = """
+import multiprocessing, os
+import numpy
+from datasets import Dataset
+
+ROWS = {"a": [1, 2, 3, 4], "l": [[1, 2], [3], [], [4]], "x": [0.5, None, 1.5, 2.0]}
+
+def load():
+    return Dataset.from_dict({**ROWS, "s": ["p", "q", None, "r"]}).with_format("numpy")
+
+def spawned():
+    print("child", load()[1]["l"].tolist())
+
+def doubled(row):
+    return {"double": row["a"] * 2, "pid": os.getpid()}
+
+if __name__ == "__main__":
+    rows = load()
+    print("parent", rows[0]["l"].tolist(), rows["a"].dtype, type(rows[:2]["l"]).__name__)
+    print("objects", [item.tolist() for item in rows["l"]], rows["s"].tolist())
+    child = multiprocessing.get_context("spawn").Process(target=spawned)
+    child.start()
+    child.join()
+    mapped = rows.map(doubled, num_proc=2)
+    pids = set(mapped["pid"].tolist()) | {os.getpid()}
+    print("map", mapped["double"].tolist(), len(pids), child.exitcode)
+"""
+SHOWN = """\
+parent [1, 2] int64 ndarray
+objects [[1, 2], [3], [], [4]] ['p', 'q', None, 'r']
+child [3]
+map [2, 4, 6, 8] 3 0
+"""
+FIRST_ROW = """
+from datasets import Dataset
+print(Dataset.from_dict({"a": [[1, 2]]}).with_format("numpy")[0]["a"].tolist())
+"""
+
+
+@pytest.fixture(scope="module")
+def numpy_2(tmp_path_factory):
+    root = tmp_path_factory.mktemp("numpy2")
+    return make_env(root / "env", "datasets==2.19.0", "numpy>=2", "pyarrow>=16.1")
+
+
+@pytest.fixture(scope="module")
+def numpy_1(tmp_path_factory):
+    root = tmp_path_factory.mktemp("numpy1")
+    return make_env(root / "env", "datasets==2.19.0", "numpy==1.26.4", "pyarrow==16.1.0")
+
+
+@pytest.fixture(scope="module")
+def repaired(tmp_path_factory):
+    return make_env(tmp_path_factory.mktemp("repaired") / "env", "datasets>=3.0", "numpy>=2")
+
+
+def start_rank(env: Path, root: Path, rank: int, **variables: str) -> subprocess.Popen[str]:
+    """Start one rank of the training script under the wrapper, as the launcher would."""
+    for name in ("job", "project", f"home{rank}"):
+        (root / name).mkdir(exist_ok=True)
+    (root / "project" / "train.py").write_text(TRAIN)
+    shutil.copy(BUNDLE / "wrapper.py", root / "job" / "run_wrapper.py")
+    variables = {
+        "STAGER_ENV": str(env),
+        "STAGER_PROJECT": str(root / "project"),
+        "STAGER_JOB_DIR": str(root / "job"),
+        "RANK": str(rank),
+        "HF_HOME": str(root / f"home{rank}"),
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        **variables,
+    }
+    return subprocess.Popen(
+        [env / "bin" / "python", root / "job" / "run_wrapper.py", "train.py"],
+        env=surroundings(**variables),
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait for a rank; return what it printed, its patch lines apart from other warnings."""
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    lines = [line for line in stderr.splitlines(keepends=True) if line.startswith("patch ")]
+    return stdout, "".join(lines)
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_datasets_with_numpy_2_fails_without_the_patch(numpy_2, tmp_path):
+    assert "ValueError: Unable to avoid copy" in python(numpy_2, FIRST_ROW).stderr
+
+    rank = start_rank(numpy_2, tmp_path, 0, STAGER_PATCHES="torch-cpu-set-device")
+    assert "ValueError: Unable to avoid copy" in rank.communicate(timeout=120)[1]
+    assert rank.returncode == 1
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_datasets_with_numpy_2_works_in_every_process(numpy_2, tmp_path):
+    first, second = tmp_path / "node1", tmp_path / "node2"
+    for node in (first, second):
+        node.mkdir()
+    ranks = [start_rank(numpy_2, node, rank) for rank, node in enumerate((first, first, second))]
+    ended = [finish(rank) for rank in ranks]
+    assert [stdout for stdout, _ in ended] == [SHOWN] * 3
+    assert ended[0][1] + ended[1][1] == APPLIED
+    assert ended[2][1] == APPLIED  # another node, with a job directory of its own
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_only_datasets_gets_the_lenient_numpy(numpy_2):
+    code = """
+        import datasets.formatting.formatting as formatting, numpy
+        print(formatting.np.array([1], copy=False, dtype=object).dtype)
+        have = numpy.arange(3)
+        print(formatting.np.array(have, copy=False) is have, formatting.np.array(have) is have)
+        print(formatting.np.ndarray is numpy.ndarray)
+        try:
+            numpy.array([1], copy=False)
+        except ValueError:
+            print("strict")
+    """
+    done = python(numpy_2, code, STAGER_PATCHES="1")
+    assert done.stdout == "object\nTrue False\nTrue\nstrict\n"
+    assert done.stderr == APPLIED
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="NumPy 1.26 has no wheels for 3.13")
+def test_datasets_with_numpy_1_is_left_alone(numpy_1, tmp_path):
+    assert finish(start_rank(numpy_1, tmp_path, 0)) == (SHOWN, "")
+    assert not list((tmp_path / "job").glob("patch.*"))
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_repaired_datasets_is_left_alone(repaired):
+    done = python(repaired, FIRST_ROW, STAGER_PATCHES="1")
+    assert done.stdout == "[1, 2]\n", done.stderr
+    assert "patch" not in done.stderr

@@ -1,0 +1,239 @@
+"""Forked workers: every task is done once, every failure is told, nobody is left behind."""
+
+import fcntl
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bundle.environment.process_pool import share
+from bundle.protocol.problem import NodeError, Problem
+from tests.support.namespaces import REPO, needs_root
+
+PROBLEM = Problem("it is broken", "/some/where", "because", "mend it")
+
+
+def noting(path: Path) -> Callable[[int], None]:
+    """Work that appends its number and process to a file; the kernel keeps each line whole."""
+
+    def work(number: int) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(handle, f"{number} {os.getpid()}\n".encode())
+        os.close(handle)
+
+    return work
+
+
+def noted(path: Path) -> list[tuple[int, int]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(number), int(pid)) for number, pid in map(str.split, lines)]
+
+
+def children() -> set[str]:
+    """This process's children, zombies too."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left() -> Iterator[None]:
+    """Every worker is gone, and waited for, whatever happened."""
+    before = children()
+    yield
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("count", "processes"),
+    [
+        (0, 4),
+        (1, 4),
+        (7, 1),
+        (7, 0),
+        (3, 16),
+        (100, 2),
+        (1023, 3),
+        (1024, 3),
+        (1025, 3),
+        (20000, 4),
+    ],
+)
+def test_every_task_is_done_once(tmp_path: Path, count: int, processes: int) -> None:
+    share(count, noting(tmp_path / "log"), processes)
+    done = noted(tmp_path / "log")
+    assert sorted(number for number, _ in done) == list(range(count))
+    workers = {pid for _, pid in done}
+    assert len(workers) <= max(1, min(processes, count))
+    assert (os.getpid() in workers) == (count > 0 and (processes <= 1 or count == 1))
+
+
+def test_whoever_is_free_takes_the_next_task(tmp_path: Path) -> None:
+    def work(number: int) -> None:
+        if number == 0:
+            time.sleep(0.6)
+        noting(tmp_path / "log")(number)
+
+    share(200, work, 2)
+    done = noted(tmp_path / "log")
+    slow = dict(done)[0]
+    assert Counter(pid for _, pid in done)[slow] == 1
+    assert [number for number, pid in done if pid != slow] == list(range(1, 200))  # in order
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_task_that_fails_ends_all(tmp_path: Path, processes: int) -> None:
+    def work(number: int) -> None:
+        if number == 5:
+            raise NodeError(PROBLEM)
+        noting(tmp_path / "log")(number)
+        time.sleep(0.005)
+
+    with pytest.raises(NodeError) as caught:
+        share(3000, work, processes)
+    assert caught.value.problem == PROBLEM
+    assert len(noted(tmp_path / "log")) < 1500
+
+
+def test_many_failures_at_once_are_one(tmp_path: Path) -> None:
+    """More is said than a pipe holds; nobody may wait for somebody who waits."""
+
+    def work(number: int) -> None:
+        raise NodeError(Problem("w" * 700, str(number), "y" * 700, "f" * 700))
+
+    for _ in range(3):
+        with pytest.raises(NodeError) as caught:
+            share(200, work, 60)
+        assert int(caught.value.problem.where) < 200
+
+
+def test_a_long_answer_is_cut(tmp_path: Path) -> None:
+    def work(number: int) -> None:
+        raise NodeError(Problem("it is broken", "/" + "é" * 5000, "x" * 200_000, "mend it"))
+
+    with pytest.raises(NodeError, match=r"it is broken; x+; mend it"):
+        share(4, work, 2)
+
+
+def test_a_killed_child_is_told(tmp_path: Path) -> None:
+    def work(number: int) -> None:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.002)
+
+    with pytest.raises(NodeError, match="was killed; signal 9; usually the node ran out of memory"):
+        share(1000, work, 3)
+
+
+def test_a_child_that_is_told_to_end_does(tmp_path: Path) -> None:
+    """With a handler like the agent's, which raises what is no Exception."""
+
+    class Stopped(BaseException):
+        pass
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped
+
+    def work(number: int) -> None:
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        started = time.monotonic()
+        with pytest.raises(NodeError, match="an unpacking process ended; exit status 1"):
+            share(1000, work, 2)
+        assert time.monotonic() - started < 4
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_unexpected_error_is_told_too(capfd: pytest.CaptureFixture[str]) -> None:
+    def work(number: int) -> None:
+        if number == 2:
+            raise ZeroDivisionError("by no one")
+        time.sleep(0.005)
+
+    with pytest.raises(NodeError, match="ZeroDivisionError: by no one"):
+        share(1000, work, 2)
+    assert "Traceback" in capfd.readouterr().err  # a fault of ours: all of it is wanted
+
+
+def test_a_pipe_of_one_page_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel gives to a user who has very many pipes, see pipe(7)."""
+    real = os.pipe
+
+    def small() -> tuple[int, int]:
+        ends = real()
+        fcntl.fcntl(ends[1], 1031, 4096)  # F_SETPIPE_SZ, which Python 3.9 has no name for
+        return ends
+
+    monkeypatch.setattr(os, "pipe", small)
+    signal.alarm(60)  # a pipe that is full would be waited for without end
+    try:
+        share(50_000, noting(tmp_path / "log"), 2)
+    finally:
+        signal.alarm(0)
+    assert len(noted(tmp_path / "log")) == 50_000
+
+
+def test_without_processes_to_start_the_work_is_done_here(tmp_path: Path) -> None:
+    needs_root()  # to become somebody whom the limit counts for
+    said, say = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setresuid(65534, 65534, 65534)
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        pid = os.getpid()
+        share(50, lambda number: os.write(say, b"1" if os.getpid() == pid else b"0") and None, 4)
+        os._exit(0)
+    os.close(say)
+    assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(said) as answer:
+        assert answer.read() == "1" * 50
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    def fail(number: int) -> None:
+        raise NodeError(PROBLEM)
+
+    before = len(os.listdir("/proc/self/fd"))
+    share(100, noting(tmp_path / "log"), 2)
+    for processes in (1, 2):
+        with pytest.raises(NodeError):
+            share(100, fail, processes)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > before
+
+
+def test_children_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = f"""
+import os, sys, time
+sys.path.insert(0, {str(REPO)!r})
+from bundle.environment.process_pool import share
+def work(number):
+    handle = os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, b"%d %d\\n" % (number, os.getpid()))
+    os.close(handle)
+    time.sleep(0.02)
+share(5000, work, 2)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    until = time.monotonic() + 20
+    while len({pid for _, pid in noted(log)}) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    children = {pid for _, pid in noted(log)}
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < until, "children of a killed parent go on"
+        time.sleep(0.01)
+    assert len(noted(log)) < 1000

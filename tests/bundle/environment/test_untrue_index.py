@@ -1,0 +1,264 @@
+"""Bundles whose digests are true and that are wrong all the same are refused with a message."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.format.decompressor import load_decompressor
+from bundle.format.layer import LayerError, check_path
+from bundle.format.manifest import room_for
+from bundle.format.path_limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
+from bundle.node import removal
+from bundle.protocol.digest import Digest
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
+from tests.support.bundles import (
+    BASE_PYTHON,
+    CLEAN,
+    OWN,
+    Raw,
+    forge,
+    left_over,
+    make_bundle,
+    refuses,
+    run_node,
+)
+from tests.support.namespaces import namespace
+from tests.support.wheelhouse import make_wheel
+from tests.torture.world import nest
+
+
+@pytest.fixture(scope="module")
+def large(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> Packed:
+    """A bundle with a file that lies in three frames."""
+    folder = tmp_path_factory.mktemp("large")
+    data = b"0123456789abcdef" * (40 << 16)
+    wheel = make_wheel(folder, "large", files={"large/data.bin": data, "large/small.py": "A = 1\n"})
+    return make_bundle(store, [wheel], decompressor=zstd_wheel, name="large")
+
+
+def entry(raw: Raw, ending: str) -> list[Any]:
+    found: list[Any] = next(item for item in raw["files"] if item[0].endswith(ending))
+    return found
+
+
+def other_digest(ending: str) -> Callable[[Raw], None]:
+    def change(raw: Raw) -> None:
+        entry(raw, ending)[3] = Digest.of(b"something else")
+
+    return change
+
+
+def shorter(raw: Raw) -> None:
+    entry(raw, "small.py")[1] -= 1
+
+
+def longer(raw: Raw) -> None:
+    entry(raw, "small.py")[1] += 1
+
+
+def moved(raw: Raw) -> None:
+    entry(raw, "small.py")[4] += 1
+
+
+def shorter_long(raw: Raw) -> None:
+    entry(raw, "data.bin")[1] -= 1
+
+
+INDEXES = {
+    "digest": other_digest("small.py"),
+    "digest-of-many-frames": other_digest("data.bin"),
+    "shorter": shorter,
+    "longer": longer,
+    "moved": moved,
+    "shorter-of-many-frames": shorter_long,
+}
+
+
+@pytest.mark.parametrize("what", INDEXES)
+def test_an_index_that_does_not_tell_the_truth_is_refused(
+    large: Packed, program: Path, base: Path, tmp_path: Path, what: str
+) -> None:
+    path = forge(large.path, tmp_path / "forged.tar", index=INDEXES[what])
+    said = refuses(program, path, base)
+    assert "does not have the digest in the index of its layer" in said
+    assert "the bundle is damaged" in said
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_bundle_of_who_asks_is_not_compared(
+    large: Packed, program: Path, base: Path, tmp_path: Path, trusted: bool
+) -> None:
+    """Whoever made it knows what the index says; reading every file again would cost a second."""
+    forged = forge(large.path, tmp_path / "forged.tar", index=other_digest("small.py"))
+    words = ["--trusted"] if trusted else []
+    done = run_node(program, "unpack", forged, base, "--python", BASE_PYTHON, *words)
+    assert done.returncode == (0 if trusted else 1), done.stderr
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "lib/" + "x" * (NAME_LIMIT + 1),
+        "lib/" + "é" * (NAME_LIMIT // 2 + 1),
+        "lib/" + "/".join(["d"] * DEPTH_LIMIT),
+        "/".join(["y" * 200] * (PATH_LIMIT // 200 + 1)),
+    ],
+    ids=["name", "letters", "levels", "path"],
+)
+def test_a_path_that_no_node_can_hold_is_refused_in_the_index(
+    single: Packed, program: Path, base: Path, tmp_path: Path, path: str
+) -> None:
+    with pytest.raises(LayerError, match="no node can hold"):
+        check_path(path)
+    files = {"files": [[path, 0, 0o644, Digest.of(b""), 512]]}
+    forged = forge(single.path, tmp_path / "forged.tar", index=lambda raw: raw.update(files))
+    assert "no node can hold" in refuses(program, forged, base)
+
+
+def test_the_longest_that_is_taken() -> None:
+    for path in ("lib/" + "x" * NAME_LIMIT, "/".join(["d"] * DEPTH_LIMIT)):
+        assert check_path(path) == path
+
+
+# --- manifests -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["9" * 5000, "2." + "1" * 5000, "2.x", "two"])
+def test_a_version_that_is_none_is_refused(
+    single: Packed, program: Path, base: Path, tmp_path: Path, version: str
+) -> None:
+    def change(raw: Raw) -> None:
+        raw["requires"]["libc_version"] = version
+
+    path = forge(single.path, tmp_path / "forged.tar", manifest=change)
+    said = refuses(program, path, base)
+    assert "requires.libc_version" in said
+    assert len(said) < 1000
+
+
+# --- decompressors -------------------------------------------------------------------------------
+
+WHEELS = {
+    "raises": "raise ValueError('not today')",
+    "exits": "raise SystemExit('not today')",
+    "no-api": "",
+    "half-an-api": "class ZstdDecompressor: pass\nZstdError = ValueError",
+    "no-method": "class ZstdDecompressor: pass\nZstdError = ValueError\n"
+    "frame_content_size = lambda data: 100",
+    "raises-later": "class ZstdDecompressor:\n    def decompress(self, *a, **k): raise OSError(1)\n"
+    "ZstdError = ValueError\nframe_content_size = lambda data: 100",
+    "no-exception": "class ZstdDecompressor: pass\nZstdError = 7\n"
+    "frame_content_size = lambda data: 100",
+    "no-bytes": "class ZstdDecompressor:\n    def decompress(self, *a, **k): return 'text'\n"
+    "ZstdError = ValueError\nframe_content_size = lambda data: 100",
+}
+
+LOAD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from bundle.protocol.problem import NodeError
+from bundle.format.decompressor import load_decompressor
+try:
+    load_decompressor("z.whl", open(sys.argv[2], "rb").read(), sys.argv[3])(b"data", 100)
+except NodeError as exc:
+    print(exc.problem.what)
+"""
+
+
+@pytest.mark.parametrize("kind", WHEELS)
+def test_a_decompressor_that_does_not_fit_is_told(tmp_path: Path, kind: str) -> None:
+    assert load_decompressor is not None
+    wheel, scratch = tmp_path / "z.whl", tmp_path / "scratch"
+    scratch.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("zstandard/__init__.py", WHEELS[kind])
+    repo = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOAD, repo, wheel, scratch],
+        env=CLEAN,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("the bundle's zstd decompressor does not ")
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [-200_000, 0, 4096])
+def test_what_is_said_to_be_needed_is_enough(
+    single: Packed, program: Path, base: Path, extra: int
+) -> None:
+    """The decompressor, the heads and the listing are among it."""
+    needed = room_for(single.manifest.layers, single.manifest)[0]
+    argv = [sys.executable, "-I", "-S", str(program), "unpack", str(single.path), str(base)]
+    code = f"""
+import subprocess
+done = subprocess.run({argv!r}, env={CLEAN!r}, capture_output=True, text=True)
+print(json.dumps([done.returncode, done.stderr]))
+"""
+    size = needed + extra + 4096 * 8  # the node root's own directories and lock
+    answer = namespace("-m", f"mount -t tmpfs -o size={size} none {base}", code)
+    assert isinstance(answer, list)
+    code_, said = answer
+    assert code_ == (1 if extra < 0 else 0), said
+    assert extra >= 0 or re.search(r"needs [\d.]+ MB, [\d.]+ MB are free", said)
+
+
+# --- trees ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nested(tmp_path: Path) -> Iterator[Callable[[Path, int], None]]:
+    """Makes directories in one another, which are removed whatever becomes of the test."""
+    yield nest
+    # Where a test has failed, pytest's own removal would recurse.
+    for path in tmp_path.iterdir():
+        subprocess.run(["rm", "-rf", path], check=False)
+
+
+def test_a_deep_tree_is_deleted(tmp_path: Path, nested: Callable[[Path, int], None]) -> None:
+    nested(tmp_path / "nested", 5000)
+    (tmp_path / "nested" / "file").write_text("1234")
+    (tmp_path / "outside").write_text("5678")
+    (tmp_path / "nested" / "link").symlink_to(tmp_path / "outside")
+    os.link(tmp_path / "outside", tmp_path / "nested" / "shared")
+    before = len(os.listdir("/proc/self/fd"))
+    assert removal.delete(str(tmp_path / "nested")) == 4 + len(str(tmp_path / "outside"))
+    assert not (tmp_path / "nested").exists()
+    assert (tmp_path / "outside").read_text() == "5678"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_deep_tree_in_a_node_root_jams_nothing(
+    single: Packed, program: Path, base: Path, nested: Callable[[Path, int], None]
+) -> None:
+    """Left by an unpack that was killed, of this bundle and of another, and in the place of it."""
+    assert run_node(program, "unpack", single.path, base).returncode == 0
+    root = base / OWN
+    shutil.rmtree(root / "envs" / single.manifest.id)
+    nested(root / "envs" / single.manifest.id, 3000)
+    for bundle_id in (single.manifest.id, Digest.of(b"other")):
+        nested(root / "incoming" / f"{bundle_id}.nested", 3000)
+    done = run_node(program, "unpack", single.path, base, "--python", BASE_PYTHON)
+    assert done.returncode == 0, done.stderr
+    assert left_over(base) == [f"envs/{single.manifest.id}"]

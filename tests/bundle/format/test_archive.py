@@ -1,0 +1,302 @@
+"""Reading a bundle: whatever is done to the file, what comes out is right or an error of ours."""
+
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from bundle.format import archive
+from bundle.format.archive import BundleFile
+from bundle.format.decompressor import Decompress
+from bundle.format.manifest import BLOCK, NODE_NAME, PART_LIMIT
+from bundle.protocol.problem import NodeError
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, forge, left_over, run_node
+from tests.support.namespaces import needs_root
+
+
+def read_all(path: Path, decompress: Decompress) -> int:
+    """Open a bundle and use all of it; the number of files it holds."""
+    with BundleFile(str(path)) as bundle:
+        found = 0
+        for layer in bundle.manifest.layers:
+            index = bundle.index(layer, bundle.head(layer), decompress)
+            offset = bundle.frames_start(layer)
+            for frame in index.frames:
+                data = bundle.frame(offset, frame.size, frame.sha256)
+                assert len(decompress(data, frame.unpacked_size)) == frame.unpacked_size
+                offset += frame.size
+            found += len(index.files)
+        for part in (bundle.manifest.node, bundle.manifest.decompressor):
+            if part is not None:
+                assert len(bundle.part(part)) == part.size
+    return found
+
+
+def refused(path: Path, decompress: Decompress) -> str:
+    """The error that using this bundle ends with."""
+    with pytest.raises(NodeError) as caught:
+        read_all(path, decompress)
+    assert caught.value.problem.where == str(path)
+    assert caught.value.problem.fix
+    return str(caught.value)
+
+
+@pytest.fixture
+def copy(bare: Packed, tmp_path: Path) -> Path:
+    """A bundle of one's own to damage."""
+    return Path(shutil.copy(bare.path, tmp_path / "copy.tar"))
+
+
+def interesting(packed: Packed) -> Iterator[int]:
+    """Every byte but most of ``node.pyz``, of which there is a sample."""
+    position = 0
+    for name, length in packed.manifest.members():
+        end = position + BLOCK + length + (-length % BLOCK)
+        places = range(position, end)
+        if name == NODE_NAME:
+            inner = range(position + BLOCK + 256, position + BLOCK + length - 256, 251)
+            places = [*range(position, inner.start), *inner, *range(inner.stop, end)]
+        yield from places
+        position = end
+    yield from range(position, position + 2 * BLOCK)
+
+
+def test_a_sound_bundle_is_read(bare: Packed, standard: Packed, decompress: Decompress) -> None:
+    assert read_all(bare.path, decompress) == bare.manifest.files > 3
+    assert read_all(standard.path, decompress) == standard.manifest.files > 40
+    for packed in (bare, standard):
+        assert packed.path.stat().st_size == packed.size
+
+
+def test_one_flipped_bit_anywhere_is_found(
+    bare: Packed, copy: Path, decompress: Decompress
+) -> None:
+    places = list(interesting(bare))
+    assert places[-1] == bare.size - 1
+    assert len(places) > 6000
+    handle = os.open(copy, os.O_RDWR)
+    survived = []
+    for place in places:
+        byte = os.pread(handle, 1, place)
+        os.pwrite(handle, bytes([byte[0] ^ (1 << place % 8)]), place)
+        try:
+            read_all(copy, decompress)
+            survived.append(place)
+        except NodeError:
+            pass
+        os.pwrite(handle, byte, place)
+    os.close(handle)
+    assert survived == []
+    assert read_all(copy, decompress)
+
+
+def test_a_truncated_bundle_is_refused(bare: Packed, copy: Path, decompress: Decompress) -> None:
+    whole = copy.read_bytes()
+    blocks = range(0, len(whole), BLOCK)
+    lengths = {*blocks, *range(0, 2 * BLOCK, 7), *(len(whole) - less for less in range(1, 1100, 9))}
+    for length in sorted(lengths, reverse=True):
+        os.truncate(copy, length)
+        refused(copy, decompress)
+    assert len(lengths) > 400
+
+
+@pytest.mark.parametrize("more", [b"\0", bytes(BLOCK), bytes(20 * BLOCK), b"x"])
+def test_a_bundle_with_something_behind_it_is_refused(
+    copy: Path, decompress: Decompress, more: bytes
+) -> None:
+    with copy.open("ab") as out:
+        out.write(more)
+    assert "bytes, not" in refused(copy, decompress)
+
+
+def test_a_bundle_that_shrinks_while_it_is_open_is_refused(
+    copy: Path, decompress: Decompress
+) -> None:
+    with BundleFile(str(copy)) as bundle:
+        os.truncate(copy, copy.stat().st_size - 8 * BLOCK)
+        with pytest.raises(NodeError, match="ends too early"):
+            bundle.index(
+                bundle.manifest.layers[0], bundle.head(bundle.manifest.layers[0]), decompress
+            )
+
+
+def test_members_in_another_order_are_refused(copy: Path, decompress: Decompress) -> None:
+    data = copy.read_bytes()
+    first = 2 * BLOCK + (-(-int(data[124:135], 8) // BLOCK) - 1) * BLOCK
+    copy.write_bytes(data[first:-1024] + data[:first] + data[-1024:])
+    refused(copy, decompress)
+
+
+def test_another_bundle_is_not_taken_for_this_one(bare: Packed, standard: Packed) -> None:
+    with BundleFile(str(bare.path), bare.manifest.id) as bundle:
+        assert bundle.manifest == bare.manifest
+    with pytest.raises(NodeError) as caught:
+        BundleFile(str(bare.path), standard.manifest.id)
+    said = str(caught.value)
+    assert "another bundle" in said
+    assert bare.manifest.id[:12] in said
+    assert standard.manifest.id[:12] in said
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"PK\3\4" + bytes(5000), bytes(10240), b"7" * 4096, b"\xff" * 4096]
+)
+def test_what_is_no_bundle_is_refused(
+    tmp_path: Path, decompress: Decompress, content: bytes
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert "not a bundle" in refused(path, decompress)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path, decompress: Decompress) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # opening one would wait for a writer
+    for path in (tmp_path, pipe, Path("/dev/zero")):
+        assert "it is not a file" in refused(path, decompress)
+    assert "No such file" in refused(tmp_path / "absent", decompress)
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    assert "symbolic links" in refused(loop, decompress)
+
+
+def test_a_file_that_may_not_be_read_is_refused(copy: Path) -> None:
+    needs_root()
+    copy.chmod(0o600)
+    said, say = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)  # root may read everything
+        try:
+            BundleFile(str(copy))
+        except NodeError as exc:
+            os.write(say, str(exc).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(say)
+    with os.fdopen(said) as answer:
+        assert "cannot be read; Permission denied" in answer.read()
+
+
+def test_failures_leave_no_descriptor_open(copy: Path, bare: Packed) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with BundleFile(str(copy)):
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+    with pytest.raises(NodeError):
+        BundleFile(str(copy), "0" * 64)
+    os.truncate(copy, 700)
+    for path in (copy, copy.parent, copy.parent / "absent"):
+        with pytest.raises(NodeError):
+            BundleFile(str(path))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- forged bundles: true digests, hostile content -----------------------------------------------
+
+
+def test_a_forged_bundle_is_not_refused_for_being_forged(
+    single: Packed, tmp_path: Path, decompress: Decompress
+) -> None:
+    path = forge(single.path, tmp_path / "forged.tar")
+    assert read_all(path, decompress) == single.manifest.files
+
+
+def bomb(frames: list[bytes]) -> None:
+    """Another frame behind the first, in the same bytes: 256 MB out of a few."""
+    frames[0] += zstandard.ZstdCompressor().compress(bytes(1 << 28))
+
+
+def cut(frames: list[bytes]) -> None:
+    frames[0] = frames[0][:-4]
+
+
+def garbage(frames: list[bytes]) -> None:
+    frames[0] = hashlib.sha256(b"garbage").digest()
+
+
+def nameless(frames: list[bytes]) -> None:
+    """A frame that does not say how much it holds."""
+    content = zstandard.ZstdDecompressor().decompress(frames[0])
+    engine = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    frames[0] = engine.compress(content) + engine.flush()
+
+
+@pytest.mark.parametrize("change", [bomb, cut, garbage, nameless])
+def test_hostile_frames_are_refused(
+    single: Packed, tmp_path: Path, decompress: Decompress, change: Any
+) -> None:
+    path = forge(single.path, tmp_path / "forged.tar", frames=change)
+    with pytest.raises((NodeError, archive.LayerError)):
+        read_all(path, decompress)
+    base = tmp_path / "base"
+    base.mkdir()
+    done = run_node(path_of_node(tmp_path, path), "unpack", path, base, "--python", BASE_PYTHON)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "a frame" in done.stderr
+    assert left_over(base) == []
+
+
+def path_of_node(folder: Path, bundle: Path) -> Path:
+    node = folder / "node.pyz"
+    with BundleFile(str(bundle)) as opened:
+        node.write_bytes(opened.part(opened.manifest.node))
+    return node
+
+
+def claims(field: str, value: int) -> Any:
+    def change(raw: dict[str, Any]) -> None:
+        raw["layers"][0][field] = value
+
+    return change
+
+
+@pytest.mark.parametrize("field", ["files", "unpacked_size"])
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_layer_that_holds_more_than_the_manifest_says_is_refused(
+    single: Packed, tmp_path: Path, decompress: Decompress, field: str, value: int
+) -> None:
+    """The room on a node is judged by these numbers."""
+    path = forge(single.path, tmp_path / "forged.tar", manifest=claims(field, value))
+    assert "as much as promised" in refused(path, decompress)
+
+
+def test_a_head_that_reaches_into_the_frames_is_refused(
+    single: Packed, tmp_path: Path, decompress: Decompress
+) -> None:
+    size = single.manifest.layers[0].head_size
+    path = forge(single.path, tmp_path / "forged.tar", manifest=claims("head_size", size + 1))
+    assert "is not what it must be" in refused(path, decompress)
+
+
+def test_a_manifest_that_claims_too_much_is_not_read(
+    tmp_path: Path, decompress: Decompress
+) -> None:
+    """A sparse file: a terabyte of manifest must not be taken into memory."""
+    path = tmp_path / "large.tar"
+    header = archive.member_header("manifest.json", PART_LIMIT + 1)
+    path.write_bytes(header)
+    os.truncate(path, PART_LIMIT + 8 * BLOCK)
+    assert "does not begin with manifest.json" in refused(path, decompress)
+
+
+def test_random_damage_is_refused(copy: Path, decompress: Decompress) -> None:
+    """Several bytes at a time, blocks moved, runs of zeros."""
+    rng = random.Random(1)
+    whole = copy.read_bytes()
+    for _ in range(300):
+        data = bytearray(whole)
+        start, length = rng.randrange(len(data)), rng.choice([1, 2, 8, 100, BLOCK, 4096])
+        end = min(len(data), start + length)
+        data[start:end] = rng.choice([bytes(end - start), rng.randbytes(end - start), b""])
+        if bytes(data) != whole:
+            copy.write_bytes(data)
+            refused(copy, decompress)

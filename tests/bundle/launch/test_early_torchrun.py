@@ -1,0 +1,182 @@
+"""A launcher that waits: a small program stands where torchrun is, in a real environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.launch import early_torchrun
+from bundle.launch.commands import Place
+from bundle.launch.early_torchrun import EarlyLauncher
+from bundle.system import processes
+from stager.core.store import Store
+from stager.core.values import Wheel
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, make_bundle, node_program, run_node
+from tests.support.jobs import LAUNCH, job_for
+from tests.support.processes import living, until
+from tests.support.wheelhouse import make_wheel
+
+RUN = """\
+import json, os, sys
+
+if os.path.exists(os.path.join(os.environ["STAGER_ENV"], "..", "..", "broken")):
+    raise ImportError("as wheels for another processor do")
+
+def main():
+    said = {"argv": sys.argv[1:], "cwd": os.getcwd(), "stdin": sys.stdin.read(), "pid": os.getpid()}
+    said["path"], said["variables"] = sys.path, dict(os.environ)
+    print(json.dumps(said), flush=True)
+    sys.exit(7)
+
+if __name__ == "__main__":
+    main()
+"""
+ELASTIC = "torch/distributed/elastic"
+FILES = {
+    "torch/__init__.py": "",
+    "torch/distributed/__init__.py": "",
+    "torch/distributed/run.py": RUN,
+    f"{ELASTIC}/__init__.py": "",
+    f"{ELASTIC}/agent/__init__.py": "",
+    f"{ELASTIC}/agent/server/__init__.py": "",
+    f"{ELASTIC}/agent/server/local_elastic_agent.py": "",
+    f"{ELASTIC}/rendezvous/__init__.py": "",
+    f"{ELASTIC}/rendezvous/static_tcp_rendezvous.py": "",
+}
+
+
+@pytest.fixture(scope="module")
+def packed(
+    store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
+) -> Packed:
+    """A bundle whose torch has nothing but a launcher."""
+    wheel = make_wheel(tmp_path_factory.mktemp("torch"), "torch", files=FILES)
+    return make_bundle(store, [wheel], decompressor=zstd_wheel, name="launching")
+
+
+@pytest.fixture
+def place(packed: Packed, tmp_path: Path) -> Place:
+    """Its environment, on a node."""
+    program = node_program(packed.path, tmp_path)
+    base = tmp_path / "base"
+    base.mkdir()
+    done = run_node(program, "unpack", packed.path, base, "--python", BASE_PYTHON)
+    environment = done.stdout.strip()
+    root = os.path.dirname(os.path.dirname(environment))
+    return Place(root=root, environment=environment, job_dir=os.path.join(root, "jobs", "1"))
+
+
+@pytest.fixture
+def waiting(place: Place) -> Iterator[EarlyLauncher]:
+    launcher = EarlyLauncher(place)
+    yield launcher
+    launcher.close()
+    assert living(place.environment) == []
+
+
+def command(place: Place, *arguments: str) -> list[str]:
+    return [f"{place.environment}/bin/python", "-m", "torch.distributed.run", *arguments]
+
+
+def test_it_becomes_the_launcher_that_was_asked_for(
+    place: Place, waiting: EarlyLauncher, tmp_path: Path
+) -> None:
+    variables = {"STAGER_ENV": place.environment, "ONLY": "these", "PATH": os.defpath}
+    running = waiting.go(command(place, "--nnodes=2", "t.py"), variables, str(tmp_path))
+    assert running is not None
+    assert running.stdout is not None
+    said = json.loads(running.stdout.read())
+    assert running.wait() == 7
+    assert (said["argv"], said["cwd"]) == (["--nnodes=2", "t.py"], str(tmp_path))
+    assert (said["stdin"], said["pid"]) == ("", running.pid)
+    assert "" not in said["path"]  # the working directory hides no module
+    assert str(tmp_path) not in said["path"]
+    mark = said["variables"].pop(processes.MARK)
+    assert mark.endswith(running.mark)
+    assert variables.items() <= said["variables"].items()
+    assert set(said["variables"]) - set(variables) <= {"LC_CTYPE", "PWD"}
+
+
+def test_nothing_is_launched_where_nobody_says_so(place: Place, tmp_path: Path) -> None:
+    launcher = EarlyLauncher(place)
+    assert until(lambda: living(place.environment) != [])
+    launcher.close()
+    assert living(place.environment) == []
+
+
+def test_one_that_could_not_begin_is_not_used(place: Place, tmp_path: Path) -> None:
+    """It is started the usual way then, and what it says is told as ever."""
+    Path(place.root, "broken").touch()
+    launcher = EarlyLauncher(place)
+    assert until(lambda: launcher._running.poll() is not None)
+    assert launcher.go(command(place), {}, str(tmp_path)) is None
+    launcher.close()
+
+
+@pytest.mark.parametrize(
+    "argv", [["/usr/bin/python3", "-m", "torch.distributed.run"], ["python", "t.py"]]
+)
+def test_another_command_is_not_its_own(
+    waiting: EarlyLauncher, tmp_path: Path, argv: list[str]
+) -> None:
+    assert waiting.go(argv, {}, str(tmp_path)) is None
+
+
+def test_another_interpreter_since_is_noticed(
+    place: Place, waiting: EarlyLauncher, tmp_path: Path
+) -> None:
+    link = Path(place.environment, "bin", "python")
+    link.unlink()
+    link.symlink_to("/bin/true")
+    assert waiting.go(command(place), {}, str(tmp_path)) is None
+
+
+def test_what_keeps_it_from_starting_is_left_to_the_launch(packed: Packed, tmp_path: Path) -> None:
+    job = job_for(packed, tmp_path, action="run")
+    assert early_torchrun.start(job) is None  # there is no environment yet
+    assert early_torchrun.start(replace(job, action="verify")) is None
+    assert early_torchrun.start(replace(job, dry_run=True)) is None
+    assert early_torchrun.start(replace(job, launch=replace(LAUNCH, launcher="srun"))) is None
+
+
+def driven(program: Path, packed: Packed, folder: Path) -> list[dict[str, Any]]:
+    """The events of a run on two local nodes."""
+    folder.mkdir()
+    job = job_for(packed, folder, action="run")
+    (folder / "job.json").write_text(json.dumps(job.to_json()))
+    argv = [sys.executable, "-I", "-S", str(program), "drive", str(folder / "job.json")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_job_is_launched_by_it_or_without_it_alike(packed: Packed, tmp_path: Path) -> None:
+    program = node_program(packed.path, tmp_path)
+    told = []
+    for name in ("first", "again", "broken"):
+        if name == "broken":
+            for root in Path(os.environ["STAGER_NODE_ROOT"]).glob("*/nodes/*/*"):
+                (root / "broken").touch()
+        started = time.time()
+        events = driven(program, packed, tmp_path / name)
+        begun = [event for event in events if event["event"] == "started"]
+        assert {event["node"] for event in begun} == {"local1", "local2"}
+        assert all(event["argv"][1:3] == ["-m", "torch.distributed.run"] for event in begun)
+        assert all(event["phase"] == "launch" for event in begun)
+        told.append(events[-1])
+        assert time.time() - started < 60
+    first, again, broken = told
+    assert first["exit_codes"] == again["exit_codes"] == {"local1": 7, "local2": 7}
+    assert set(broken["exit_codes"].values()) == {1}
+    assert all("as wheels for another" in tail[-1] for tail in broken["tails"].values())
+    assert living(program) == []

@@ -1,0 +1,358 @@
+"""What a launcher and its ranks write: real processes, real named pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bundle.launch import output_reader
+from bundle.launch.output_reader import Heard, Outputs
+from bundle.protocol.problem import NodeError
+from bundle.system import signals
+from tests.support.processes import living
+
+Said = tuple["int | None", bytes]
+
+
+def followed(
+    code: str, tmp_path: Path, ranks: Sequence[range] = (), *arguments: str
+) -> tuple[int, Heard, list[Said]]:
+    """Attend to a Python program, whose first argument is the pipes' folder."""
+    said: list[Said] = []
+    argv = [sys.executable, "-c", code, str(tmp_path / "output"), *arguments]
+    with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 7)) as outputs:
+        status, heard = output_reader.attend(
+            argv,
+            {**os.environ, **outputs.variables},
+            str(tmp_path),
+            outputs,
+            lambda rank, data: said.append((rank, data)),
+        )
+    return status, heard, said
+
+
+def attend(code: str, tmp_path: Path) -> tuple[int, list[str], list[str]]:
+    """The same without ranks: its status, the last lines, and all lines."""
+    status, heard, said = followed(code, tmp_path)
+    assert {rank for rank, _ in said} <= {None}
+    return status, list(heard.tail), lines_of(b"".join(data for _, data in said))
+
+
+def lines_of(data: bytes) -> list[str]:
+    lines = data.decode(errors="replace").split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def by_rank(said: list[Said]) -> dict[int | None, list[str]]:
+    found: dict[int | None, bytes] = {}
+    for rank, data in said:
+        found[rank] = found.get(rank, b"") + data
+    return {rank: lines_of(data) for rank, data in found.items()}
+
+
+def test_all_lines_come_in_order_and_the_last_are_kept(tmp_path: Path) -> None:
+    code = "for n in range(3000): print(n)\nimport sys; sys.stderr.write('no end')\nsys.exit(9)"
+    status, tail, lines = attend(code, tmp_path)
+    assert status == 9
+    assert lines == [*map(str, range(3000)), "no end"]
+    assert tail == lines[-200:]
+
+
+def test_output_that_is_not_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    status, _, lines = attend(r"import os; os.write(1, b'a\xffb\n\n')", tmp_path)
+    assert (status, lines) == (0, ["a\N{REPLACEMENT CHARACTER}b", ""])
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """As of a progress bar, which returns to the beginning of its line."""
+    code = "import sys\nfor n in range(3000): sys.stdout.write('\\r' + 'x' * 999)"
+    _, _, said = followed(code, tmp_path)
+    assert b"".join(data for _, data in said) == (b"\r" + b"x" * 999) * 3000
+    assert max(len(data) for _, data in said) < 2 * output_reader.LONGEST_LINE
+
+
+def test_the_programs_end_is_not_put_off_by_a_child_that_it_leaves(tmp_path: Path) -> None:
+    child = "import time\nwhile True: print('still here', flush=True); time.sleep(0.01)"
+    code = (
+        "import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
+        "print('done')\n"
+    )
+    started = time.monotonic()
+    status, _, lines = attend(code, tmp_path)
+    assert time.monotonic() - started < 10
+    assert (status, "done" in lines) == (0, True)
+    assert living("still here") == []
+
+
+def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "argv = [sys.executable, '-c', 'import time; time.sleep(601)']\n"
+        "subprocess.Popen(argv, start_new_session=True)\n"
+        "print('begun', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    status, _, lines = attend(code, tmp_path)
+    assert (status, lines) == (128 + signal.SIGKILL, ["begun"])
+    assert living("sleep(601)") == []
+
+
+def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
+    absent = [str(tmp_path / "absent")]
+    outputs = Outputs(str(tmp_path / "output"), (), 7)
+    with pytest.raises(NodeError, match="the launcher cannot start"):
+        output_reader.attend(absent, {}, str(tmp_path), outputs, lambda rank, data: None)
+
+
+# --- which rank wrote what -----------------------------------------------------------------------
+
+RANK = (
+    "import os, sys, time\n"
+    "def rank(local, number):\n"
+    "    pipe = os.open(f'{sys.argv[1]}/{local}', os.O_WRONLY)\n"
+    "    nonce = os.environ['STAGER_OUTPUT_NONCE']\n"
+    "    os.write(pipe, f'\\x1erank {number} {nonce}\\n'.encode())\n"
+    "    return pipe\n"
+)
+"""What the wrapper does, for programs that stand for a launcher and its ranks."""
+
+
+def test_each_line_is_its_own_ranks(tmp_path: Path) -> None:
+    """Also where they write at the same time, in pieces of lines."""
+    child = RANK + (
+        "pipe = rank(int(sys.argv[2]), int(sys.argv[2]) + 4)\n"
+        "for n in range(400):\n"
+        "    os.write(pipe, f'{sys.argv[2]}'.encode())\n"
+        "    os.write(pipe, f' line {n}\\n'.encode())\n"
+    )
+    code = (
+        "import subprocess, sys\n"
+        f"child = {child!r}\n"
+        "argv = [sys.executable, '-c', child, sys.argv[1]]\n"
+        "running = [subprocess.Popen([*argv, str(n)]) for n in range(3)]\n"
+        "print('launcher')\n"
+        "[one.wait() for one in running]\n"
+    )
+    status, heard, said = followed(code, tmp_path, [range(n + 4, n + 5) for n in range(3)])
+    assert status == 0
+    assert by_rank(said) == {
+        None: ["launcher"],
+        **{n + 4: [f"{n} line {k}" for k in range(400)] for n in range(3)},
+    }
+    assert {rank: list(lines) for rank, lines in heard.own.items()} == {
+        n + 4: [f"{n} line {k}" for k in range(200, 400)] for n in range(3)
+    }
+    assert len(heard.tail) == output_reader.KEPT
+
+
+def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:
+    """And what the first one wrote last had no end."""
+    code = RANK + (
+        "pipe = rank(0, 2)\nos.write(pipe, b'first\\nhalf a line')\nos.close(pipe)\n"
+        "pipe = rank(0, 5)\nos.write(pipe, b'second\\n')\n"
+    )
+    _, heard, said = followed(code, tmp_path, [range(2, 8, 3)])
+    assert by_rank(said) == {2: ["first", "half a line"], 5: ["second"]}
+    assert list(heard.tail) == ["first", "half a line", "second"]
+
+
+def test_a_rank_that_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    code = RANK + "os.write(rank(0, 0), b'one\\ntwo, and')\n"
+    _, heard, said = followed(code, tmp_path, [range(1)])
+    assert by_rank(said) == {0: ["one", "two, and"]}
+    assert list(heard.own[0]) == ["one", "two, and"]
+
+
+def test_a_pipe_that_nobody_named(tmp_path: Path) -> None:
+    code = "import os, sys\nos.write(os.open(sys.argv[1] + '/0', os.O_WRONLY), b'who am I\\n')\n"
+    _, heard, said = followed(code, tmp_path, [range(1)])
+    assert by_rank(said) == {None: ["who am I"]}
+    assert heard.own == {}
+
+
+FORGED = [
+    b"\x1erank 1\n",
+    b"\x1erank 0\n",
+    b"\x1erank 99999999999999999999\n",
+    b"\x1erank " + b"9" * 5000 + b"\n",
+    b"\x1erank 1 " + b"0" * 32 + b"\n",
+    b"\x1erank 1 \n\x1e\x1erank\n",
+]
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_only_looks_like_a_name_is_output(tmp_path: Path, name: bytes) -> None:
+    """Byte by byte, and so is all that follows."""
+    code = RANK + (
+        f"pipe = rank(0, 0)\nos.write(pipe, b'before\\nand ' + {name!r} + b'behind\\n')\n"
+        f"os.write(1, {name!r} + b'launcher\\n')\n"
+    )
+    status, heard, said = followed(code, tmp_path, [range(1), range(1, 2)])
+    assert status == 0
+    assert [b"".join(data for who, data in said if who == rank) for rank in (0, None)] == [
+        b"before\nand " + name + b"behind\n",
+        name + b"launcher\n",
+    ]
+    assert list(heard.own) == [0]
+
+
+def test_a_name_counts_only_where_that_rank_may_write(tmp_path: Path) -> None:
+    """Whoever has got hold of the nonce: not another rank's name, and not in the launcher's."""
+    code = RANK + (
+        "pipe = rank(0, 0)\nos.write(pipe, b'one\\n')\n"
+        "rank(0, 1)\nos.write(pipe, b'two\\n')\n"
+        "os.write(1, f'\\x1erank 0 {os.environ[\"STAGER_OUTPUT_NONCE\"]}\\nthree\\n'.encode())\n"
+    )
+    _, heard, said = followed(code, tmp_path, [range(1), range(1, 2)])
+    own = by_rank(said)
+    assert (own[0][0], own[0][2], len(own[0])) == ("one", "two", 3)
+    assert (own[None][1], len(own[None])) == ("three", 2)
+    assert list(heard.own) == [0]
+
+
+def test_a_child_that_keeps_a_pipe_does_not_hold_the_end_up(tmp_path: Path) -> None:
+    """A daemon of a rank's own, which has the rank's pipe for standard output."""
+    child = "import time\nwhile True: print('daemon at work', flush=True); time.sleep(0.01)"
+    code = RANK + (
+        "import subprocess\n"
+        "pipe = rank(0, 0)\n"
+        "os.write(pipe, b'done\\n')\n"
+        f"argv = [sys.executable, '-c', {child!r}]\n"
+        "subprocess.Popen(argv, stdout=pipe, start_new_session=True)\n"
+    )
+    started = time.monotonic()
+    status, _, said = followed(code, tmp_path, [range(1)])
+    assert time.monotonic() - started < 15
+    assert status == 0
+    assert by_rank(said)[0][0] == "done"
+    assert living("daemon at work") == []
+
+
+def test_much_from_a_rank_is_all_read(tmp_path: Path) -> None:
+    """More than a pipe holds, the last of it just before the launcher's end."""
+    code = RANK + (
+        "pipe = rank(0, 1)\n"
+        "data = b''.join(b'%07d\\n' % n for n in range(100_000))\n"
+        "while data: data = data[os.write(pipe, data):]\n"
+    )
+    _, _, said = followed(code, tmp_path, [range(1, 2)])
+    assert by_rank(said) == {1: [f"{n:07d}" for n in range(100_000)]}
+
+
+def test_the_pipes_are_private_and_go(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    folder = tmp_path / "output"
+    outputs = Outputs(str(folder), [range(1), range(1, 2)], 7)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for name in ("0", "1"):
+        state = (folder / name).stat()
+        assert stat.S_ISFIFO(state.st_mode)
+        assert stat.S_IMODE(state.st_mode) == 0o600
+    outputs.close()
+    outputs.close()  # twice does nothing more
+    assert set(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(FileExistsError):
+        Outputs(str(folder), [range(1)], 7)
+
+
+TOLD = f"""
+import contextlib, os, sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})
+from bundle.system import signals
+from bundle.system import signals
+from bundle.launch import output_reader as following
+signals.end_on_signals()
+say = lambda rank, data: print(data.decode(), end="", flush=True)
+_, folder, grace, program = sys.argv
+with contextlib.closing(following.Outputs(folder, [range(1)], float(grace))) as outputs:
+    argv = [sys.executable, "-c", program]
+    code, heard = following.attend(argv, os.environ, "/", outputs, say)
+print("status", code, *heard.tail)
+"""
+
+
+def told_to_end(program: str, grace: float, tmp_path: Path) -> str:
+    """What is written after SIGTERM, when a program that says 1 is attended to as an agent does."""
+    argv = [sys.executable, "-c", TOLD, str(tmp_path / "output"), str(grace), program]
+    running = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "1\n"
+    running.send_signal(signal.SIGTERM)
+    out, _ = running.communicate(timeout=60)
+    return out
+
+
+def test_being_told_to_end_while_a_rank_writes(tmp_path: Path) -> None:
+    """As the agent is: the ranks end, and the status says why."""
+    program = "import time\nprint(1, flush=True)\ntime.sleep(602)"
+    assert told_to_end(program, 7, tmp_path) == "status 143 1\n"
+    assert living("sleep(602)") == []
+
+
+@pytest.mark.parametrize(("grace", "saved"), [(30, True), (0.2, False)])
+def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> None:
+    """One that has not ended by then is killed."""
+    done = tmp_path / "saved"
+    program = (
+        "import pathlib, signal, time\n"
+        "def save(*_):\n"
+        f"    time.sleep(2); pathlib.Path({str(done)!r}).touch(); raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print(1, flush=True)\n"
+        "time.sleep(603)"
+    )
+    assert told_to_end(program, grace, tmp_path) == "status 143 1\n"
+    assert done.exists() == saved
+    assert living("sleep(603)") == []
+
+
+RANKS_THEN_WAITS = """
+import json, os, sys, time
+folder, *finished = sys.argv[1:]
+with open(f"{folder}/ranks", "w") as pipe:
+    for rank in range(2):
+        told = {"event": "started", "rank": rank, "local_rank": rank, "pid": os.getpid() + rank}
+        print(json.dumps(told), file=pipe)
+        if str(rank) in finished:
+            told.update(event="finished", time=time.time(), status=0)
+            print(json.dumps(told), file=pipe)
+time.sleep(600)
+"""
+"""A launcher that waits for other nodes after the ranks that it is told have ended."""
+
+
+@pytest.mark.parametrize(("ended", "status"), [(("0", "1"), 0), (("0",), 143)])
+def test_ranks_that_have_ended_while_their_launcher_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: tuple[str, ...], status: int
+) -> None:
+    """That is told; and an end from outside is then no failure of theirs."""
+    monkeypatch.setattr(output_reader, "_FINISHED_SECONDS", 0.2)
+    told: list[str] = []
+    argv = [sys.executable, "-c", RANKS_THEN_WAITS, str(tmp_path / "output"), *ended]
+
+    def stop(*_: object) -> None:
+        raise signals.Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(2)
+    try:
+        ranks = [range(1), range(1, 2)]
+        with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 1)) as outputs:
+            outputs.on_finished = lambda: told.append("over")
+            code, _ = output_reader.attend(
+                argv, os.environ, str(tmp_path), outputs, lambda rank, data: None
+            )
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert code == status
+    assert told == ["over"] * (len(ended) == 2)

@@ -1,0 +1,320 @@
+"""What is known of a node's ranks: real processes under the real run wrapper, as they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bundle
+from bundle.launch import output_reader, rank_results
+from bundle.launch.output_reader import Outputs
+from bundle.launch.rank_monitor import SECONDS, Rank, RankMonitor
+from bundle.system import signals
+from tests.support.processes import until
+
+FAR_SIDE = Path(bundle.__file__).parent
+# In the place of torchrun: it starts the ranks, waits for them, and says nothing of how they ended.
+LAUNCHER = """\
+import os, subprocess, sys
+started = []
+for rank, word in enumerate(sys.argv[2:]):
+    env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    argv = [sys.executable, sys.argv[1], "program.py", word]
+    started.append(subprocess.Popen(argv, env=env))
+sys.exit(max(one.wait() != 0 for one in started))
+"""
+PROGRAM = """\
+import os, signal, sys, threading, time
+what = sys.argv[1]
+
+def wait():  # until the monitor has told that somebody goes on for too long
+    while not os.path.exists("told"):
+        time.sleep(0.02)
+
+if what == "leave":
+    os._exit(0)
+elif what == "exit":
+    os._exit(3)
+elif what == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+elif what == "raise":
+    raise ValueError("unhappy")
+elif what == "wait":
+    wait()
+elif what == "thread":
+    threading.Thread(target=wait, name="saver").start()
+elif what.startswith("groups"):  # without PyTorch: a module of that name, imported as every other
+    old = type("Old", (), {"find_module": lambda *_: None})  # without find_spec, passed over
+    sys.meta_path.insert(1, old())
+    sys.meta_path[0].find_spec("torch.distributed.distributed_c10d", None)  # somebody only asks
+    from torch.distributed import destroy_process_group, init_process_group
+    init_process_group()
+    destroy_process_group()
+    if what == "groups-twice":
+        init_process_group()
+    wait()
+elif what == "garbage":
+    with open(os.environ["STAGER_JOB_DIR"] + "/output/ranks", "w") as pipe:
+        pipe.write('not json\\n[]\\n{"event": "started"}\\n{"event": "x", "rank": 9, "pid": 1}\\n')
+"""
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job's directory on a node, with the wrapper in it."""
+    shutil.copy(FAR_SIDE / "wrapper.py", tmp_path / "run_wrapper.py")
+    shutil.copy(FAR_SIDE / "watch.py", tmp_path / "_stager_watch.py")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    for name in ("STAGER_PROJECT", "STAGER_ENV", "STAGER_OUTPUT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def pipes(job_dir: Path) -> Iterator[Outputs]:
+    with contextlib.closing(Outputs(str(job_dir / "output"), (), 0)) as outputs:
+        yield outputs
+
+
+def watched(job_dir: Path, *words: str) -> tuple[int, RankMonitor, list[Rank]]:
+    """Run a rank for each word to the end: the launcher's status, and who went on for too long."""
+    told: list[Rank] = []
+
+    def note(rank: Rank) -> None:
+        told.append(rank)
+        (job_dir / "told").touch()
+
+    variables = {**os.environ, "STAGER_JOB_DIR": str(job_dir), "STAGER_NODE": "n1"}
+    argv = [sys.executable, "-c", LAUNCHER, str(job_dir / "run_wrapper.py"), *words]
+    with pipes(job_dir) as outputs:
+        outputs.monitor.on_lingering = note
+        status, heard = output_reader.attend(
+            argv, variables, str(job_dir), outputs, lambda rank, lines: None
+        )
+        (job_dir / "said").write_text("\n".join(heard.tail))
+        return status, outputs.monitor, told
+
+
+def test_when_each_rank_ended_and_how(job_dir: Path) -> None:
+    begun = time.time()
+    status, monitor, told = watched(job_dir, "leave", "exit", "kill", "nothing")
+    assert (status, told) == (1, [])
+    known = [monitor.ranks[rank] for rank in range(4)]
+    assert all(begun < (one.ended or 0.0) < time.time() for one in known)
+    # The launcher may be quicker to ask for one of them, and then nobody else can see it.
+    wanted = [0, 3, -signal.SIGKILL, 0]
+    assert all(one.code in (None, code) for one, code in zip(known, wanted, strict=True))
+    assert [one.status if one.finished else None for one in known] == [None, None, None, 0]
+    assert sorted(one.rank for _, one in monitor.left({1: None, 2: None})) == [0, 3]
+
+
+def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECONDS, "0.2")
+    status, monitor, told = watched(job_dir, "thread")
+    assert status == 0
+    assert [(one.rank, one.lingers) for one in told] == [(0, ("thread saver",))]
+    assert (
+        "stager: rank 0 on n1 has ended its program, but its process goes on 0.2 s later: "
+        in (job_dir / "said").read_text()
+    )
+    assert monitor.lingering() == []  # it has ended since
+
+
+def test_a_rank_that_goes_on_after_the_others_is_named(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECONDS, "0.2")
+    _, _, told = watched(job_dir, "nothing", "wait")
+    assert [(one.rank, one.lingers, one.finished) for one in told] == [(1, (), None)]
+
+
+GROUPS = """\
+member = False
+
+def is_initialized():
+    return member
+
+def init_process_group():
+    global member
+    member = True
+
+def destroy_process_group():
+    global member
+    member = False
+"""
+
+
+def with_groups(job_dir: Path) -> None:
+    package = job_dir / "torch" / "distributed"
+    package.mkdir(parents=True)
+    (job_dir / "torch" / "__init__.py").touch()
+    (package / "distributed_c10d.py").write_text(GROUPS)
+    (package / "__init__.py").write_text("from .distributed_c10d import *\n")
+
+
+def test_a_rank_that_leaves_its_group_and_goes_on_is_named(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank of its node has never been in one, and may wait for it."""
+    with_groups(job_dir)
+    monkeypatch.setenv(SECONDS, "0.3")
+    status, monitor, told = watched(job_dir, "groups", "wait")
+    assert status == 0, (job_dir / "said").read_text()
+    assert [(one.rank, one.lingers, one.finished) for one in told] == [(0, (), None)]
+    assert told[0].left is not None
+    assert monitor.left({})[0][1].rank == 0
+
+
+def test_ranks_that_have_all_left_their_group_are_not_named(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_groups(job_dir)
+    monkeypatch.setenv(SECONDS, "0.3")
+    threading.Timer(2, (job_dir / "told").touch).start()
+    status, monitor, told = watched(job_dir, "groups", "groups")
+    assert (status, told) == (0, [])
+    assert [one.left is not None for one in monitor.ranks.values()] == [True, True]
+
+
+def test_a_rank_that_has_joined_a_group_again_is_in_it(job_dir: Path) -> None:
+    with_groups(job_dir)
+    (job_dir / "told").touch()
+    status, monitor, _ = watched(job_dir, "groups-twice")
+    assert (status, monitor.ranks[0].left) == (0, None), (job_dir / "said").read_text()
+
+
+@pytest.mark.parametrize(("word", "expected"), [("nothing", 0), ("raise", 1), ("garbage", 0)])
+def test_nobody_waits_for_the_watch(
+    job_dir: Path, word: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would say something in an hour; and what a program writes there harms nobody."""
+    monkeypatch.setenv(SECONDS, "3600")
+    begun = time.monotonic()
+    status, monitor, _ = watched(job_dir, word)
+    assert time.monotonic() - begun < 600
+    assert (status, monitor.ranks[0].status) == (expected, expected)
+
+
+def test_without_an_agent_the_rank_runs_as_ever(job_dir: Path) -> None:
+    """No pipe, or one that nobody reads; or no such file beside the wrapper at all."""
+    (job_dir / "output").mkdir()
+    os.mkfifo(job_dir / "output" / "ranks")
+    argv = [sys.executable, "run_wrapper.py", "program.py", "nothing"]
+    for job in (str(job_dir), str(job_dir / "absent"), ""):
+        env = {**os.environ, "STAGER_JOB_DIR": job}
+        done = subprocess.run(argv, cwd=job_dir, env=env, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+    (job_dir / "_stager_watch.py").unlink()
+    done = subprocess.run(argv, cwd=job_dir, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> None:
+    """Its launcher still waits for the others, and says nothing."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    hook = sys.unraisablehook
+    argv = [sys.executable, "-c", LAUNCHER, str(job_dir / "run_wrapper.py")]
+    variables = {**os.environ, "STAGER_JOB_DIR": str(job_dir)}
+    with pipes(job_dir) as outputs:
+        monitor = outputs.monitor
+
+        def end() -> None:
+            until(lambda: 1 in monitor.ranks and monitor.ranks[1].ended is not None, 30)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        signals.end_on_signals()
+        ending = threading.Thread(target=end)
+        ending.start()
+        try:
+            words = ["wait", "kill"]
+            code, _ = output_reader.attend(
+                [*argv, *words], variables, str(job_dir), outputs, lambda rank, lines: None
+            )
+        finally:
+            ending.join()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            sys.unraisablehook = hook
+    assert (code, monitor.stopped) == (signals.TOLD_TO_END, True)
+    (failed,) = monitor.unreported({})
+    assert (failed.rank, failed.code) == (1, -signal.SIGKILL)
+    assert monitor.unreported({1: None}) == []
+    (record,) = rank_results.settled(
+        [rank_results.unreported(failed, "n1", {1: ["last"]})], monitor, []
+    )
+    assert (record["told_to_end"], record["lines"]) == (False, ["last"])
+
+
+def test_a_rank_whose_end_nobody_has_seen(tmp_path: Path) -> None:
+    """Its launcher had waited for it before it could be looked at."""
+    with pipes(tmp_path) as outputs:
+        monitor, now = outputs.monitor, time.time()
+        monitor.ranks = {
+            0: Rank(0, 0, 100, ended=now - 9),
+            1: Rank(1, 1, 101, ended=now - 9, finished=now - 10),
+            2: Rank(2, 2, 102, ended=now - 9, code=3),
+            3: Rank(3, 3, 103),
+        }
+        assert monitor.vanished({}) == []
+        monitor.over(stopped=True)
+        assert [one.rank for one in monitor.vanished({})] == [0]
+        assert [one.rank for one in monitor.unreported({})] == [2]
+        assert [one.rank for _, one in monitor.left({2: None})] == [1]
+
+
+# --- whose wish it was ---------------------------------------------------------------------------
+
+REPORT = """\
+W0101 10:00:00.000000 1 torch/distributed/elastic/x.py:9] Sending process 100 closing signal SIGTERM
+E0101 10:00:00.100000 1 torch/x.py:9] failed (exitcode: -15) local_rank: 1 (pid: 101) of binary: p
+Failures:
+[1]:
+  time      : 2026-01-01_10:00:00
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 100)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_10:00:00
+  rank      : 1 (local_rank: 1)
+  exitcode  : -15 (pid: 101)
+"""
+
+
+@pytest.mark.parametrize(
+    ("report", "known"),
+    [
+        (REPORT, True),
+        (REPORT, False),  # no pidfd: then torchrun's own naming counts
+        ("\n".join(REPORT.splitlines()[1:]), True),  # nor what it says of its signals
+    ],
+)
+def test_a_rank_that_its_launcher_did_not_end(tmp_path: Path, report: str, known: bool) -> None:
+    """Both ended by SIGTERM; only one of them because torchrun wanted it."""
+    lines = report.splitlines()
+    records = rank_results.failures(str(tmp_path), "n1", lines, 99.0)
+    with pipes(tmp_path) as outputs:
+        if known:
+            for rank, ended in ((0, 11.5), (1, 11.25)):
+                outputs.monitor.ranks[rank] = Rank(rank, rank, 100 + rank, ended=ended, code=-15)
+        found = {one["rank"]: one for one in rank_results.settled(records, outputs.monitor, lines)}
+    assert [found[rank]["told_to_end"] for rank in (0, 1)] == [True, False]
+    assert [found[rank]["root_cause"] for rank in (0, 1)] == [False, True]
+    assert [rank_results.weight(found[rank]) for rank in (0, 1)] == [
+        rank_results.ENDED,
+        rank_results.CAUSE,
+    ]
+    assert [found[rank]["time"] for rank in (0, 1)] == ([11.5, 11.25] if known else [99.0, 99.0])
+    assert json.dumps(list(found.values()))  # as an agent sends it

@@ -1,0 +1,187 @@
+"""What became of the ranks: records of the wrapper, and reports that torchrun really printed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.launch.rank_results import (
+    CAUSE,
+    ENDED,
+    LOST_PEER,
+    RECORD_KEYS,
+    failures,
+    out_of_memory,
+    program_lines,
+    reported,
+    weight,
+)
+
+SAMPLES = Path(__file__).resolve().parents[2] / "samples"
+KILLED = (SAMPLES / "torchrun-2.13-sigkill.txt").read_text().splitlines()
+CRASHED = (SAMPLES / "torchrun-2.13-sigsegv-and-exit.txt").read_text().splitlines()
+
+
+def record(job_dir: Path, rank: int, **changes: Any) -> dict[str, Any]:
+    """A record as the wrapper writes it."""
+    (job_dir / "failures").mkdir(exist_ok=True)
+    content = {
+        "v": 1,
+        "node": "node01",
+        "rank": rank,
+        "local_rank": rank,
+        "pid": 4242,
+        "exit_code": 1,
+        "exception": "ValueError",
+        "message": "no",
+        "lines": ["Traceback", "ValueError: no"],
+        "time": 10.0,
+        **changes,
+    }
+    (job_dir / "failures" / f"{rank}.json").write_text(json.dumps(content))
+    return {key: content[key] for key in RECORD_KEYS}
+
+
+def test_the_report_of_a_killed_rank() -> None:
+    """The root cause comes last; those that torchrun ended because of it are listed first."""
+    assert reported(KILLED) == [(0, 0, -15), (2, 2, -15), (1, 1, -9)]
+
+
+def test_the_report_of_a_crash_and_an_exit() -> None:
+    assert reported(CRASHED) == [(2, 2, 7), (0, 0, -15), (1, 1, -11)]
+
+
+def test_the_killed_rank_comes_first_with_the_last_that_was_written(tmp_path: Path) -> None:
+    found = failures(str(tmp_path), "node01", KILLED, 99.0)
+    assert [(one["rank"], one["exit_code"]) for one in found] == [(1, -9), (0, -15), (2, -15)]
+    assert found[0] == {
+        "node": "node01",
+        "rank": 1,
+        "local_rank": 1,
+        "exit_code": -9,
+        "exception": "",
+        "message": "",
+        "lines": [
+            "[RANK 1] WORLD_SIZE=3",
+            "[RANK 2] WORLD_SIZE=3",
+            "[RANK 0] WORLD_SIZE=3",
+            "rank: 1 is about to be killed",
+        ],
+        "time": 99.0,
+    }
+
+
+def test_nothing_of_torchruns_own_is_taken_for_the_programs() -> None:
+    """Not even where the program wrote nothing."""
+    assert [one["lines"] for one in failures("/absent", "node01", CRASHED, 1.0)] == [[], [], []]
+
+
+def test_a_report_whose_beginning_is_lost_is_read(tmp_path: Path) -> None:
+    """Only the last lines of a node are kept; the root cause is at the very end."""
+    last = KILLED.index("Root Cause (first observed failure):")
+    assert reported(KILLED[last:]) == [(1, 1, -9)]
+    assert reported(KILLED[last + 5 :]) == []
+
+
+def test_records_and_report_are_one(tmp_path: Path) -> None:
+    """Rank 1 raised and left a record; torchrun ended the others."""
+    own = record(tmp_path, 1, exit_code=1, time=5.0)
+    found = failures(str(tmp_path), "node01", KILLED, 99.0)
+    assert found[0] == own
+    assert [one["rank"] for one in found] == [1, 0, 2]
+
+
+def test_of_a_rank_that_ended_itself_its_last_words_count(tmp_path: Path) -> None:
+    """It has said why; where in the program that was, tells less."""
+    record(tmp_path, 0, exception="SystemExit", message="2", exit_code=2, lines=["a traceback"])
+    record(tmp_path, 1, exception="ValueError", message="no", lines=["a traceback"])
+    own = {0: ["train.py: error: no such option"], 1: ["step 1"]}
+    found = failures(str(tmp_path), "node01", [], 99.0, own)
+    assert {one["rank"]: one["lines"] for one in found} == {0: own[0], 1: ["a traceback"]}
+    (alone,) = [one for one in failures(str(tmp_path), "node01", [], 99.0) if one["rank"] == 0]
+    assert alone["lines"] == ["a traceback"]
+
+
+def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
+    lost = "[/x.cc:81] Connection closed by peer [127.0.0.1]:1"
+    record(tmp_path, 0, time=4.0, exception="RuntimeError", message=lost)
+    record(tmp_path, 1, time=7.0)
+    record(tmp_path, 2, time=6.0)
+    record(tmp_path, 3, time=1.0, exit_code=143)
+    found = failures(str(tmp_path), "node01", [], 99.0)
+    assert [one["rank"] for one in found] == [2, 1, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("code", "exception", "message", "expected"),
+    [
+        (1, "ValueError", "no", CAUSE),
+        (-9, "", "", CAUSE),
+        (-15, "", "", ENDED),
+        (143, "SystemExit", "143", ENDED),
+        (1, "RuntimeError", "Connection reset by peer", LOST_PEER),
+        (1, "BrokenPipeError", "", LOST_PEER),
+        (1, "", "Connection reset by peer", CAUSE),  # nothing was raised
+        (-6, "", "", CAUSE),
+    ],
+)
+def test_weights(code: int, exception: str, message: str, expected: int) -> None:
+    assert weight({"exit_code": code, "exception": exception, "message": message}) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"null",
+        b"{}",
+        b"\xff",
+        b'{"rank": 1}',
+        b'{"rank":[],"node":"","local_rank":1,"exit_code":1,"exception":"","message":"",'
+        b'"lines":[],"time":1}',
+    ],
+)
+def test_what_is_no_record_leaves_the_word_to_torchrun(tmp_path: Path, content: bytes) -> None:
+    own = record(tmp_path, 2, exit_code=7)
+    (tmp_path / "failures" / "1.json").write_bytes(content)
+    (tmp_path / "failures" / "3.json").mkdir()
+    (tmp_path / "failures" / ".0.json.123").write_text("half")
+    (tmp_path / "failures" / "notes.txt").write_text("mine")
+    found = {one["rank"]: one for one in failures(str(tmp_path), "node01", KILLED, 99.0)}
+    assert found[1]["exit_code"] == -9
+    assert found[2] == own
+    assert sorted(found) == [0, 1, 2]
+
+
+def test_without_records_and_report_there_is_nothing(tmp_path: Path) -> None:
+    assert failures(str(tmp_path), "node01", ["all is well"], 1.0) == []
+    assert failures(str(tmp_path / "absent"), "node01", [], 1.0) == []
+
+
+def test_lines_that_only_look_like_a_report_are_not_one() -> None:
+    assert (
+        reported(["rank: 3 (local_rank: 1)", "exitcode: 5", "  rank : 1", "  exitcode : 1 "]) == []
+    )
+
+
+def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:
+    """PyTorch marks tracebacks so, and a rank that was killed leaves none."""
+    said = ["plain", "[rank2]: Traceback", "[rank12]: x", "[rank3]: mine", "[rank 3] no mark"]
+    assert program_lines(said, 3) == ["plain", "[rank3]: mine", "[rank 3] no mark"]
+
+
+def test_a_kill_while_the_kernel_killed_for_memory_is_told() -> None:
+    ranks: list[dict[str, Any]] = [{"exit_code": code} for code in (1, -9, -15)]
+    ((blamed, line),) = out_of_memory(ranks, 3, 4)
+    assert blamed is ranks[1]
+    assert "1 oom-kill event on this node" in line
+    assert "2 oom-kill events" in out_of_memory(ranks, 3, 5)[0][1]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (None, 4), (3, None), (None, None)])
+def test_a_kill_of_another_kind_is_not(before: int | None, after: int | None) -> None:
+    assert out_of_memory([{"exit_code": -9}], before, after) == []

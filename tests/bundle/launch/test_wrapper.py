@@ -1,0 +1,526 @@
+"""The wrapper, run as each rank runs it: a process of its own, in a real virtual environment."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bundle.environment.patches import PTH_LINE
+
+BUNDLE = Path(__file__).resolve().parents[3] / "bundle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A job's surroundings on one node, and a way to run the wrapper in them."""
+
+    env: Path
+    project: Path
+    job_dir: Path
+    cwd: Path
+
+    def write(self, name: str, source: str) -> Path:
+        """Write a file of the staged project."""
+        path = self.project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    def run(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run ``run_wrapper.py ARGV...``; a variable given as empty is not set."""
+        wrapper = self.job_dir / "run_wrapper.py"
+        shutil.copy(BUNDLE / "wrapper.py", wrapper)
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("STAGER", "PYTHON"))}
+        variables = {
+            **inherited,
+            "STAGER_ENV": str(self.env),
+            "STAGER_PROJECT": str(self.project),
+            "STAGER_JOB_DIR": str(self.job_dir),
+            "STAGER_NODE": "hpc07",
+            "RANK": "3",
+            "LOCAL_RANK": "1",
+            **variables,
+        }
+        return subprocess.run(
+            [self.env / "bin" / "python", wrapper, *argv],
+            cwd=self.cwd,
+            env={name: value for name, value in variables.items() if value},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def record(self, rank: int = 3) -> dict:
+        """Read a rank's failure record."""
+        return json.loads((self.job_dir / "failures" / f"{rank}.json").read_text())
+
+
+def make_env(root: Path, python: str) -> Path:
+    """Make an environment as a node has it: a virtual environment with a link ``pkgs``."""
+    subprocess.run([python, "-m", "venv", "--without-pip", root], check=True, timeout=120)
+    (packages,) = root.glob("lib/python3*/site-packages")
+    (root / "pkgs").symlink_to(packages.relative_to(root))
+    return root
+
+
+@pytest.fixture(scope="module")
+def plain_env(tmp_path_factory):
+    return make_env(tmp_path_factory.mktemp("plain") / "env", sys.executable)
+
+
+@pytest.fixture
+def node(plain_env, tmp_path):
+    for name in ("project", "job", "cwd"):
+        (tmp_path / name).mkdir()
+    return Node(
+        env=plain_env,
+        project=tmp_path / "project",
+        job_dir=tmp_path / "job",
+        cwd=tmp_path / "cwd",
+    )
+
+
+def test_script_sees_itself_as_python_would_show_it(node):
+    script = node.write("train.py", "import sys; print(__name__, __file__, sys.argv[1:])")
+    done = node.run("train.py", "--epochs", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"__main__ {script} ['--epochs', '3']\n"
+    assert not (node.job_dir / "failures").exists()
+
+
+def test_relative_script_is_the_projects_before_the_working_directorys(node):
+    (node.cwd / "train.py").write_text("print('cwd')")
+    (node.cwd / "only_here.py").write_text("print('only in cwd')")
+    node.write("train.py", "print('project')")
+    assert node.run("train.py").stdout == "project\n"
+    assert node.run("only_here.py").stdout == "only in cwd\n"
+    assert node.run(str(node.cwd / "train.py")).stdout == "cwd\n"
+    assert node.run("train.py", STAGER_PROJECT="").stdout == "cwd\n"
+
+
+def test_missing_script_names_both_places(node):
+    done = node.run("tarin.py")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"{node.project}/tarin.py (the staged project)" in done.stderr
+    assert f"{node.cwd}/tarin.py (the working directory)" in done.stderr
+    assert (node.record()["exit_code"], node.record()["exception"]) == (2, "FileNotFoundError")
+
+    absolute = node.run(str(node.project / "tarin.py"))
+    assert absolute.returncode == 2
+    assert absolute.stderr.count(f"{node.project}/tarin.py") == 2  # as named, and as looked for
+    assert "neither" not in absolute.stderr
+
+
+def test_nothing_to_run_is_a_usage_error(node):
+    for argv in ([], ["-m"]):
+        done = node.run(*argv)
+        assert done.returncode == 2
+        assert done.stderr == "usage: run_wrapper.py [-m MODULE | SCRIPT] ARGS...\n"
+
+
+def test_order_of_sys_path(node, tmp_path):
+    trainer = tmp_path / "rides-along"
+    decoys = tmp_path / "decoys"
+    for directory in (trainer / "trainer", decoys):
+        directory.mkdir(parents=True)
+    (trainer / "trainer" / "__init__.py").write_text("ORIGIN = 'ours'")
+    (decoys / "torch.py").write_text("ORIGIN = 'decoy'")
+    packages = (node.env / "pkgs").resolve()
+    (packages / "torch.py").write_text("ORIGIN = 'bundle'")
+    node.write("beside/neighbour.py", "")
+    node.write("helper.py", "")
+    node.write(
+        "beside/train.py",
+        """
+        import sys
+        import helper, neighbour, torch, trainer
+        print(torch.ORIGIN, trainer.ORIGIN)
+        print(*sys.path, sep="\\n")
+        """,
+    )
+    done = node.run("beside/train.py", PYTHONPATH=str(decoys), STAGER_TRAINER=str(trainer))
+    (packages / "torch.py").unlink()
+    assert done.stderr == ""
+    origins, *path = done.stdout.splitlines()
+    assert origins == "bundle ours"
+    assert path[:4] == [f"{node.project}/beside", str(node.project), str(packages), str(decoys)]
+    assert path[-1] == str(trainer)
+    assert str(node.job_dir) not in path
+    assert len({os.path.realpath(entry) for entry in path}) == len(path)
+
+
+def test_packages_reached_by_a_link_are_there_once(node, tmp_path):
+    """A node root may be reached by a link, and the interpreter started by that name."""
+    link = tmp_path / "scratch"
+    link.symlink_to(node.env.parent)
+    linked = Node(
+        env=link / node.env.name, project=node.project, job_dir=node.job_dir, cwd=node.cwd
+    )
+    node.write("train.py", "import sys; print(*sys.path, sep='\\n')")
+    path = linked.run("train.py").stdout.splitlines()
+    packages = (node.env / "pkgs").resolve()
+    assert [p for p in path if os.path.realpath(p) == str(packages)] == [path[1]]
+    assert path[1].startswith(f"{linked.env}/")
+
+
+def test_module_with_arguments(node):
+    node.write("tool/__init__.py", "")
+    tool = node.write(
+        "tool/go.py", "import sys; print(__name__, __package__, __spec__.name, sys.argv)"
+    )
+    done = node.run("-m", "tool.go", "-m", "x")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"__main__ tool tool.go {[str(tool), '-m', 'x']}\n"
+
+
+def test_package_runs_its_main(node):
+    node.write("tool/__init__.py", "")
+    node.write("tool/__main__.py", "raise SystemExit(7)")
+    assert node.run("-m", "tool").returncode == 7
+
+
+def test_missing_module_is_one_line(node):
+    node.write("tool/__init__.py", "")
+    for name in ("nowhere", "tool.nowhere", "tool"):
+        done = node.run("-m", name)
+        assert done.returncode == 2, name
+        assert done.stderr.startswith(f"run_wrapper: cannot run -m {name}: ")
+        assert done.stderr.count("\n") == 1
+        assert str(node.project) in done.stderr
+        assert "Error" in node.record()["exception"]
+
+
+def test_module_that_cannot_be_imported_shows_where(node):
+    node.write("tool/__init__.py", "import not_installed_anywhere")
+    node.write("tool/go.py", "")
+    done = node.run("-m", "tool.go")
+    assert done.returncode == 1
+    assert f'File "{node.project}/tool/__init__.py", line 1' in done.stderr
+    assert node.record()["exception"] == "ModuleNotFoundError"
+
+
+def test_exception_is_shown_and_recorded(node):
+    script = node.write(
+        "train.py",
+        """
+        def even(n):
+            if n == 0:
+                raise ValueError("bad batch")
+            odd(n - 1)
+
+        def odd(n):
+            even(n - 1)
+
+        even(60)
+        """,
+    )
+    before = time.time()
+    done = node.run("train.py")
+    plain = subprocess.run(
+        [node.env / "bin" / "python", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == plain.returncode == 1
+    assert done.stderr == plain.stderr
+    record = node.record()
+    assert before <= record.pop("time") <= time.time()
+    assert record.pop("pid") > 0
+    lines = record.pop("lines")
+    assert len(lines) == 40
+    assert lines[-1] == "ValueError: bad batch"
+    assert lines == done.stderr.splitlines()[-40:]
+    assert record == {
+        "v": 1,
+        "node": "hpc07",
+        "rank": 3,
+        "local_rank": 1,
+        "exit_code": 1,
+        "exception": "ValueError",
+        "message": "bad batch",
+    }
+    assert [path.name for path in (node.job_dir / "failures").iterdir()] == ["3.json"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "status", "exception", "stderr"),
+    [
+        ("sys.exit()", 0, None, ""),
+        ("sys.exit(0)", 0, None, ""),
+        ("sys.exit(3)", 3, "SystemExit", ""),
+        ("sys.exit(-1)", 255, "SystemExit", ""),
+        ("sys.exit('no data')", 1, "SystemExit", "no data\n"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt", "Traceback"),
+        ("os.kill(os.getpid(), signal.SIGINT)", 130, "KeyboardInterrupt", "Traceback"),
+    ],
+)
+def test_ways_to_end(node, statement, status, exception, stderr):
+    node.write("train.py", f"import os, signal, sys\n{statement}\n")
+    done = node.run("train.py")
+    assert done.returncode == status
+    assert done.stderr == stderr or (stderr and done.stderr.startswith(stderr))
+    if exception is None:
+        assert not (node.job_dir / "failures").exists()
+    else:
+        assert node.record()["exception"] == exception
+        assert node.record()["exit_code"] == status
+
+
+def test_exit_after_a_caught_error_records_that_error(node):
+    node.write(
+        "train.py",
+        """
+        import sys
+        try:
+            {}["vocab"]
+        except KeyError:
+            sys.exit(4)
+        """,
+    )
+    assert node.run("train.py").returncode == 4
+    assert "KeyError: 'vocab'" in node.record()["lines"]
+
+
+def test_syntax_error_points_at_the_line(node):
+    script = node.write("train.py", "x = 1\ny = = 2\n")
+    done = node.run("train.py")
+    assert done.returncode == 1
+    assert f'File "{script}", line 2' in done.stderr
+    assert "run_wrapper" not in done.stderr
+    assert "runpy" not in done.stderr
+    assert node.record()["exception"] == "SyntaxError"
+
+
+def test_exception_without_a_message_and_unreadable_one(node):
+    node.write(
+        "train.py",
+        """
+        class Odd(Exception):
+            def __str__(self):
+                raise RuntimeError("no")
+        raise Odd
+        """,
+    )
+    assert node.run("train.py").returncode == 1
+    assert node.record()["exception"] == "Odd"
+    assert "RuntimeError" in node.record()["message"]
+
+
+def test_programs_own_exception_hook_is_used(node):
+    node.write(
+        "train.py",
+        """
+        import sys
+        sys.excepthook = lambda kind, error, trace: print("hook:", error, trace.tb_lineno)
+        raise ValueError("x")
+        """,
+    )
+    done = node.run("train.py")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "hook: x 4\n", "")
+    assert node.record()["exception"] == "ValueError"
+
+
+def test_record_of_an_earlier_attempt_goes(node):
+    script = node.write("train.py", "raise ValueError")
+    node.run("train.py")
+    assert node.record()["exit_code"] == 1
+    script.write_text("")
+    assert node.run("train.py").returncode == 0
+    assert not (node.job_dir / "failures" / "3.json").exists()
+
+
+def test_forked_child_that_fails_is_not_the_rank(node):
+    node.write(
+        "train.py",
+        """
+        import os
+        child = os.fork()
+        if child == 0:
+            raise ValueError("in the child")
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+    )
+    done = node.run("train.py")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "ValueError: in the child" in done.stderr
+    assert not (node.job_dir / "failures").exists()
+
+
+def test_runs_without_any_of_its_variables(node):
+    script = node.write("train.py", "print('ran'); raise SystemExit(5)")
+    names = ("STAGER_ENV", "STAGER_PROJECT", "STAGER_JOB_DIR", "STAGER_NODE", "RANK", "LOCAL_RANK")
+    done = node.run(str(script), **dict.fromkeys(names, ""))
+    assert (done.returncode, done.stdout, done.stderr) == (5, "ran\n", "")
+
+
+def test_record_that_cannot_be_written_costs_one_line(node):
+    node.write("train.py", "raise SystemExit(5)")
+    (node.job_dir / "failures").write_text("a file where a directory should be")
+    done = node.run("train.py")
+    assert done.returncode == 5
+    assert done.stderr.startswith("run_wrapper: the failure record ")
+    assert done.stderr.count("\n") == 1
+
+
+SPAWNING = """
+    import multiprocessing, pickle, sys
+    import helper
+
+    class Sample:
+        def __init__(self, value):
+            self.value = value
+
+    def square(sample):
+        return Sample(helper.square(sample.value))
+
+    def work(queue, samples):
+        queue.put([square(sample).value for sample in samples])
+
+    if __name__ == "__main__":
+        assert pickle.loads(pickle.dumps(square)) is square
+        assert pickle.loads(pickle.dumps(Sample(3))).value == 3
+        context = multiprocessing.get_context(sys.argv[1])
+        queue = context.Queue()
+        process = context.Process(target=work, args=(queue, [Sample(2), Sample(3)]))
+        process.start()
+        print(queue.get(timeout=30))
+        process.join()
+        with context.Pool(2) as pool:
+            print([sample.value for sample in pool.map(square, [Sample(4), Sample(5)])])
+        sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_multiprocessing_with_what_the_script_defines(node, method):
+    node.write("helper.py", "def square(x): return x * x")
+    node.write("train.py", SPAWNING)
+    done = node.run("train.py", method)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[4, 9]\n[16, 25]\n", "")
+
+
+def test_multiprocessing_from_a_module(node):
+    node.write("helper.py", "def square(x): return x * x")
+    node.write("tool/__init__.py", "")
+    node.write("tool/go.py", SPAWNING)
+    done = node.run("-m", "tool.go", "spawn")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[4, 9]\n[16, 25]\n", "")
+
+
+@pytest.mark.parametrize(
+    "ending", ["", "raise SystemExit(0)", "raise ValueError('x')"], ids=["end", "exit", "error"]
+)
+def test_pool_that_works_on_after_the_end(node, ending):
+    """A pool not waited for is pickling the script's functions while the interpreter ends."""
+    node.write(
+        "train.py",
+        f"""
+        import multiprocessing, pathlib, sys
+        from concurrent.futures import ProcessPoolExecutor
+
+        def work(number):
+            pathlib.Path(str(number)).touch()
+
+        if __name__ == "__main__":
+            pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            for number in range(12):
+                pool.submit(work, number)
+            {ending}
+        """,
+    )
+    done = node.run("train.py")
+    assert sorted(int(path.name) for path in node.cwd.iterdir()) == list(range(12)), done.stderr
+
+
+def test_patches_are_on_unless_told_otherwise(node):
+    patches = (node.env / "pkgs").resolve() / "_stager_patches.py"
+    patches.write_text("import os\ndef activate(): print(os.environ['STAGER_PATCHES'], flush=True)")
+    node.write("train.py", "import os; print(os.environ['STAGER_PATCHES'])")
+    try:
+        assert node.run("train.py").stdout == "1\n1\n"
+        assert node.run("train.py", STAGER_PATCHES="0").stdout == "0\n0\n"
+    finally:
+        patches.unlink()
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_every_python(version, node, tmp_path):
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "-c", ""], check=False).returncode:
+        pytest.skip(f"no Python {version} here")
+    env = make_env(tmp_path / "env", python)
+    packages = (env / "pkgs").resolve()
+    shutil.copy(BUNDLE / "patches.py", packages / "_stager_patches.py")
+    (packages / "_stager_patches.pth").write_text(PTH_LINE + "\n")
+    here = Node(env=env, project=node.project, job_dir=node.job_dir, cwd=node.cwd)
+    node.write("helper.py", "def square(x): return x * x")
+    node.write("train.py", SPAWNING)
+    done = here.run("train.py", "spawn")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[4, 9]\n[16, 25]\n", "")
+    # A stand-in for an old torch: see test_patches.py.
+    node.write("torch/__init__.py", "from . import cpu, version")
+    node.write("torch/version.py", "cuda = None")
+    node.write("torch/cpu.py", "")
+    node.write("early.py", "import torch; torch.cpu.set_device(0)")
+    done = here.run("early.py")
+    assert (done.returncode, done.stderr) == (0, "patch applied: torch-cpu-set-device\n")
+    node.write("broken.py", "def f():\n    raise ValueError('x')\nf()\n")
+    done = here.run("broken.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1] == f'  File "{node.project}/broken.py", line 3, in <module>'
+    assert node.record()["lines"] == done.stderr.splitlines()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.slow
+def test_under_torchrun_with_record(node, tmp_path):
+    """Torch's own error file still comes out, and ours beside it."""
+    script = node.write(
+        "train.py",
+        """
+        import os, sys
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            if os.environ["RANK"] == "1":
+                raise ValueError("rank 1 fails")
+
+        if __name__ == "__main__":
+            main()
+        """,
+    )
+    wrapper = node.job_dir / "run_wrapper.py"
+    shutil.copy(BUNDLE / "wrapper.py", wrapper)
+    variables = {
+        **os.environ,
+        "STAGER_PROJECT": str(node.project),
+        "STAGER_JOB_DIR": str(node.job_dir),
+        "TORCHELASTIC_ERROR_FILE": str(tmp_path / "agent.json"),
+    }
+    options = ["--standalone", "--nproc-per-node=2", "--log-dir", str(tmp_path / "torchrun")]
+    argv = ["-m", "torch.distributed.run", *options, wrapper, script]
+    done = subprocess.run(
+        [sys.executable, *argv],
+        env=variables,
+        cwd=node.cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert node.record(1)["message"] == "rank 1 fails"
+    assert (node.record(1)["rank"], node.record(1)["local_rank"]) == (1, 1)
+    assert not (node.job_dir / "failures" / "0.json").exists()
+    theirs = json.loads((tmp_path / "agent.json").read_text())
+    assert "ValueError: rank 1 fails" in theirs["message"]["message"]

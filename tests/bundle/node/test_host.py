@@ -1,0 +1,174 @@
+"""What a machine is: recorded cgroup trees, and this machine's real facts."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bundle.node import host
+from bundle.node.host import Limits
+
+REPO = Path(__file__).resolve().parents[3]
+GB = 1 << 30
+
+
+def tree(root: Path, own: str, mounts: str, files: dict[str, str]) -> str:
+    """A root directory with /proc/self as given and files below the cgroup mounts."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(own)
+    (root / "proc/self/mountinfo").write_text(mounts)
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return str(root)
+
+
+V2 = "30 24 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = (
+    "31 24 0:27 / /cg/memory rw - cgroup cgroup rw,memory\n"
+    "32 24 0:28 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+)
+
+
+def test_version_2_the_tightest_level_counts(tmp_path: Path) -> None:
+    job = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7"
+    files = {
+        f"{job}/step_0/cpu.max": "max 100000\n",
+        f"{job}/step_0/memory.max": "max\n",
+        f"{job}/step_0/memory.current": "5\n",
+        f"{job}/cpu.max": "350000 100000\n",
+        f"{job}/memory.max": f"{4 * GB}\n",
+        f"{job}/memory.current": f"{3 * GB}\n",
+        f"{job}/memory.stat": f"anon {GB}\ninactive_file {2 * GB}\nactive_file 0\n",
+        "sys/fs/cgroup/system.slice/memory.max": f"{8 * GB}\n",
+        "sys/fs/cgroup/system.slice/memory.current": f"{int(7.5 * GB)}\n",
+        "sys/fs/cgroup/system.slice/cpu.max": "800000 100000\n",
+    }
+    own = "0::/system.slice/slurmstepd.scope/job_7/step_0\n"
+    # Of the job's 3 GB 2 are cache, so 3 are left; of its parent's 8 GB only half a one is.
+    assert host.cgroup_limits(tree(tmp_path, own, V2, files)) == Limits(3.5, 4 * GB, GB // 2)
+
+
+def test_version_1(tmp_path: Path) -> None:
+    files = {
+        "cg/memory/slurm/job/memory.limit_in_bytes": f"{2 * GB}\n",
+        "cg/memory/slurm/job/memory.usage_in_bytes": f"{GB}\n",
+        "cg/memory/slurm/job/memory.stat": "total_inactive_file 1024\n",
+        "cg/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "cg/memory/memory.usage_in_bytes": "1\n",
+        "cg/cpu/slurm/job/cpu.cfs_quota_us": "-1\n",
+        "cg/cpu/slurm/job/cpu.cfs_period_us": "100000\n",
+        "cg/cpu/slurm/cpu.cfs_quota_us": "150000\n",
+        "cg/cpu/slurm/cpu.cfs_period_us": "100000\n",
+    }
+    own = "4:memory:/slurm/job\n3:cpuset:/slurm\n1:cpu,cpuacct:/slurm/job\n0::/\n"
+    found = host.cgroup_limits(tree(tmp_path, own, V1, files))
+    assert found == Limits(1.5, 2 * GB, GB + 1024)
+
+
+def test_a_container_that_sees_its_own_group_at_the_top(tmp_path: Path) -> None:
+    files = {
+        "sys/fs/cgroup/cpu.max": "200000 100000\n",
+        "sys/fs/cgroup/memory.max": f"{GB}\n",
+        "sys/fs/cgroup/memory.current": "0\n",
+    }
+    own = "0::/docker/0123456789abcdef\n"
+    assert host.cgroup_limits(tree(tmp_path, own, V2, files)) == Limits(2.0, GB, GB)
+
+
+def test_no_limits(tmp_path: Path) -> None:
+    assert host.cgroup_limits(str(tmp_path)) == Limits()
+    assert host.cgroup_limits(tree(tmp_path, "0::/a\n", V2, {})) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("env", "affinity", "quota", "cpus"),
+    [
+        ({}, 8, None, 8),
+        ({"SLURM_CPUS_ON_NODE": "4"}, 8, None, 4),
+        ({"SLURM_CPUS_ON_NODE": "4"}, 2, None, 2),
+        ({}, 8, 3.5, 3),
+        ({}, 8, 0.5, 1),
+        ({"SLURM_CPUS_ON_NODE": "many"}, 8, None, 8),
+    ],
+)
+def test_usable_cpus(env: dict[str, str], affinity: int, quota: float | None, cpus: int) -> None:
+    assert host.usable_cpus(env, affinity, Limits(cpus=quota)) == cpus
+
+
+def test_memory() -> None:
+    text = (
+        "MemTotal:       1000 kB\nMemFree:  100 kB\nMemAvailable:    600 kB\nHugePages_Total: 0\n"
+    )
+    assert host.memory(text, Limits()) == (1024000, 614400)
+    assert host.memory(text, Limits(memory=5000, memory_left=0)) == (5000, 0)
+    assert host.memory(text, Limits(memory=GB, memory_left=GB)) == (1024000, 614400)
+
+
+DEVICES = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "sda"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        (None, 4),
+        ("", 0),
+        ("0", 1),
+        ("0,3", 2),
+        ("3, 1 ,0", 3),
+        ("-1", 0),
+        ("0,-1,1", 1),
+        ("0,4", 1),
+        ("NoDevFiles", 0),
+        ("0,0", 0),
+        ("GPU-8932f937-d72c,GPU-1", 2),
+        ("MIG-12", 1),
+    ],
+)
+def test_gpus(visible: str | None, count: int) -> None:
+    assert host.count_gpus(DEVICES, visible) == count
+
+
+def test_no_gpus_whatever_the_variable_says() -> None:
+    assert host.count_gpus(["null", "nvidiactl"], "0,1") == 0
+
+
+def test_the_facts_of_this_machine(tmp_path: Path) -> None:
+    facts = host.host_facts(str(tmp_path))
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["hostname"] == platform.node()
+    assert (facts["libc"], facts["libc_version"]) == platform.libc_ver()
+    assert facts["machine"] == platform.machine()
+    assert facts["python"] == platform.python_version()
+    assert 1 <= int(str(facts["cpus"])) <= len(os.sched_getaffinity(0))
+    assert 0 < int(str(facts["memory_available"])) <= int(str(facts["memory_total"]))
+    root = facts["node_root"]
+    assert isinstance(root, dict)
+    assert (root["owner"], root["path"]) == (os.getuid(), str(tmp_path))
+    assert root["mode"] == f"{tmp_path.stat().st_mode & 0o7777:04o}"
+
+
+def test_the_facts_of_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    facts = host.directory_facts(str(tmp_path / "absent"))
+    assert "No such file" in str(facts["problem"])
+
+
+def test_a_process_s_own_cpus_count() -> None:
+    code = f"""
+import os, sys; sys.path.insert(0, {str(REPO)!r})
+from bundle.node import host
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+print(host.host_facts()["cpus"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+def test_what_the_kernel_has_killed_for_memory() -> None:
+    known = [line for line in Path("/proc/vmstat").read_text().splitlines() if "oom_kill" in line]
+    assert host.oom_kills() == (int(known[0].split()[1]) if known else None)

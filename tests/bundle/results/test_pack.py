@@ -1,0 +1,300 @@
+"""What a node finds of a job's outputs, and the stream it makes of them."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import socket
+import tarfile
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bundle.protocol.problem import NodeError
+from bundle.results import pack as module
+from bundle.results.pack import Sizes, leads_out, pack, select, sizes
+from tests.support.namespaces import needs_root
+
+
+def parts(stream: bytes) -> tuple[dict, bytes, dict]:
+    """The first line, the tar and the last line of a stream."""
+    first, _, rest = stream.partition(b"\n")
+    start = rest.rindex(b'{"end"')
+    tar, last = rest[:start], rest[start:]
+    return json.loads(first), tar, json.loads(last)
+
+
+def packed(directory: Path, *outputs: str) -> tuple[dict, bytes, dict]:
+    stream = io.BytesIO()
+    pack(str(directory), outputs, stream)
+    return parts(stream.getvalue())
+
+
+def test_the_stream_is_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "out" / "sub").mkdir(parents=True)
+    (tmp_path / "out" / "a").write_bytes(b"x" * 700)
+    (tmp_path / "out" / "sub" / ("n" * 200)).write_bytes(b"long")
+    (tmp_path / "out" / "link").symlink_to("sub")
+    (tmp_path / "log.txt").write_text("log")
+    first, tar, last = packed(tmp_path, "out", "*.txt", "absent", "../up")
+    assert first == {
+        "results": 1,
+        "roots": ["log.txt", "out"],
+        "entries": 6,
+        "files": 3,
+        "bytes": 707,
+        "missing": ["absent"],
+        "left_out": {"../up": "it does not lie in the run directory"},
+    }
+    assert last == {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:  # the standard reader agrees
+        assert archive.getnames() == [
+            "log.txt",
+            "out",
+            "out/a",
+            "out/link",
+            "out/sub",
+            "out/sub/" + "n" * 200,
+        ]
+        assert archive.getmember("out/link").linkname == "sub"
+    assert sizes(str(tmp_path), ["out", "*.txt"]) == Sizes(files=3, bytes=707, entries=6)
+
+
+def test_outputs_inside_another_are_sent_once(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "out").mkdir(parents=True)
+    (work / "out" / "a").touch()
+    (work / "out.b").touch()
+    assert select(str(work), ["out/a", "out", "**", "."]).roots == ("out", "out.b")
+
+
+def test_what_is_no_file_is_left_out_and_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    os.mkfifo(out / "pipe")
+    with socket.socket(socket.AF_UNIX) as one:
+        cwd = os.open(".", os.O_RDONLY)
+        os.chdir(out)  # a socket's path may have no more than 107 bytes
+        try:
+            one.bind("socket")
+        finally:
+            os.fchdir(cwd)
+            os.close(cwd)
+    if os.geteuid() == 0:
+        os.mknod(out / "null", 0o20666, os.makedev(1, 3))
+    (out / "etc").symlink_to("/etc")
+    (out / "up").symlink_to("../../x")
+    (out / "kept").write_text("kept")
+    chosen = select(str(tmp_path), ["out"])
+    assert [entry.name for entry in chosen.entries] == ["out", "out/kept"]
+    left = dict(chosen.left_out)
+    assert left.pop("out/null", "it is a device") == "it is a device"
+    assert left == {
+        "out/pipe": "it is a named pipe",
+        "out/socket": "it is a socket",
+        "out/etc": "it is a link out of out, to /etc",
+        "out/up": "it is a link out of out, to ../../x",
+    }
+    # A pipe nobody writes to does not hold anything up, even if it takes a file's place.
+    first, _, last = packed(tmp_path, "out")
+    assert first["left_out"] == chosen.left_out
+    assert last["changed"] == {}
+
+
+def test_links_that_stay_inside_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "a" / "b").mkdir(parents=True)
+    (out / "a" / "file").touch()
+    links = {
+        "same": ("a/file", "a/file"),
+        "a/up": ("../same", "../same"),
+        "a/b/top": ("../..", "../.."),
+        "absolute": (str(out / "a" / "file"), "a/file"),
+        "dotted": ("./a/file", "a/file"),
+        "slash": ("a/", "a"),
+        "dangling": ("nothing", "nothing"),
+        # Through a link and up: said without the link.
+        "round": ("a/b/top/a", "a/b/top/a"),
+        "winding": ("a/b/top/../out/a", "a"),
+    }
+    for name, (text, _) in links.items():
+        (out / name).symlink_to(text)
+    (out / "a" / "b" / "trick").symlink_to("top/..")  # by its text a/b, really the parent of out
+    chosen = select(str(tmp_path), ["out"])
+    found = {e.name[4:]: e.link for e in chosen.entries if e.link}
+    assert found == {name: given for name, (_, given) in links.items()}
+    assert list(chosen.left_out) == ["out/a/b/trick"]
+    assert not any(leads_out(name, link) for name, link in found.items())
+
+
+def test_an_output_that_is_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "work" / "runs" / "5").mkdir(parents=True)
+    (tmp_path / "work" / "runs" / "5" / "model").write_text("model")
+    (tmp_path / "outside").mkdir()
+    work = tmp_path / "work"
+    (work / "latest").symlink_to("runs/5")
+    (work / "out").symlink_to(tmp_path / "outside")
+    (work / "self").symlink_to(".")
+    (work / "gone").symlink_to("nothing")
+    chosen = select(str(work), ["latest", "out", "self", "gone"])
+    assert [entry.name for entry in chosen.entries] == ["latest", "latest/model"]
+    assert sorted(chosen.left_out) == ["gone", "out", "self"]
+    assert str(tmp_path / "outside") in chosen.left_out["out"]
+    # What a pattern finds behind such a link is outside as well.
+    (tmp_path / "outside" / "secret").touch()
+    assert select(str(work), ["out/*"]).entries == ()
+    assert [e.name for e in select(str(work), ["latest/*"]).entries] == ["latest/model"]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A directory that other users reach."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_what_may_not_be_read_is_named(open_folder: Path) -> None:
+    needs_root()
+    (open_folder / "out" / "closed").mkdir(parents=True)
+    (open_folder / "out" / "closed" / "x").touch()
+    (open_folder / "out" / "mine").write_text("mine")
+    (open_folder / "out" / "open").write_text("open")
+    (open_folder / "out" / "mine").chmod(0o600)
+    (open_folder / "out" / "closed").chmod(0o700)
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:  # another user, with all modules loaded: it may not be able to read them
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            chosen = select(str(open_folder), ["out"])
+            said = [[entry.name for entry in chosen.entries], chosen.left_out]
+            os.write(writes, json.dumps(said).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        said = json.loads(pipe.read())
+    os.waitpid(child, 0)
+    assert said == [
+        ["out", "out/open"],
+        {"out/closed": "Permission denied", "out/mine": "this user may not read it"},
+    ]
+
+
+class Meddler(io.BytesIO):
+    """Does something to the files once the first line has been written."""
+
+    def __init__(self, meddle) -> None:
+        super().__init__()
+        self._meddle = meddle
+
+    def write(self, data) -> int:
+        written = super().write(data)
+        if self._meddle:
+            meddle, self._meddle = self._meddle, None
+            meddle()
+        return written
+
+
+def test_files_that_change_are_sent_as_announced_and_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("grows", "piped", "same", "shrinks", "touched", "vanishes"):
+        (out / name).write_bytes(b"1" * 1000)
+
+    def meddle() -> None:
+        (out / "grows").write_bytes(b"1" * 5000)
+        (out / "shrinks").write_bytes(b"1" * 10)
+        (out / "touched").write_bytes(b"2" * 1000)
+        (out / "vanishes").unlink()
+        (out / "piped").unlink()
+        os.mkfifo(out / "piped")
+
+    stream = Meddler(meddle)
+    pack(str(tmp_path), ["out"], stream)
+    first, tar, last = parts(stream.getvalue())
+    assert first["bytes"] == 6000
+    assert last["sha256"] == hashlib.sha256(tar).hexdigest()
+    assert last["changed"] == {
+        "out/grows": "it was written to while it was sent",
+        "out/piped": "not sent: it is no longer a file",
+        "out/shrinks": "it was written to while it was sent",
+        "out/touched": "it was written to while it was sent",
+        "out/vanishes": "not sent: No such file or directory",
+    }
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        lengths = {m.name: m.size for m in archive.getmembers() if m.isreg()}
+        assert archive.extractfile("out/same").read() == b"1" * 1000
+    assert lengths == {"out/grows": 1000, "out/same": 1000, "out/shrinks": 10, "out/touched": 1000}
+
+
+def test_a_file_cut_while_it_is_read_is_filled_up(tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(b"1" * (3 * module.CHUNK + 100))
+
+    class Cutter(io.BytesIO):
+        def write(self, data) -> int:
+            if len(data) == module.CHUNK:
+                os.truncate(big, module.CHUNK + 7)
+            return super().write(data)
+
+    stream = Cutter()
+    pack(str(tmp_path), ["big"], stream)
+    _, tar, last = parts(stream.getvalue())
+    assert last["changed"] == {
+        "big": f"zeros stand in for the last {2 * module.CHUNK + 93:,} bytes: it became shorter"
+    }
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        content = archive.extractfile("big").read()
+    assert content == b"1" * (module.CHUNK + 7) + bytes(2 * module.CHUNK + 93)
+
+
+def test_many_names_are_not_all_listed(tmp_path: Path) -> None:
+    for number in range(1005):
+        (tmp_path / f"l{number:04}").symlink_to("/")
+    first, _, _ = packed(tmp_path, "*")
+    assert len(first["left_out"]) == 1001
+    assert first["left_out"]["..."] == "and 5 more"
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="outputs cannot be looked for; it does not exist"):
+        pack(str(tmp_path / "gone"), ["out"], io.BytesIO())
+
+
+def test_a_reader_that_went_away(tmp_path: Path) -> None:
+    (tmp_path / "out").write_bytes(bytes(1 << 20))
+    reads, writes = os.pipe()
+    os.close(reads)
+    with (
+        pytest.raises(NodeError, match=r"outputs could not be sent.*Broken pipe"),
+        open(writes, "wb", buffering=0) as stream,
+    ):
+        pack(str(tmp_path), ["out"], stream)
+
+
+def test_an_unbuffered_writer_that_takes_little_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "out").write_bytes(os.urandom(3 << 20))
+    reads, writes = os.pipe()
+    got = bytearray()
+
+    def drain() -> None:
+        while piece := os.read(reads, 1 << 16):
+            got.extend(piece)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    with open(writes, "wb", buffering=0) as stream:
+        pack(str(tmp_path), ["out"], stream)
+    reader.join()
+    os.close(reads)
+    _, tar, last = parts(bytes(got))
+    assert last["sha256"] == hashlib.sha256(tar).hexdigest()

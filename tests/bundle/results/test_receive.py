@@ -1,0 +1,613 @@
+"""Results come home through real pipes, whole, cut or forged."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from bundle.protocol.problem import NodeError
+from bundle.results.publish import sweep
+from bundle.results.receive import Received, pack, receive, sizes
+from tests.support.namespaces import namespace, needs_root
+from tests.support.processes import until
+
+REPO = Path(__file__).resolve().parents[3]
+SENDER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from bundle.results.receive import pack
+pack(sys.argv[2], sys.argv[3:], sys.stdout.buffer)
+print(open("/proc/self/status").read(), file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Where ranks ran: an output with a bit of everything, and a log."""
+    work = tmp_path / "work"
+    out = work / "out"
+    (out / "sub" / "empty").mkdir(parents=True)
+    (out / "model.bin").write_bytes(os.urandom(3 << 20))
+    (out / "sub" / "größe 重.json").write_text("{}")
+    (out / os.fsdecode(b"not utf-8 \xff\n")).write_text("bytes")
+    (out / "sub" / ("n" * 250)).write_text("long")
+    (out / "run.sh").write_text("#!/bin/sh\n")
+    (out / "run.sh").chmod(0o4755)
+    (out / "sub" / "read-only").write_text("ro")
+    (out / "sub" / "read-only").chmod(0o440)
+    (out / "best").symlink_to("model.bin")
+    os.link(out / "model.bin", out / "zz-same")
+    (work / "log.txt").write_text("log\n")
+    os.utime(out / "model.bin", (1_000_000_000, 1_000_000_000))
+    (out / "sub").chmod(0o550)
+    os.utime(out / "sub", (1_100_000_000, 1_100_000_000))
+    return work
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    return home
+
+
+def stream_of(work: Path, *outputs: str) -> bytes:
+    stream = io.BytesIO()
+    pack(str(work), outputs, stream)
+    return stream.getvalue()
+
+
+def take(data: bytes, home: Path, *outputs: str) -> Received:
+    """Receive bytes from a real pipe."""
+    reads, writes = os.pipe()
+
+    def feed() -> None:
+        try:
+            with open(writes, "wb", buffering=0) as pipe:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[pipe.write(rest) :]
+        except BrokenPipeError:
+            pass
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        with open(reads, "rb") as pipe:
+            return receive(pipe, str(home), outputs, "hpc07:/tmp/work")
+    finally:
+        feeder.join()
+
+
+def tree(folder: Path) -> dict[str, tuple]:
+    """All that is below a folder: kind, mode, time and content."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        state = path.lstat()
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = ("link", os.readlink(path))
+        elif path.is_dir():
+            found[name] = ("folder", stat.S_IMODE(state.st_mode), int(state.st_mtime))
+        else:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[name] = ("file", stat.S_IMODE(state.st_mode), int(state.st_mtime), digest)
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+# --- whole ---------------------------------------------------------------------------------------
+
+
+def test_results_come_home_through_a_process(work: Path, home: Path) -> None:
+    argv = [sys.executable, "-I", "-S", "-c", SENDER, str(REPO), str(work), "out", "*.txt", "none"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as sender:
+        got = receive(sender.stdout, str(home), ["out", "*.txt", "none"])
+    assert sender.returncode == 0
+    wanted = tree(work)
+    kind, _, *rest = wanted["out/run.sh"]
+    wanted["out/run.sh"] = (kind, 0o755, *rest)  # set-uid stays behind
+    assert tree(home) == wanted
+    found = sizes(str(work), ["out", "*.txt"])
+    assert got == Received(
+        complete=True,
+        files=found.files,
+        bytes=found.bytes,
+        placed=("log.txt", "out"),
+        renamed={},
+        missing=("none",),
+        left_out={},
+        changed={},
+        problems=(),
+    )
+    assert names(home) == ["log.txt", "out"]
+
+
+def test_nothing_that_is_there_is_touched(work: Path, home: Path) -> None:
+    (home / "out").mkdir()
+    (home / "out" / "mine").write_text("mine")
+    (home / "out.1").symlink_to("/nowhere")
+    (home / "log.txt").write_text("mine")
+    data = stream_of(work, "out", "log.txt")
+    got = take(data, home, "out", "log.txt")
+    assert got.complete
+    assert got.placed == ("log.txt.1", "out.2")
+    assert got.renamed == {"out": "out.2", "log.txt": "log.txt.1"}
+    assert names(home) == ["log.txt", "log.txt.1", "out", "out.1", "out.2"]
+    assert names(home / "out") == ["mine"]
+    assert (home / "log.txt").read_text() == "mine"
+    assert (home / "out.2" / "best").resolve() == home / "out.2" / "model.bin"
+    assert take(data, home, "out", "log.txt").placed == ("log.txt.2", "out.3")
+
+
+def test_a_user_without_privileges_gets_closed_directories_home(work: Path) -> None:
+    needs_root()
+    (work / "out").chmod(0o550)
+    data = stream_of(work, "out")
+    folder = Path(tempfile.mkdtemp())
+    try:
+        os.chown(folder, 65534, 65534)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                whole = receive(io.BytesIO(data), str(folder), ["out"])
+                cut = receive(io.BytesIO(data[:-2000]), str(folder), ["out"])
+                status = 0 if whole.placed == ("out",) and not cut.complete else 1
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert names(folder) == ["out", "out.partial"]
+        assert (folder / "out").stat().st_uid == 65534
+        assert tree(folder / "out").keys() == tree(work / "out").keys()
+        for name in ("out", "out/sub"):
+            assert stat.S_IMODE((folder / name).stat().st_mode) == 0o550
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_outputs_further_down_join_what_is_there(work: Path, home: Path) -> None:
+    (work / "runs" / "5").mkdir(parents=True)
+    (work / "runs" / "5" / "model").write_text("5")
+    (work / "runs" / "6").mkdir()
+    (home / "runs" / "5").mkdir(parents=True)
+    data = stream_of(work, "runs/*")
+    assert take(data, home, "runs/*").placed == ("runs/5.1", "runs/6")
+    assert names(home / "runs") == ["5", "5.1", "6"]
+    # A link is not followed, wherever it leads, nor does a file give way.
+    (home / "runs").rename(home / "elsewhere")
+    (home / "runs").symlink_to("elsewhere")
+    (home / "runs.1").touch()
+    assert take(data, home, "runs/*").placed == ("runs.2/5", "runs.2/6")
+    assert names(home / "elsewhere") == ["5", "5.1", "6"]
+
+
+def test_nothing_to_send_is_no_failure(work: Path, home: Path) -> None:
+    got = take(stream_of(work, "none", "../x"), home, "none", "../x")
+    assert got.complete
+    assert (got.placed, got.missing) == ((), ("none",))
+    assert got.left_out == {"../x": "it does not lie in the run directory"}
+    assert names(home) == []
+
+
+def test_what_the_node_says_of_changes_is_handed_on(work: Path, home: Path) -> None:
+    class Growing(io.BytesIO):
+        def flush(self) -> None: ...
+
+        def write(self, data) -> int:
+            with open(work / "log.txt", "a") as log:
+                log.write("more\n")
+            return super().write(data)
+
+    stream = Growing()
+    pack(str(work), ["log.txt"], stream)
+    got = take(stream.getvalue(), home, "log.txt")
+    assert got.complete
+    assert got.changed == {"log.txt": "it was written to while it was sent"}
+    assert (home / "log.txt").read_text() == "log\n"
+
+
+def test_a_large_file_takes_little_memory(tmp_path: Path, home: Path) -> None:
+    big = tmp_path / "work" / "big"
+    big.parent.mkdir()
+    with open(big, "wb") as file:
+        file.truncate(500 << 20)
+        for place in (0, 123_456_789, (500 << 20) - 4):
+            file.seek(place)
+            file.write(b"mark")
+    code = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from bundle.results.receive import receive
+got = receive(sys.stdin.buffer, sys.argv[2], ["big"])
+print(json.dumps([got.complete, got.bytes, open("/proc/self/status").read()]))
+"""
+    argv = [sys.executable, "-I", "-S", "-c"]
+    sending = [*argv, SENDER, str(REPO), str(big.parent), "big"]
+    with subprocess.Popen(sending, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
+        done = subprocess.run(
+            [*argv, code, str(REPO), str(home)],
+            stdin=sender.stdout,
+            capture_output=True,
+            check=True,
+        )
+        sent_with = sender.stderr.read().decode()
+    complete, size, received_with = json.loads(done.stdout)
+    assert (complete, size) == (True, 500 << 20)
+    for status in (sent_with, received_with):
+        assert int(re.search(r"VmHWM:\s+([0-9]+) kB", status)[1]) < 64 << 10
+    assert subprocess.run(["cmp", str(big), str(home / "big")], check=False).returncode == 0
+
+
+# --- cut -----------------------------------------------------------------------------------------
+
+
+def test_a_stream_cut_anywhere_loses_no_file_that_arrived(tmp_path: Path, home: Path) -> None:
+    out = tmp_path / "work" / "out"
+    (out / "sub").mkdir(parents=True)
+    for name in ("a", "b", "sub/c"):
+        (out / name).write_bytes(name.encode() * 600)
+    data = stream_of(out.parent, "out")
+    head = data.index(b"\n") + 1
+    # Members: out, a, b, sub, c; a header of 512 bytes each, and 1024 or 2048 of content.
+    ends = {"a": head + 512 + 512 + 600, "b": head + 512 + 1536 + 512 + 600}
+    ends["sub/c"] = head + 512 + 1536 * 2 + 512 + 512 + 3000
+    cuts = {0, 1, head - 1, len(data) - 2, len(data) - 1, *range(head, len(data), 97)}
+    for end in ends.values():
+        cuts |= {end - 1, end, end + 1}
+    for cut in sorted(cuts):
+        place = home / str(cut)
+        place.mkdir()
+        if cut < head:
+            with pytest.raises(NodeError, match="no results came; it ended before its end mark"):
+                take(data[:cut], place, "out")
+            assert names(place) == []
+            continue
+        got = take(data[:cut], place, "out")
+        arrived = [name for name, end in ends.items() if cut >= end]
+        assert not got.complete
+        assert got.files == len(arrived)
+        assert [p.what for p in got.problems] == ["the results are not complete"]
+        assert "the stream was cut" in got.problems[0].why
+        assert got.problems[0].where == "hpc07:/tmp/work"
+        assert names(place) == (["out.partial"] if arrived else [])
+        for name in arrived:
+            assert (place / "out.partial" / name).read_bytes() == name.encode() * 600
+        files = [p for p in place.rglob("*") if p.is_file()]
+        assert len(files) == len(arrived)
+    assert take(data, home, "out").complete
+
+
+def test_partial_results_do_not_touch_each_other(work: Path, home: Path) -> None:
+    data = stream_of(work, "out", "log.txt")[:-1]
+    first, second = (take(data, home, "out", "log.txt") for _ in range(2))
+    assert first.renamed == {"out": "out.partial", "log.txt": "log.txt.partial"}
+    assert second.renamed == {"out": "out.partial.1", "log.txt": "log.txt.partial.1"}
+
+
+def test_a_killed_sender_is_noticed(work: Path, home: Path) -> None:
+    with open(work / "out" / "zz-big", "wb") as file:
+        file.truncate(1 << 32)
+    argv = [sys.executable, "-I", "-S", "-c", SENDER, str(REPO), str(work), "out"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as sender:
+
+        def kill() -> None:
+            until(lambda: bool(list(home.glob(".stager*/0/zz-big"))))
+            sender.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        got = receive(sender.stdout, str(home), ["out"])
+        killer.join()
+    assert not got.complete
+    assert names(home) == ["out.partial"]
+    assert not (home / "out.partial" / "zz-big").exists()
+    (work / "out" / "zz-big").unlink()
+    wanted = tree(work / "out")
+    del wanted["zz-same"]  # it was to come later
+    assert tree(home / "out.partial") == {
+        **wanted,
+        "run.sh": ("file", 0o755, *wanted["run.sh"][2:]),
+    }
+
+
+def test_a_killed_receiver_leaves_what_the_next_one_sweeps(work: Path, home: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1])\n"
+    code += "from bundle.results.receive import receive\n"
+    code += "receive(sys.stdin.buffer, sys.argv[2], ['out'])"
+    argv = [sys.executable, "-I", "-S", "-c", code, str(REPO), str(home)]
+    data = stream_of(work, "out")
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as receiver:
+        receiver.stdin.write(data[:-200])
+        receiver.stdin.flush()
+        assert until(lambda: bool(list(home.glob(".stager*/0/model.bin"))))
+        # While it lives nobody takes anything from it.
+        sweep(str(home))
+        assert len(names(home)) == 1
+        receiver.kill()
+        receiver.stdin.close()
+    (left,) = names(home)
+    assert left.startswith(".stager-results.")
+    # Of other machines nobody knows whether the process lives, unless it is a week old.
+    other = home / f".stager-results.elsewhere-1.{receiver.pid}.5"
+    old = home / f".stager-results.elsewhere-1.{receiver.pid}.6"
+    for folder in (other, old):
+        (folder / "0").mkdir(parents=True)
+    os.utime(old, (time.time() - 8 * 86400,) * 2)
+    assert take(data, home, "out").placed == ("out",)
+    assert names(home) == [other.name, "out"]
+
+
+# --- forged --------------------------------------------------------------------------------------
+
+
+def forged(members: Sequence[tuple], **header: object) -> bytes:
+    """A stream as somebody hostile would make it: names, types and contents as they like."""
+    tar = b""
+    for name, kind, content, *link in members:
+        info = tarfile.TarInfo(name)
+        info.type, info.size = kind, len(content)
+        info.linkname = link[0] if link else ""
+        tar += info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
+    tar += bytes(1024)
+    first = {
+        "results": 1,
+        "roots": ["out"],
+        "entries": 100,
+        "files": 100,
+        "bytes": 1000,
+        "missing": [],
+        "left_out": {},
+        **header,
+    }
+    last = {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}}
+    return json.dumps(first).encode() + b"\n" + tar + json.dumps(last).encode() + b"\n"
+
+
+DIR, REG, SYM = tarfile.DIRTYPE, tarfile.REGTYPE, tarfile.SYMTYPE
+GOOD = [("out", DIR, b""), ("out/good", REG, b"good")]
+
+
+def test_the_forger_can_be_honest(home: Path) -> None:
+    assert take(forged(GOOD), home, "out").complete
+
+
+@pytest.mark.parametrize(
+    ("member", "why"),
+    [
+        (("../evil", REG, b"x"), "not a plain path"),
+        (("out/../../evil", REG, b"x"), "not a plain path"),
+        (("/tmp/evil", REG, b"x"), "not a plain path"),
+        (("out//evil", REG, b"x"), "not a plain path"),
+        (("out/./evil", REG, b"x"), "not a plain path"),
+        (("evil", REG, b"x"), "none of the announced outputs"),
+        (("outer", REG, b"x"), "none of the announced outputs"),
+        (("out/absent/evil", REG, b"x"), "before the directory"),
+        (("out/good/evil", REG, b"x"), "before the directory"),
+        (("out", DIR, b""), "comes twice"),
+        (("out", SYM, b"", "x"), "a link that leads out"),
+        (("out/l", SYM, b"", "/etc"), "a link that leads out"),
+        (("out/l", SYM, b"", "../x"), "a link that leads out"),
+        (("out/l", SYM, b"", "good/../../x"), "a link that leads out"),
+        (("out/l", SYM, b"", ""), "a link that leads out"),
+        (("out/l", tarfile.LNKTYPE, b"", "out/good"), "neither a directory"),
+        (("out/l", tarfile.CHRTYPE, b""), "neither a directory"),
+        (("out/l", tarfile.BLKTYPE, b""), "neither a directory"),
+        (("out/l", tarfile.FIFOTYPE, b""), "neither a directory"),
+        (("out/l", tarfile.GNUTYPE_SPARSE, b""), "neither a directory"),
+        (("out/l", tarfile.XHDTYPE, b"x"), "neither a directory"),
+        (("out/l", DIR, b"x"), "has content"),
+        (("out/l", REG, bytes(997)), "more than was announced"),
+        (("out/l", tarfile.GNUTYPE_LONGNAME, bytes(70_000)), "a name is too long"),
+    ],
+)
+def test_a_hostile_member_ends_it(home: Path, member: tuple, why: str) -> None:
+    (home.parent / "evil").unlink(missing_ok=True)
+    got = take(forged([*GOOD, member, ("out/later", REG, b"later")]), home, "out")
+    assert not got.complete
+    assert why in got.problems[0].why
+    assert "the stream is damaged" in got.problems[0].why
+    # What came before is as good as it was.
+    assert names(home) == ["out.partial"]
+    assert names(home / "out.partial") == ["good"]
+    assert not (home.parent / "evil").exists()
+
+
+def test_nothing_is_written_through_a_link(home: Path) -> None:
+    (home.parent / "victim").mkdir()
+    members = [*GOOD, ("out/d", DIR, b""), ("out/d/l", SYM, b"", ".."), ("out/d/l/x", REG, b"x")]
+    assert "before the directory" in take(forged(members), home, "out").problems[0].why
+    members = [*GOOD, ("out/l", SYM, b"", "good"), ("out/l", REG, b"x")]
+    got = take(forged(members), home, "out")
+    assert got.left_out == {"out/l": "File exists"}
+    assert (home / got.placed[0] / "good").read_text() == "good"
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({"results": 2}, "version 2, this program reads 1"),
+        ({"roots": ["../x"]}, "not a plain path"),
+        ({"roots": ["/etc"]}, "not a plain path"),
+        ({"roots": [""]}, "not a plain path"),
+        ({"roots": [".ssh"]}, "nobody asked for '.ssh'"),
+        ({"roots": ["out/x"]}, "nobody asked for 'out/x'"),
+        ({"roots": ["out", "out"]}, "lie in one another"),
+        ({"roots": ["o", "o/u"]}, "lie in one another"),
+        ({"roots": "out"}, "list of names"),
+        ({"roots": [1]}, "list of names"),
+        ({"missing": None}, "list of names"),
+        ({"left_out": {"a": 1}}, "names with reasons"),
+        ({"files": -1}, "announces -1 files"),
+        ({"files": True}, "announces True files"),
+        ({"bytes": 1 << 70}, "bytes"),
+        ({"entries": "9"}, "announces 9 entries"),
+    ],
+)
+def test_a_hostile_first_line_is_refused(home: Path, header: dict, why: str) -> None:
+    with pytest.raises(NodeError) as caught:
+        take(forged(GOOD, **header), home, "out", "o", "o/*")
+    assert caught.value.problem.what == "no results came"
+    assert why in caught.value.problem.why
+    assert names(home) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "it ended before"),
+        (b"srun: error: hpc07: task 0: Killed\n", "begins with b'srun: error"),
+        (b"[]\n", "begins with"),
+        (b"\xff\n", "begins with"),
+        (b"[" * 100_000 + b"\n", "begins with"),
+        (b"x" * (17 << 20), "a line has more than"),
+    ],
+)
+def test_what_is_no_stream_of_results_is_refused(home: Path, data: bytes, why: str) -> None:
+    with pytest.raises(NodeError) as caught:
+        take(data, home, "out")
+    assert why in caught.value.problem.why
+    assert len(str(caught.value)) < 400
+    assert names(home) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data: data.replace(b"good", b"gone", 2), "digest"),
+        (lambda data: data.replace(b'"end"', b'"and"'), "instead of its end mark"),
+        (lambda data: data.replace(bytes(1024) + b"{", bytes(1023) + b"x{"), "end mark of the tar"),
+        (lambda data: data.replace(b"ustar", b"uztar", 1), "cannot be read"),
+    ],
+)
+def test_a_damaged_stream_is_kept_as_partial(
+    home: Path, change: Callable[[bytes], bytes], why: str
+) -> None:
+    got = take(change(forged(GOOD)), home, "out")
+    assert not got.complete
+    assert why in got.problems[0].why
+    assert set(names(home)) <= {"out.partial"}
+
+
+def test_strange_modes_and_times(home: Path) -> None:
+    stream = forged(GOOD)
+    got = take(stream, home, "out")
+    assert got.complete
+    assert stat.S_IMODE((home / "out" / "good").stat().st_mode) == 0o644
+    info = tarfile.TarInfo("out")
+    info.mode, info.mtime = 0o7777, 1 << 62
+    tar = info.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+    first = stream[: stream.index(b"\n") + 1]
+    last = {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}}
+    got = take(first + tar + json.dumps(last).encode() + b"\n", home, "out")
+    assert got.placed == ("out.1",)
+    assert stat.S_IMODE((home / "out.1").stat().st_mode) == 0o777
+
+
+# --- no room -------------------------------------------------------------------------------------
+
+RECEIVE = """
+from bundle.results.receive import NodeError, receive
+import os
+try:
+    with open({stream!r}, "rb") as stream:
+        got = receive(stream, {home!r}, ["out"], "hpc07")
+    said = [got.complete, got.placed, got.files, [str(problem) for problem in got.problems]]
+except NodeError as exc:
+    said = str(exc)
+print(json.dumps([said, sorted(os.listdir({home!r}))]))
+"""
+
+
+def in_small(home: Path, mount: str, data: bytes) -> list:
+    stream = home.parent / "stream"
+    stream.write_bytes(data)
+    code = RECEIVE.format(stream=str(stream), home=str(home))
+    return namespace("-m", mount.format(home=home), code)
+
+
+def test_too_little_room_is_said_before_anything_is_written(work: Path, home: Path) -> None:
+    data = stream_of(work, "out")
+    said, left = in_small(home, "mount -t tmpfs -o size=1m none {home}", data)
+    assert said.startswith(f"{home}: the results do not fit; needs 6.3 MB, 1.0 MB are free")
+    assert "still at hpc07" in said
+    assert left == []
+    said, left = in_small(home, "mount -t tmpfs -o nr_inodes=9 none {home}", data)
+    assert "needs 27 inodes, 8 are free" in said
+    assert left == []
+    said, left = in_small(home, "mount -t tmpfs -o ro none {home}", data)
+    assert "mounted read-only" in said
+    # Nothing has to be run from there.
+    said, left = in_small(home, "mount -t tmpfs -o noexec none {home}", data)
+    assert said == [True, ["out"], 7, []]
+
+
+def test_a_disk_that_fills_up_keeps_what_arrived(home: Path) -> None:
+    # Somebody else writes meanwhile, which a first line that promises too little plays.
+    members = [("out", DIR, b""), ("out/a", REG, b"a" * 9000), ("out/b", REG, b"b" * 990_000)]
+    members.append(("out/c", REG, b"c" * 200_000))
+    data = forged(members, bytes=1_200_000, entries=4)
+    fill = "mount -t tmpfs -o size=1500k none {home}"
+    racing = RECEIVE.replace(
+        "try:",
+        "import bundle.results.receive as module\n"
+        "check = module._require_room\n"
+        "def fill(*args):\n"
+        "    check(*args)\n"
+        "    open({home!r} + '/others', 'wb').write(bytes(800_000))\n"
+        "module._require_room = fill\n"
+        "try:",
+        1,
+    )
+    stream = home.parent / "stream"
+    stream.write_bytes(data)
+    code = racing.format(stream=str(stream), home=str(home))
+    (complete, placed, files, (problem,)), left = namespace("-m", fill.format(home=home), code)
+    assert (complete, placed, files) == (False, ["out.partial"], 1)
+    assert f"{home}: the results are not complete; No space left on device" in problem
+    assert left == ["others", "out.partial"]
+
+
+def test_a_place_that_is_not_there(work: Path, home: Path) -> None:
+    data = stream_of(work, "log.txt")
+    with pytest.raises(NodeError, match="no place for results; it does not exist"):
+        take(data, home / "gone", "log.txt")
+    (home / "file").touch()
+    with pytest.raises(NodeError, match="no place for results; it is not a directory"):
+        take(data, home / "file", "log.txt")
+
+
+def test_an_output_that_cannot_be_put_in_place_is_not_lost(tmp_path: Path, home: Path) -> None:
+    needs_root()
+    (tmp_path / "work" / "runs" / ("n" * 250)).mkdir(parents=True)
+    (tmp_path / "work" / "runs" / ("n" * 250) / "x").write_text("x")
+    data = stream_of(tmp_path / "work", "runs/*")[:-1]  # too long with ".partial" behind it
+    got = take(data, home, "runs/*")
+    assert not got.complete
+    assert got.placed == ()
+    assert [p.what for p in got.problems] == [
+        "the results are not complete",
+        "an output could not be put in place",
+    ]
+    assert got.problems[1].fix == f"it is in {home}/results.partial/0"
+    assert (home / "results.partial" / "0" / "x").read_text() == "x"
+    shutil.rmtree(home / "results.partial")

@@ -1,0 +1,167 @@
+"""File systems: recorded mount tables, and the choice of a directory."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bundle.protocol.problem import NodeError
+from bundle.system import files
+from tests.support.namespaces import REPO
+
+# From compute nodes, shortened: blanks as \040, a stack of two on /scratch, one hidden under it.
+TABLE = r"""
+21 27 0:20 / /proc rw,nosuid,nodev,noexec,relatime shared:12 - proc proc rw
+27 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro
+30 27 0:30 / /tmp rw,nosuid,nodev shared:3 - tmpfs tmpfs rw,size=100k,inode64
+31 27 0:31 / /tmp/my\040disk rw,noexec master:4 propagate_from:2 - xfs /dev/sdb rw
+40 30 0:40 / /tmp/a\134b rw - ext4 /dev/sdc rw
+50 27 0:50 / /scratch/old rw - ext4 /dev/sdd rw
+51 27 0:51 / /scratch rw - xfs /dev/sde rw
+52 51 0:52 / /scratch rw - lustre 10.0.0.1@o2ib:/lfs rw,flock
+60 27 0:60 / /home rw,noatime - nfs4 filer:/home rw,vers=4.2
+61 27 0:61 / /ro ro - ext4 /dev/sdf rw
+62 27 0:62 / /super rw - squashfs /dev/loop0 ro
+a line that is not a mount
+"""
+
+SHARED = """nfs nfs4 lustre gpfs beegfs ceph cifs smb3 9p afs pvfs2 wekafs panfs fuse.sshfs
+    fuse.juicefs fuse.glusterfs fuse.ceph-fuse fuse.s3fs"""
+LOCAL = """ext4 xfs btrfs zfs tmpfs overlay f2fs fuseblk fuse fuse.squashfuse
+    fuse.fuse-overlayfs"""
+
+
+def point_of(path: str) -> tuple[str, str]:
+    mount = files.mount_for(path, files.parse_mounts(TABLE))
+    assert mount is not None
+    return mount.point, mount.fstype
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/", ("/", "ext4")),
+        ("/var/tmp", ("/", "ext4")),
+        ("/tmp", ("/tmp", "tmpfs")),
+        ("/tmpfoo", ("/", "ext4")),
+        ("/tmp/a\\b/c", ("/tmp/a\\b", "ext4")),
+        ("/scratch", ("/scratch", "lustre")),
+        ("/scratch/old/x", ("/scratch", "lustre")),  # the older mount below is hidden
+        ("/home/u", ("/home", "nfs4")),
+    ],
+)
+def test_finds_the_mount(path: str, expected: tuple[str, str]) -> None:
+    assert point_of(path) == expected
+
+
+def test_reads_escapes_and_both_kinds_of_options() -> None:
+    mounts = {mount.point: mount for mount in files.parse_mounts(TABLE)}
+    assert len(mounts) == 10  # two on /scratch
+    assert mounts["/tmp/my disk"].options >= {"rw", "noexec"}
+    assert "ro" in mounts["/ro"].options
+    assert "ro" in mounts["/super"].options
+
+
+def test_without_a_root_the_longest_and_then_the_last_counts() -> None:
+    mounts = [mount for mount in files.parse_mounts(TABLE) if mount.point != "/"]
+    found = files.mount_for("/scratch/x", mounts)
+    assert found is not None
+    assert found.fstype == "lustre"
+    assert files.mount_for("/var", mounts) is None
+
+
+@pytest.mark.parametrize(
+    ("fstype", "shared"),
+    [
+        *[(name, True) for name in SHARED.split()],
+        *[(name, False) for name in LOCAL.split()],
+    ],
+)
+def test_shared_file_systems(fstype: str, shared: bool) -> None:
+    assert files.Mount(1, 0, "/", fstype, frozenset()).shared is shared
+
+
+def test_mount_of_agrees_with_the_kernel() -> None:
+    for path in ("/", "/proc", "/dev/shm", "/tmp", str(REPO)):
+        said = subprocess.run(
+            ["findmnt", "-nro", "TARGET,FSTYPE", "--target", os.path.realpath(path)],
+            capture_output=True, text=True, check=True,
+        ).stdout.split()  # fmt: skip
+        assert [files.mount_of(path).point, files.mount_of(path).fstype] == said[-2:]
+
+
+def test_facts_of_a_real_directory(tmp_path: Path) -> None:
+    facts = files.facts_of(str(tmp_path))
+    state = os.statvfs(tmp_path)
+    assert abs(facts.free_bytes - state.f_bavail * state.f_frsize) < 1 << 30
+    assert not facts.read_only
+    with pytest.raises(NodeError, match="No such file"):
+        files.facts_of(str(tmp_path / "absent"))
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+def test_the_variable_wins_over_the_setting(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    env = {"STAGER_NODE_ROOT": str(tmp_path / "a")}
+    assert files.choose_base(str(tmp_path / "b"), 0, 0, env) == str(tmp_path / "a")
+    assert files.choose_base(str(tmp_path / "b"), 0, 0, {}) == str(tmp_path / "b")
+    assert files.choose_base("auto", 0, 0, env) == str(tmp_path / "a")
+
+
+def test_the_setting_may_use_the_node_s_variables(tmp_path: Path) -> None:
+    assert files.choose_base("$SCRATCH", 0, 0, {"SCRATCH": str(tmp_path)}) == str(tmp_path)
+    odd = tmp_path / "5$"
+    odd.mkdir()
+    assert files.choose_base(str(odd), 0, 0, {}) == str(odd)
+    with pytest.raises(NodeError, match=r"\$SCRATCH is not set on this node"):
+        files.choose_base("$SCRATCH/x", 0, 0, {})
+
+
+def test_auto_takes_the_first_that_fits(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    env = {"SLURM_TMPDIR": str(one), "TMPDIR": str(two)}
+    assert files.choose_base("auto", 0, 0, env) == str(one)
+    one.rmdir()
+    assert files.choose_base("auto", 0, 0, env) == str(two)
+    assert files.choose_base("auto", 0, 0, {}) == "/tmp"
+
+
+def test_a_refusal_lists_all_candidates_and_how_to_move(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    env = {"SLURM_TMPDIR": str(tmp_path / "file"), "TMPDIR": "relative"}
+    with pytest.raises(NodeError) as caught:
+        files.choose_base("auto", 10**18, 10**15, env)
+    text = str(caught.value)
+    assert f"$SLURM_TMPDIR = {tmp_path}/file: it is not a directory" in text
+    assert "$TMPDIR = relative: it is not an absolute path" in text
+    assert "/tmp: needs 1000000000.0 GB, " in text
+    assert "/dev/shm: needs" in text
+    assert f"needs {10**15} inodes, " in text
+    assert "[cluster] node-root" in text
+    assert "$STAGER_NODE_ROOT" in text
+
+
+def test_a_named_directory_is_not_replaced_by_another(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="it does not exist"):
+        files.choose_base(str(tmp_path / "absent"), 0, 0, {"TMPDIR": str(tmp_path)})
+
+
+def test_room_is_refused_by_its_facts() -> None:
+    facts = files.Facts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
+    assert len(files.refusals(facts, 1000, 5)) == 3
+    assert len(files.refusals(facts, 999, 5)) == 2
+
+
+def test_sizes_for_people() -> None:
+    assert [files.size(n) for n in (0, 999, 1000, 1_380_000_000, 2 * 10**15)] == [
+        "0 bytes", "999 bytes", "1.0 kB", "1.4 GB", "2000000.0 GB",
+    ]  # fmt: skip
+
+
+# --- the node root -------------------------------------------------------------------------------

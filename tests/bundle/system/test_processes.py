@@ -1,0 +1,278 @@
+"""Starting and ending real processes, and looking in /proc for what is left of them."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bundle.system import processes
+
+REPO = Path(__file__).resolve().parents[3]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_for(path: Path, seconds: float = 20) -> str:
+    """The content of a file as soon as it has some."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if path.exists() and path.read_text().endswith("\n"):
+            return path.read_text()
+        time.sleep(0.02)
+    raise AssertionError(f"{path} did not appear")
+
+
+def ends(pid: int, seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def python(code: str, *args: str) -> list[str]:
+    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPO)!r})\n{code}", *args]
+
+
+# --- run -----------------------------------------------------------------------------------------
+
+
+def test_run_returns_what_was_written(tmp_path: Path) -> None:
+    argv = ["/bin/sh", "-c", 'cat; pwd; echo "$A-$HOME" >&2']
+    done = processes.run(argv, timeout=20, env={"A": "é"}, cwd=str(tmp_path), input="in\n")
+    assert done == processes.Completed(tuple(argv), 0, f"in\n{tmp_path}\n", "é-\n")
+
+
+def test_run_has_an_empty_standard_input() -> None:
+    assert processes.run(["cat"], timeout=20).stdout == ""
+
+
+def test_run_logs_the_command_before_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="bundle.system.processes")
+    with pytest.raises(processes.ProcessError):
+        processes.run(["/no/such program"], timeout=20)
+    assert caplog.messages == ["start: '/no/such program'"]
+
+
+def test_a_failure_carries_argv_code_and_the_last_lines() -> None:
+    argv = ["/bin/sh", "-c", "seq 100 >&2; exit 3"]
+    with pytest.raises(processes.ProcessError, match="exit status 3") as caught:
+        processes.run(argv, timeout=20)
+    assert caught.value.argv == tuple(argv)
+    assert caught.value.code == 3
+    assert caught.value.tail == tuple(str(n) for n in range(86, 101))
+    assert processes.run(argv, timeout=20, check=False).returncode == 3
+
+
+def test_a_signal_is_named() -> None:
+    with pytest.raises(processes.ProcessError, match="ended by SIGSEGV"):
+        processes.run(["/bin/sh", "-c", "kill -SEGV $$"], timeout=20)
+
+
+def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(processes.ProcessError, match="No such file") as caught:
+        processes.run(["/no/such/program"], timeout=20)
+    assert caught.value.code is None
+
+
+def test_a_timeout_ends_grandchildren_that_hold_the_pipes(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"trap '' TERM; setsid sleep 300 & echo $! > {note}; echo at work >&2; sleep 300"
+    started = time.monotonic()
+    with pytest.raises(processes.ProcessError, match=r"took more than 1 s") as caught:
+        processes.run(["/bin/sh", "-c", code], timeout=1)
+    assert time.monotonic() - started < 10
+    assert caught.value.tail == ("at work",)
+    assert not alive(int(note.read_text()))
+
+
+# --- stop ----------------------------------------------------------------------------------------
+
+
+def test_stop_lets_a_process_end_by_itself(tmp_path: Path) -> None:
+    note = tmp_path / "ready"
+    code = f"trap 'exit 7' TERM; echo y > {note}; while :; do sleep 0.05; done"
+    started = processes.start(["/bin/sh", "-c", code])
+    wait_for(note)
+    assert processes.stop(started, grace=20) == 7
+
+
+def test_stop_kills_what_does_not_heed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"trap '' TERM; sleep 300 & echo $! > {note}; wait; sleep 300"
+    started = processes.start(["/bin/sh", "-c", code])
+    child = int(wait_for(note))
+    before = time.monotonic()
+    assert processes.stop(started, grace=0.5) == -signal.SIGKILL
+    assert 0.5 <= time.monotonic() - before < 8
+    assert not alive(child)
+
+
+def test_stop_reaches_descendants_in_sessions_of_their_own(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = "trap '' TERM; echo $$ > {0}.part; mv {0}.part {0}; sleep 300; sleep 300"
+    launcher = python(
+        "import subprocess, time\n"
+        f"subprocess.Popen(['/bin/sh', '-c', {code.format(note)!r}], start_new_session=True)\n"
+        "time.sleep(300)"
+    )
+    started = processes.start(launcher)
+    worker = int(wait_for(note))
+    assert os.getsid(worker) != os.getsid(started.pid)
+    assert processes.stop(started, grace=0.2) == -signal.SIGTERM
+    assert not alive(worker)
+
+
+def test_stop_ends_what_a_dead_leader_left_behind(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"setsid sleep 300 >/dev/null 2>&1 & echo $! > {note}; exit 5"
+    started = processes.start(["/bin/sh", "-c", code])
+    worker = int(wait_for(note))
+    assert started.wait(20) == 5
+    assert alive(worker)
+    assert processes.stop(started, grace=5) == 5
+    assert not alive(worker)
+
+
+def test_stop_reaches_through_an_agent_that_was_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    worker_code = f"trap '' TERM; echo $$ > {note}; while :; do sleep 0.1; done"
+    agent = processes.start(
+        python(
+            "import time; from bundle.system import processes\n"
+            f"processes.start(['/bin/sh', '-c', {worker_code!r}], env={{}})\n"
+            "time.sleep(300)"
+        )
+    )
+    worker = int(wait_for(note))
+    agent.kill()
+    agent.wait(20)
+    assert alive(worker)
+    assert processes.stop(agent, grace=0.2) == -signal.SIGKILL
+    assert not alive(worker)
+
+
+def test_stop_leaves_others_alone(tmp_path: Path) -> None:
+    one, other = processes.start(["sleep", "300"]), processes.start(["sleep", "300"])
+    processes.stop(one, grace=5)
+    assert alive(other.pid)
+    assert processes.stop(other, grace=5) == -signal.SIGTERM
+
+
+def test_stop_of_one_that_has_ended_returns_its_code() -> None:
+    started = processes.start(["/bin/sh", "-c", "exit 4"])
+    started.wait(20)
+    assert processes.stop(started, grace=5) == 4
+
+
+# --- die with the parent -------------------------------------------------------------------------
+
+
+def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    parent = subprocess.Popen(
+        python(
+            "import time; from pathlib import Path; from bundle.system import processes\n"
+            "child = processes.start(['sleep', '300'])\n"
+            f"Path({str(note)!r}).write_text(f'{{child.pid}}\\n'); time.sleep(300)"
+        )
+    )
+    child = int(wait_for(note))
+    assert alive(child)
+    parent.kill()
+    parent.wait(20)
+    assert ends(child)
+
+
+def test_a_lock_that_a_signal_left_closed_holds_nothing_up() -> None:
+    """As it is when a handler raises within ``Popen.poll``, just behind the taking of its lock."""
+    running = processes.start([sys.executable, "-c", "import time; time.sleep(604)"])
+    running._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    assert running.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(timeout=0.1)
+    assert processes.stop(running, 5) == -signal.SIGTERM
+    assert running.poll() == running.wait() == running.wait(timeout=1) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("code", [0, 7, 255])
+def test_the_status_is_known_however_it_is_asked_for(code: int) -> None:
+    argv = [sys.executable, "-c", f"raise SystemExit({code})"]
+    assert processes.start(argv).wait() == code
+    assert processes.start(argv).wait(timeout=30) == code
+    polled = processes.start(argv)
+    while polled.poll() is None:
+        time.sleep(0.01)
+    assert polled.returncode == code
+
+
+# --- orphans -------------------------------------------------------------------------------------
+
+ESCAPES = """\
+import subprocess, sys
+from pathlib import Path
+left = subprocess.Popen(["env", "-i", "setsid", *sys.argv[2:]], stdout=subprocess.DEVNULL)
+Path(sys.argv[1]).write_text(f"{left.pid}\\n")
+"""
+"""Leaves a process behind that is neither in its session nor has its variables."""
+
+
+def adopting(code: str, *args: str) -> str:
+    """What code writes that runs where orphans are adopted, which a test's own process is not."""
+    begin = "import os, sys, time\nfrom bundle.system import processes\nprocesses.adopt_orphans()\n"
+    argv = python(begin + code, *args)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_stop_ends_what_left_the_session_and_dropped_its_variables(
+    heeds: bool, tmp_path: Path
+) -> None:
+    note = tmp_path / "pid"
+    left = ["sleep", "300"] if heeds else ["sh", "-c", "trap '' TERM; sleep 300; sleep 300"]
+    started = python(ESCAPES, str(note), *left)
+    said = adopting(
+        "from pathlib import Path\n"
+        "one, other = processes.start(sys.argv[1:]), processes.start(['sleep', '300'])\n"
+        "forked = os.fork()\n"
+        "if not forked: time.sleep(300)\n"
+        "one.wait()\n"
+        "begun = time.monotonic()\n"
+        "process.stop(one, 60 if " + str(heeds) + " else 0.2)\n"
+        f"left = int(Path({str(note)!r}).read_text())\n"
+        "print(time.monotonic() - begun < 30, Path(f'/proc/{left}').exists(), end=' ')\n"
+        "print(other.poll(), os.waitpid(forked, os.WNOHANG))\n"
+        "process.stop(other, 5); os.kill(forked, 9)",
+        *started,
+    )
+    assert said == "True False None (0, 0)\n"
+
+
+def test_orphans_that_end_by_themselves_are_reaped(tmp_path: Path) -> None:
+    started = python(ESCAPES, str(tmp_path / "pid"), "true")
+    said = adopting(
+        "ended = processes.start(['true'])\n"
+        "for _ in range(3): processes.start(sys.argv[1:]).wait()\n"
+        "until = time.monotonic() + 20\n"
+        "def children(): return open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
+        "while ended.poll() is None: time.sleep(0.01)\n"
+        "while children() and time.monotonic() < until:\n"
+        "    processes.reap_orphans()\n"
+        "    time.sleep(0.01)\n"
+        "print(children(), ended.returncode)",
+        *started,
+    )
+    assert said == "[] 0\n"

@@ -1,0 +1,102 @@
+"""Being told to end: real processes that get real signals at the worst moments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPO = str(Path(__file__).resolve().parents[3])
+BEGIN = (
+    f"import sys; sys.path.insert(0, {REPO!r})\n"
+    "import os, signal, time\n"
+    "from bundle.system import signals\n"
+)
+END = (
+    "try:\n"
+    "    print('begun', flush=True)\n"
+    "    work()\n"
+    "except signals.Stopped:\n"
+    "    print('stopped', flush=True)\n"
+)
+
+
+def told(work: str, *numbers: str, before: str = "signals.end_on_signals()\n") -> tuple[int, str]:
+    """Status and output of a program that works and gets signals meanwhile."""
+    code = f"{BEGIN}{before}{work}{END}"
+    argv = [sys.executable, "-c", code]
+    running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "begun\n"
+    for number in numbers:
+        time.sleep(0.2)
+        subprocess.run(["kill", f"-{number}", str(running.pid)], check=False)
+    # Not communicate(): what came together with the first line is in the stream's buffer.
+    with running.stdout:
+        out = running.stdout.read()
+    return running.wait(timeout=20), out
+
+
+WORK = "def work(): time.sleep(15)\n"
+
+
+def test_each_of_them_ends_it() -> None:
+    for number in ("TERM", "INT", "HUP"):
+        assert told(WORK, number) == (0, "stopped\n")
+
+
+def test_a_second_one_does_not_disturb_the_tidying_up() -> None:
+    work = WORK + (
+        "import contextlib\n"
+        "@contextlib.contextmanager\n"
+        "def tidy():\n"
+        "    try: yield\n"
+        "    finally: time.sleep(1); print('tidied', flush=True)\n"
+        "plain = work\n"
+        "def work():\n"
+        "    with tidy(): plain()\n"
+    )
+    assert told(work, "TERM", "TERM", "INT") == (0, "tidied\nstopped\n")
+
+
+def test_a_hangup_that_was_ignored_stays_so() -> None:
+    """As under ``nohup``."""
+    before = "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nsignals.end_on_signals()\n"
+    work = "def work(): time.sleep(1); print('done', flush=True)\n"
+    assert told(work, "HUP", before=before) == (0, "done\n")
+
+
+def test_what_python_drops_is_raised_again() -> None:
+    """A signal that arrives while a destructor runs; its exception is only printed by Python."""
+    work = (
+        "class Held:\n"
+        "    def __del__(self): signal.raise_signal(signal.SIGTERM)\n"
+        "def work():\n"
+        "    held = Held()\n"
+        "    del held\n"
+        "    time.sleep(15)\n"
+    )
+    started = time.monotonic()
+    assert told(work) == (0, "stopped\n")
+    assert time.monotonic() - started < 10
+
+
+def test_it_is_not_raised_again_once_the_end_has_come() -> None:
+    work = (
+        "class Held:\n"
+        "    def __del__(self): signal.raise_signal(signal.SIGTERM)\n"
+        "def work():\n"
+        "    held = Held()\n"
+        "    del held\n"
+        "    signals.ignore_signals()\n"
+        "    time.sleep(0.5); print('quiet', flush=True)\n"
+    )
+    assert told(work) == (0, "quiet\n")
+
+
+def test_other_exceptions_that_are_dropped_are_shown() -> None:
+    work = "class Held:\n    def __del__(self): raise ValueError('odd')\ndef work(): Held()\n"
+    code, out = told(work)
+    assert code == 0
+    assert "ValueError: odd" in out

@@ -1,0 +1,258 @@
+"""The commands of ``node.pyz``, run as on a node: ``python3 -I -S node.pyz COMMAND``."""
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, OWN, forge, node_program, run_node
+
+SITE = f"lib/python{HERE.python}/site-packages"
+VERSION = ".".join(map(str, sys.version_info[:3]))
+
+
+def other_pythons() -> list[str]:
+    """One interpreter of each other version, from 3.9 on, that this machine has."""
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # $HOME is the test's own
+    found = []
+    for minor in range(9, 20):
+        name = f"python3.{minor}"
+        candidates = [str(path) for path in home.glob(f".pyenv/versions/3.{minor}.*/bin/{name}")]
+        for path in filter(None, [*candidates, shutil.which(name)]):
+            done = subprocess.run([path, "-c", ""], capture_output=True, check=False)
+            if done.returncode == 0 and f"3.{minor}" != HERE.python:
+                found.append(path)
+                break
+    return found
+
+
+OTHERS = other_pythons()  # where there is none, pytest skips what runs for each
+
+
+# --- unpack --------------------------------------------------------------------------------------
+
+
+def test_unpack_prints_the_path_and_nothing_else(
+    standard: Packed, program: Path, base: Path
+) -> None:
+    done = run_node(program, "unpack", standard.path, base, "--id", standard.manifest.id)
+    place = base / OWN / "envs" / standard.manifest.id
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{place}\n", "")
+    assert (place / "pyvenv.cfg").exists()
+
+
+def test_the_variable_wins_over_the_directory(
+    standard: Packed, program: Path, base: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "named").mkdir()
+    env = {**CLEAN, "STAGER_NODE_ROOT": str(tmp_path / "named")}
+    done = run_node(program, "unpack", standard.path, base, env=env)
+    assert done.stdout.startswith(f"{tmp_path}/named/{OWN}/envs/")
+    assert os.listdir(base) == []
+
+
+def test_auto_takes_the_first_directory_that_fits(
+    standard: Packed, program: Path, base: Path
+) -> None:
+    env = {**CLEAN, "TMPDIR": str(base), "SLURM_TMPDIR": "/does/not/exist"}
+    done = run_node(program, "unpack", standard.path, "auto", env=env)
+    assert done.stdout.startswith(f"{base}/{OWN}/envs/"), done.stderr
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_failures_are_one_message(
+    standard: Packed, program: Path, base: Path, json_too: bool
+) -> None:
+    for arguments, what in [
+        ((base / "absent.tar", base), "the bundle cannot be read"),
+        ((program, base), "damaged or not a bundle"),
+        ((standard.path, base / "absent"), "no directory on this node can hold"),
+        ((standard.path, "relative"), "no directory on this node can hold"),
+        ((standard.path, base, "--id", "0" * 64), "another bundle than the job was made for"),
+    ]:
+        done = run_node(program, "unpack", *arguments, *(["--json"] if json_too else []))
+        assert done.returncode == 1
+        if json_too:
+            said = json.loads(done.stdout)
+            assert (said["v"], said["ok"]) == (1, False)
+            assert what in said["problem"]["what"]
+            assert set(said["problem"]) == {"what", "where", "why", "fix"}
+            assert all(said["problem"].values())
+        else:
+            assert done.stdout == ""
+            assert done.stderr.startswith("stager: ")
+            assert what in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["explode"], ["unpack"], ["exec", "b", "r"], ["exec", "b", "r", "--"]]
+)
+def test_usage_errors_are_2(program: Path, arguments: list[str]) -> None:
+    done = run_node(program, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: node.pyz" in done.stderr
+
+
+# --- another Python starts it --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("python", OTHERS)
+def test_under_another_python_the_right_one_takes_over(
+    standard: Packed, program: Path, base: Path, python: str
+) -> None:
+    done = run_node(program, "unpack", standard.path, base, "--python", BASE_PYTHON, python=python)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = run_node(
+        program, "exec", "--python", BASE_PYTHON, standard.path, base, "--", "python", "-V",
+        python=python,
+    )  # fmt: skip
+    assert said.stdout == f"Python {VERSION}\n"
+
+
+@pytest.mark.parametrize("python", [sys.executable, *OTHERS])
+def test_where_the_right_one_is_missing_it_is_refused(
+    single: Packed, base: Path, tmp_path: Path, python: str
+) -> None:
+    def other(raw: dict[str, Any]) -> None:
+        raw["requires"]["python"] = "3.99"
+
+    path = forge(single.path, tmp_path / "forged.tar", manifest=other)
+    done = run_node(node_program(path, tmp_path), "unpack", path, base, python=python)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no CPython 3.99, which the bundle was built for" in done.stderr
+    assert "put python3.99 on PATH on every node" in done.stderr
+    assert os.listdir(base) == []
+
+
+# --- probe ---------------------------------------------------------------------------------------
+
+
+def test_probe_says_what_is_there(standard: Packed, program: Path, env: Path) -> None:
+    base = env.parents[2]
+    done = run_node(program, "probe", standard.path, base)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["v"], said["ok"], said["path"], said["problems"]) == (1, True, str(env), [])
+    assert said["python"] == VERSION
+    assert said["prefix"] == str(env)
+    assert said["packages"] == {"alpha": "1.0", "my-odd-name": "1.0", "native-ext": "1.0"}
+    assert said["origins"]["alpha"] == str(env / SITE / "alpha" / "__init__.py")
+    assert said["origin_ok"] is True
+
+
+def test_probe_says_what_cannot_be_imported(standard: Packed, program: Path, base: Path) -> None:
+    place = Path(run_node(program, "unpack", standard.path, base).stdout.strip())
+    library = next((place / SITE).glob("native_ext*.so"))
+    before = library.stat()
+    with library.open("r+b") as handle:
+        handle.write(b"not a library")  # as a failing disk does: its length and times stay
+    os.utime(library, ns=(before.st_atime_ns, before.st_mtime_ns))
+    done = run_node(program, "probe", standard.path, base, "--json")
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert said["ok"] is False
+    text = json.dumps(said["problems"])
+    assert "native_ext" in text
+    assert "the module cannot be imported" in text
+
+
+# --- exec ----------------------------------------------------------------------------------------
+
+
+def test_exec_becomes_the_command(standard: Packed, program: Path, env: Path) -> None:
+    base = env.parents[2]
+    code = "import json, os, sys; print(json.dumps([os.getpid(), os.getcwd(), sys.argv, "
+    code += "sys.prefix, dict(os.environ)]))"
+    argv = [sys.executable, "-I", "-S", program, "exec", standard.path, base, "--"]
+    argv += ["python", "-c", code, "--", "a b", "--json", ""]
+    running = subprocess.Popen(
+        list(map(str, argv)),
+        env={**CLEAN, "PYTHONPATH": "/decoy", "RANK": "3", "MINE": "1"},
+        cwd="/usr",
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    said = json.loads(running.communicate(timeout=60)[0])
+    pid, cwd, arguments, prefix, variables = said
+    assert (pid, cwd, prefix) == (running.pid, "/usr", str(env))
+    assert arguments == ["-c", "--", "a b", "--json", ""]
+    assert variables["STAGER_ENV"] == variables["VIRTUAL_ENV"] == str(env)
+    assert variables["PATH"].split(":")[0] == str(env / "bin")
+    assert variables["MINE"] == variables["STAGER_PATCHES"] == "1"
+    assert not {"PYTHONPATH", "RANK"} & set(variables)
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    [
+        (["sh", "-c", "exit 7"], 7, ""),
+        (["cli-tool"], 0, ""),
+        (["absent-program"], 127, "stager: cannot run absent-program: No such file or directory"),
+        (["/dev/null"], 126, "stager: cannot run /dev/null: Permission denied"),
+        ([""], 126, "stager: cannot run : "),
+    ],
+)
+def test_exec_ends_as_the_command_does(
+    standard: Packed, program: Path, env: Path, command: list[str], status: int, says: str
+) -> None:
+    done = run_node(program, "exec", standard.path, env.parents[2], "--", *command)
+    assert done.returncode == status
+    assert done.stderr.startswith(says)
+    assert bool(done.stderr) == bool(says)
+
+
+def test_a_signal_reaches_the_command(standard: Packed, program: Path, env: Path) -> None:
+    argv = [sys.executable, "-I", "-S", program, "exec", standard.path, env.parents[2], "--"]
+    argv += ["sh", "-c", "echo ready; exec sleep 60"]
+    running = subprocess.Popen(list(map(str, argv)), env=CLEAN, text=True, stdout=subprocess.PIPE)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.terminate()
+    running.communicate(timeout=10)
+    assert running.returncode == -15
+
+
+def test_exec_keeps_the_environment_from_being_removed(
+    standard: Packed, program: Path, env: Path
+) -> None:
+    lock = env.parents[1] / "locks" / f"{env.name}.lock"
+    argv = [sys.executable, "-I", "-S", program, "exec", standard.path, env.parents[2], "--"]
+    argv += ["sh", "-c", "echo ready; read line"]
+    running = subprocess.Popen(
+        list(map(str, argv)), env=CLEAN, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    with lock.open() as handle:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        running.communicate("done\n", timeout=10)
+        until = time.monotonic() + 5
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < until
+
+
+# --- drive and agent -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"v": 2}'])
+def test_drive_refuses_what_is_no_job(program: Path, tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "job.json"
+    if content is not None:
+        path.write_text(content)
+    done = run_node(program, "drive", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the job description cannot be read" in done.stderr

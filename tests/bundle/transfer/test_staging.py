@@ -1,0 +1,205 @@
+"""Unpacking what is sent: an agent as in a step of Slurm's, told to go on or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.channel.frames import Reader
+from bundle.format.archive import BundleFile
+from bundle.format.partial_bundle import write_excerpt
+from bundle.node.root import secure_root
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, left_over
+from tests.support.jobs import job_for
+from tests.support.processes import until
+
+STEP = {"SLURMD_NODENAME": "n1", "SLURM_PROCID": "3", "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7"}
+
+
+class Agent:
+    """An agent whose request is in a file already, and who hears our commands."""
+
+    def __init__(self, program: Path, phase: str, request: dict[str, Any], own: Path) -> None:
+        path = own / "request.json"
+        path.write_text(json.dumps({"common": request, "own": {}}))
+        handle = os.open(path, os.O_RDONLY)
+        argv = [sys.executable, "-I", "-S", str(program), "agent", phase, "--request", str(handle)]
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **STEP},
+            pass_fds=[handle],
+        )
+        os.close(handle)
+        self._reader = Reader()
+
+    def event(self) -> dict[str, Any]:
+        """The next one."""
+        assert self.process.stdout is not None
+        while True:
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate()
+            for source, text in self._reader.feed(line):
+                assert source == "n1:3"
+                return dict(json.loads(text))
+
+    def tell(self, word: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(word)
+        self.process.stdin.flush()
+
+    def end(self, *, by_itself: bool = True) -> int:
+        """Its status, after which it has said nothing more; else its standard input is closed."""
+        if by_itself:  # it stays until all that it has said is heard
+            time.sleep(0.3)
+            assert self.process.poll() is None
+        out, err = self.process.communicate(timeout=60)
+        assert (out, err) == (b"", b"")
+        return self.process.returncode
+
+
+@pytest.fixture
+def root(base: Path) -> Path:
+    return Path(secure_root(str(base)))
+
+
+@pytest.fixture
+def incoming(single: Packed, root: Path) -> dict[str, Any]:
+    """What an agent is told of a file that will be sent: all of the bundle."""
+    target = str(root / "incoming" / "job-42.0" / "bundle.tar")
+    size = single.path.stat().st_size
+    return {"target": target, "manifest": None, "members": [], "size": size}
+
+
+@pytest.fixture
+def agents() -> Iterator[list[Agent]]:
+    made: list[Agent] = []
+    yield made
+    for agent in made:
+        agent.process.kill()
+        agent.process.wait()
+
+
+def waiting(
+    agents: list[Agent],
+    program: Path,
+    packed: Packed,
+    incoming: dict[str, Any],
+    own: Path,
+) -> Agent:
+    """An agent that is ready for the file."""
+    job = job_for(packed, own, nodes=("n0", "n1"), bundle="/not/seen/here.tar")
+    root = str(Path(incoming["target"]).parents[2])
+    request = {
+        "v": 1,
+        "job": job.to_json(),
+        "nodes_here": 1,
+        "root": root,
+        "python": BASE_PYTHON,
+        "incoming": incoming,
+    }
+    agents.append(Agent(program, "unpack", request, own))
+    assert agents[-1].event() == {"v": 1, "node": "n1", "event": "ready", "step": "42.7"}
+    return agents[-1]
+
+
+def test_what_was_sent_is_unpacked_and_does_not_stay(
+    agents: list[Agent], program: Path, single: Packed, incoming: dict[str, Any], tmp_path: Path
+) -> None:
+    agent = waiting(agents, program, single, incoming, tmp_path)
+    Path(incoming["target"]).write_bytes(single.path.read_bytes())
+    agent.tell(b"go\n")
+    event = agent.event()
+    assert (event["ok"], event["reused"], event["event"]) == (True, False, "unpack")
+    assert os.path.isdir(event["path"])
+    assert agent.end() == 0
+    assert left_over(tmp_path / "base") == [f"envs/{single.manifest.id}"]
+
+
+@pytest.mark.parametrize("arrived", [None, 0, 1000])
+def test_where_the_sending_failed_it_is_told_how_much_came(
+    agents: list[Agent],
+    program: Path,
+    single: Packed,
+    incoming: dict[str, Any],
+    tmp_path: Path,
+    arrived: int | None,
+) -> None:
+    agent = waiting(agents, program, single, incoming, tmp_path)
+    if arrived is not None:
+        Path(incoming["target"]).write_bytes(single.path.read_bytes()[:arrived])
+    agent.tell(b"stop\n")
+    event = agent.event()
+    (problem,) = event["problems"]
+    assert (event["ok"], problem["what"]) == (False, "the bundle could not be sent")
+    assert problem["why"] == f"{arrived or 0} of {incoming['size']} bytes had arrived"
+    assert agent.end() == 3
+    assert left_over(tmp_path / "base") == []
+
+
+def test_a_disk_that_is_full_is_told(
+    agents: list[Agent], program: Path, single: Packed, incoming: dict[str, Any], tmp_path: Path
+) -> None:
+    """Slurm says no more than ``Unspecified error`` then."""
+    agent = waiting(agents, program, single, {**incoming, "size": 1 << 60}, tmp_path)
+    agent.tell(b"stop\n")
+    (problem,) = agent.event()["problems"]
+    assert problem["why"].startswith(f"0 of {1 << 60} bytes had arrived, ")
+    assert problem["why"].endswith(" are free")
+    assert agent.end() == 3
+
+
+def test_a_file_that_is_cut_is_not_unpacked(
+    agents: list[Agent], program: Path, single: Packed, incoming: dict[str, Any], tmp_path: Path
+) -> None:
+    agent = waiting(agents, program, single, incoming, tmp_path)
+    Path(incoming["target"]).write_bytes(single.path.read_bytes()[:-1])
+    agent.tell(b"go\n")
+    event = agent.event()
+    assert [problem["what"] for problem in event["problems"]] == [
+        "the bundle is damaged or not a bundle"
+    ]
+    assert agent.end() == 3
+    assert left_over(tmp_path / "base") == []
+
+
+def test_a_driver_that_goes_away_leaves_nothing_behind(
+    agents: list[Agent], program: Path, single: Packed, incoming: dict[str, Any], tmp_path: Path
+) -> None:
+    agent = waiting(agents, program, single, incoming, tmp_path)
+    Path(incoming["target"]).write_bytes(single.path.read_bytes()[:1000])
+    time.sleep(0.2)
+    assert agent.end(by_itself=False) == 143
+    assert left_over(tmp_path / "base") == []
+
+
+def test_a_part_that_is_not_enough_is_told_as_such(
+    agents: list[Agent], program: Path, standard: Packed, incoming: dict[str, Any], tmp_path: Path
+) -> None:
+    """The older environment that had the rest has gone meanwhile."""
+    manifest = standard.manifest
+    names = [name for name, _ in manifest.layers[0].members]
+    told = {**incoming, "manifest": manifest.to_bytes().decode(), "members": names}
+    agent = waiting(agents, program, standard, told, tmp_path)
+    with BundleFile(str(standard.path)) as bundle:
+        write_excerpt(bundle, names, str(tmp_path / "parts.tar"))
+    (tmp_path / "parts.tar").rename(incoming["target"])
+    agent.tell(b"go\n")
+    event = agent.event()
+    assert (event["ok"], event["lacking"]) == (False, True)
+    assert [problem["what"] for problem in event["problems"]] == [
+        "a part of the environment is missing"
+    ]
+    assert agent.end() == 3
+    assert until(lambda: left_over(tmp_path / "base") == [], 5)

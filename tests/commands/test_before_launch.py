@@ -1,0 +1,78 @@
+"""``diagnose`` of what has failed before its launch, and not of an older job that went well."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stager.support.test_support import TORCH
+from tests.support.building import Project
+from tests.support.wheelhouse import make_wheel
+
+LOCAL = ("--allocation", "local", "--log-dir", "logs")
+
+
+@pytest.fixture
+def ready(project: Project, wheelhouse: Path) -> Project:
+    """A project that can be run, whose newest job is a verify that went well."""
+    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
+    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
+    project.build()
+    verified(project)
+    return project
+
+
+def verified(project: Project) -> None:
+    done = project.stager("verify", *LOCAL)
+    assert done.returncode == 0, done.stderr
+
+
+def diagnosed(project: Project, *job: str) -> tuple[dict[str, Any], str]:
+    """What ``diagnose`` says as JSON, and its first line."""
+    options = [*job, "--log-dir", "logs"]
+    report = json.loads(project.stager("diagnose", "--json", *options).stdout)
+    return report, project.stager("diagnose", *options).stdout.splitlines()[0]
+
+
+def test_a_run_that_was_refused_is_the_newest(ready: Project) -> None:
+    older, line = diagnosed(ready)
+    assert (older["ok"], older["first_failure"], older["before_launch"]) == (True, None, False)
+    assert line.endswith(": it ended well")
+
+    done = ready.stager("run", *LOCAL, "--", "nosuch.py")
+    assert done.returncode == 1
+    report, line = diagnosed(ready)
+    assert (report["ok"], report["job_id"], report["before_launch"]) == (False, "", True)
+    first = report["first_failure"]
+    assert first["cause"].startswith("there is no script nosuch.py")
+    assert f"error: {first['cause']}\nhint: {first['hint']}\n" in done.stderr
+    assert line.startswith("`stager run` failed at ")
+    assert line.endswith(", before its job began")
+    note = ready.root / "logs" / ".refused.json"
+    assert stat.S_IMODE(note.stat().st_mode) == 0o600
+    assert diagnosed(ready, older["job_id"])[0] == older, "a job that is named is that job"
+
+    verified(ready)
+    report, line = diagnosed(ready)
+    assert (report["ok"], report["before_launch"]) == (True, False)
+    note.write_text("{")
+    assert diagnosed(ready)[0] == report
+
+
+def test_a_job_that_failed_on_its_nodes_before_the_launch(ready: Project) -> None:
+    done = ready.stager("run", *LOCAL, "--interface", "nosuch0", "--", "train.py")
+    assert done.returncode == 3, done.stderr
+    report, line = diagnosed(ready)
+    assert report["first_failure"]["class"] == "interface"
+    assert report["before_launch"]
+    assert line.endswith("local1 failed first, before the launch")
+    assert not (ready.root / "logs" / ".refused.json").exists()
+    (ready.root / "train.py").write_text("raise SystemExit(7)\n")
+    assert ready.stager("run", *LOCAL, "--", "train.py").returncode == 3
+    report, line = diagnosed(ready)
+    assert (report["first_failure"]["exit_code"], report["before_launch"]) == (7, False)
+    assert "before" not in line

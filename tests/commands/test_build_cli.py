@@ -1,0 +1,325 @@
+"""``stager build`` as a command: its JSON, its exit codes, and clear words for what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.building import STAGER, Project, left_in_tmp, listing
+from tests.support.namespaces import namespace, needs_root
+from tests.support.wheelhouse import DAMAGED, conflicting_pair, make_wheel
+
+KEYS = {
+    "schema", "bundle", "id", "packages", "files", "bundle_bytes", "unpacked_bytes",
+    "layers_built", "layers_reused", "seconds",
+}  # fmt: skip
+
+
+def built(project: Project, *arguments: str, **env: str) -> dict[str, object]:
+    """The JSON of a build that must succeed."""
+    done = project.stager("build", "--json", *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
+
+
+def refused(project: Project, *arguments: str, **env: str) -> str:
+    """What a build says that must fail as an expected failure does."""
+    done = project.stager("build", *arguments, env=env)
+    text = done.stderr + done.stdout
+    assert done.returncode == 1, text
+    assert "Traceback" not in text
+    assert text.count("error: ") == 1
+    assert "hint: " in text
+    return text
+
+
+# --- what it prints ------------------------------------------------------------------------------
+
+
+def test_the_json_object_is_all_there_is_on_standard_output(project: Project) -> None:
+    report = built(project)
+    assert set(report) >= KEYS
+    assert report["schema"] == 1
+    seconds = report["seconds"]
+    assert isinstance(seconds, dict)
+    assert list(seconds) == ["lock", "wheels", "layers", "bundle", "proof"]
+    assert all(isinstance(value, float) for value in seconds.values())
+    assert (report["layers_built"], report["layers_reused"]) == (4, 0)
+    again = built(project, "--offline")
+    assert (again["layers_built"], again["layers_reused"]) == (0, 4)
+    assert (again["id"], again["bundle"]) == (report["id"], report["bundle"])
+    assert len(listing(Path(str(report["bundle"])))) == 3 + 2 * 4
+
+
+def test_the_path_alone_is_data_and_the_rest_is_talk(project: Project) -> None:
+    done = project.stager("build", "--no-prove")
+    assert done.returncode == 0
+    path = Path(done.stdout.strip())
+    assert path.is_file()
+    for part in ("Making the layers", "beta 2.0", "(4/4)", "4 layers made"):
+        assert part in done.stderr
+    assert "\x1b" not in done.stderr
+    quiet = project.stager("build", "--no-prove", "-q")
+    assert (quiet.stderr, quiet.stdout) == ("", done.stdout)
+
+
+# --- the same bytes ------------------------------------------------------------------------------
+
+
+def test_two_machines_make_the_same_bytes(
+    project: Project, zstandard_wheel: Path, tmp_path: Path
+) -> None:
+    project.settings("alpha", "cli-tool", "schemes", "My.Odd_Name", "pth-pkg", "ns-one", "ns-two")
+    (project.root / "data.bin").write_bytes(os.urandom(5 << 20))
+    odd = tmp_path / "odd"  # another program's state: much imported, many names interned
+    odd.mkdir()
+    (odd / "sitecustomize.py").write_text("import alpha_, asyncio, unittest.mock\n")
+    (odd / "alpha_.py").write_text("VERSION = '1.0'; beta = main = WHO = 'one'\n")
+    variants = [
+        ({"PYTHONHASHSEED": "1", "TZ": "UTC", "LANG": "C", "PYTHONPATH": str(odd)}, 0o077, "1"),
+        (
+            {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8",
+             "SOURCE_DATE_EPOCH": "1", "PYTHONOPTIMIZE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            0o002,
+            "4",
+        ),
+    ]  # fmt: skip
+    bundles = []
+    for number, (env, umask, jobs) in enumerate(variants):
+        root = tmp_path / f"root{number}"
+        (root / "wheels").mkdir(parents=True)
+        shutil.copy2(zstandard_wheel, root / "wheels")
+        done = subprocess.run(
+            [*STAGER, "build", "--json", "--no-prove", "--jobs", jobs],
+            cwd=project.root,
+            env={**os.environ, **env, "OFFLINE_ROOT": str(root)},
+            umask=umask,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        bundles.append(Path(json.loads(done.stdout)["bundle"]))
+        os.utime(project.root / "train.py", (number, number))
+    assert bundles[0].parent != bundles[1].parent
+    assert bundles[0].read_bytes() == bundles[1].read_bytes()
+
+
+# --- offline and locked --------------------------------------------------------------------------
+
+
+def test_offline_without_wheels_names_all_of_them(project: Project, wheelhouse: Path) -> None:
+    built(project, "--no-prove")
+    shutil.rmtree(wheelhouse)
+    for name in ("alpha", "beta"):
+        next(project.store.wheels.glob(f"{name}-*")).unlink()
+    text = refused(project, "--offline")
+    assert "alpha-1.0-py3-none-any.whl: not in the offline root" in text
+    assert "beta-2.0-py3-none-any.whl: not in the offline root" in text
+    assert str(project.store.wheels) in text
+
+
+def test_offline_with_the_wheels_alone(project: Project, wheelhouse: Path) -> None:
+    for wheel in wheelhouse.iterdir():
+        shutil.copy2(wheel, project.store.wheels)
+    shutil.rmtree(wheelhouse)
+    assert built(project, "--offline", "--no-prove", PIP_FIND_LINKS="")["packages"] == 2
+
+
+def test_a_stale_lock_is_made_anew_unless_locked(project: Project) -> None:
+    text = refused(project, "--locked")
+    assert "pylock.toml does not exist" in text
+    built(project, "--no-prove")
+    before = (project.root / "pylock.toml").read_bytes()
+    built(project, "--no-prove", "--locked")
+    project.settings("alpha", "cli-tool")
+    text = refused(project, "--locked")
+    assert "is not what the requirements ask for" in text
+    assert "stager lock" in text
+    assert (project.root / "pylock.toml").read_bytes() == before
+    assert built(project, "--no-prove")["packages"] == 3
+    assert b"cli-tool" in (project.root / "pylock.toml").read_bytes()
+
+
+# --- other kinds of requirements -----------------------------------------------------------------
+
+
+def test_an_sdist_a_local_project_and_extras(project: Project, sdist: Path) -> None:
+    lib = project.root / "mylib"
+    (lib / "src" / "mylib").mkdir(parents=True)
+    (lib / "src" / "mylib" / "__init__.py").write_text("WHO = 'mylib'\n")
+    (lib / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "mylib"\nversion = "0.1"\n'
+    )
+    (project.root / "pyproject.toml").write_text(
+        '[project]\nname = "app"\nversion = "1"\ndependencies = ["beta<2"]\n'
+        '[project.optional-dependencies]\ncli = ["cli-tool"]\n'
+    )
+    project.settings("from-source", "./mylib", "pyproject.toml[cli]")
+    report = built(project)
+    assert report["packages"] == 4
+    code = "import beta, cli_tool, from_source, mylib; print(beta.VERSION, mylib.WHO)"
+    done = project.stager("exec", "-q", "--", "python", "-c", code)
+    assert done.stdout == "1.1 mylib\n", done.stderr
+    again = built(project, "--offline")
+    assert (again["layers_built"], again["id"]) == (0, report["id"])
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (None, "stager init"),
+        ("[environment", "stager.toml"),
+        ('[environment]\nrequirments = ["alpha"]\n', "environment.requirements"),
+        ('[environment]\nrequirements = "alpha"\n', "environment.requirements"),
+        ('[environment]\nrequirements = ["no-such-thing>=3"]\n', "no-such-thing"),
+        ('[environment]\nrequirements = ["alpha", "beta==1.0"]\n', "beta"),
+        ('[environment]\nrequirements = ["alpha"]\npython = "3"\n', "environment.python"),
+        ('[environment]\nrequirements = ["missing.txt"]\n', "missing.txt"),
+        ('[environment]\nrequirements = ["-e ./here"]\n', "ditable"),
+        ('[environment]\nrequirements = ["alpha"]\n[assets]\npaths = ["no.csv"]\n', "no.csv"),
+        ('[environment]\nrequirements = ["alpha"]\n[project]\npath = "nowhere"\n', "project.path"),
+    ],
+)
+def test_bad_settings_are_an_expected_failure(
+    settings: str | None, said: str, project: Project
+) -> None:
+    (project.root / "stager.toml").unlink()
+    if settings is not None:
+        (project.root / "stager.toml").write_text(settings)
+    assert said in refused(project, "--no-prove")
+    assert list(project.store.bundles.iterdir()) == []
+
+
+def test_an_error_is_json_too(project: Project) -> None:
+    project.settings("alpha", "beta==1.0")
+    done = project.stager("build", "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    assert set(report["error"]) == {"message", "hint", "context"}
+
+
+def test_all_bad_wheels_are_named_and_nothing_is_published(
+    project: Project, wheelhouse: Path, tmp_path: Path
+) -> None:
+    bad = []
+    for kind in ("no-record", "wrong-hash", "parent"):
+        wheel = DAMAGED[kind](tmp_path / kind)
+        bad.append(wheel.rename(wheel.with_name(f"{kind.replace('-', '_')}-1.0-py3-none-any.whl")))
+    project.locked(*bad, *wheelhouse.glob("beta-2*"))
+    text = refused(project)
+    assert "3 layers cannot be built" in text
+    for wheel in bad:
+        assert wheel.name in text
+    assert list(project.store.bundles.iterdir()) == []
+    assert len(list(project.store.layers.iterdir())) == 3, "the sound ones are kept"
+    assert left_in_tmp(project.store) == []
+
+
+def test_a_conflict_names_both_packages(project: Project, wheelhouse: Path) -> None:
+    conflicting_pair(wheelhouse)
+    project.settings("clash-one", "clash-two")
+    text = refused(project)
+    assert "clash/shared.py: in clash-one 1.0 and clash-two 1.0" in text
+
+
+def test_an_incomplete_environment_is_refused_by_default(
+    project: Project, wheelhouse: Path
+) -> None:
+    make_wheel(wheelhouse, "needy", files={"needy.py": "import not_in_the_bundle\n"})
+    project.settings("needy")
+    text = refused(project)
+    assert "No module named 'not_in_the_bundle'" in text
+    assert "--no-prove" in text
+    assert built(project, "--no-prove")["packages"] == 1
+
+
+def test_an_offline_root_that_cannot_be_written(project: Project) -> None:
+    text = refused(project, OFFLINE_ROOT="/proc/no-store-here")
+    for part in ("/proc/no-store-here", "OFFLINE_ROOT", "offline-root"):
+        assert part in text
+    (project.root / "file").touch()
+    assert "file" in refused(project, OFFLINE_ROOT=str(project.root / "file"))
+
+
+def test_a_pipe_in_place_of_a_file_of_the_store_keeps_nobody_waiting(project: Project) -> None:
+    """Nobody ever writes to it: whoever opened it to be read would wait for good."""
+    built(project)
+    files = [path for path in project.store.root.rglob("*") if path.is_file()]
+    folders = {"layers", "seals", "projects", "proofs", project.store.root.name}
+    files = [path for path in files if path.parent.name in folders and "lock" not in path.name]
+    assert {path.parent.name for path in files} == folders
+    for path in files:
+        before = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        for command in (("build", "--no-prove"), ("inspect",)):
+            done = project.stager(*command, timeout=60)
+            assert done.returncode in (0, 1), (path, done.stderr)
+            assert "Traceback" not in done.stderr, (path, done.stderr)
+        path.unlink()
+        path.write_bytes(before)
+
+
+def test_too_few_files_may_be_open(project: Project) -> None:
+    """Wherever it is that one too many is opened."""
+    for most in range(11, 40, 2):
+        shutil.rmtree(project.store.root / "layers", ignore_errors=True)
+        shutil.rmtree(project.store.root / "bundles", ignore_errors=True)
+        done = subprocess.run(
+            ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *STAGER, "build", "--no-prove"],
+            cwd=project.root,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, (most, done.stderr)
+        assert done.returncode in (0, 1), (most, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("what", "there", "size"),
+    [
+        ("the layers", ["wheels"], "12m"),
+        ("the bundle", ["wheels", "layers"], "14m"),
+        ("the proof of closure", ["wheels", "layers"], "23m"),
+    ],
+)
+def test_too_small_a_disk_is_refused_before_it_is_full(
+    what: str, there: list[str], size: str, project: Project, tmp_path: Path
+) -> None:
+    needs_root()
+    data = os.urandom(3 << 20)  # with the decompressor, 8.6 MB of wheels
+    wheel = make_wheel(tmp_path, "big", files={"big/__init__.py": "", "big/data": data})
+    project.locked(wheel, more="[project]\npath = false").build()
+    small = tmp_path / "small"
+    small.mkdir()
+    shell = f"mount -t tmpfs -o size={size} none {small}\n"
+    shell += "\n".join(f"cp -r {project.store.root / name} {small}" for name in there)
+    code = f"""
+import os, subprocess
+done = subprocess.run({[*STAGER, "build", "--offline"]!r}, cwd={str(project.root)!r},
+    env={{**os.environ, "OFFLINE_ROOT": {str(small)!r}}}, capture_output=True, text=True)
+left = [f for _, _, fs in os.walk({str(small / "tmp")!r}) for f in fs]
+print(json.dumps([done.returncode, done.stderr, left]))
+"""
+    answer = namespace("-m", shell, code)
+    assert isinstance(answer, list)
+    status, said, left = answer
+    assert status == 1, said
+    assert f"error: not enough space for {what}: need " in said
+    for part in (" MB, have ", f"at {small}", "environment.offline-root", "$OFFLINE_ROOT"):
+        assert part in said
+    assert left == []

@@ -1,0 +1,368 @@
+"""The command line as a user meets it: help, usage errors, exit codes, and what goes where."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stager import __version__
+from tests.support.building import Project
+
+STAGER = str(Path(sys.executable).with_name("stager"))
+COMMANDS = (
+    *("init", "lock", "build", "inspect", "verify", "run", "script", "exec", "clean"),
+    "plan",
+)
+LOCAL = ("--allocation", "local", "--nodes", "1")
+HEAVY = (
+    "rich",
+    "zstandard",
+    "packaging",
+    "installer",
+    "piptools",
+    "stager.building.build",
+    "bundle.environment.unpack",
+)
+
+
+def stager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [STAGER, *arguments],
+        cwd=cwd,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_version(tmp_path: Path) -> None:
+    done = stager("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"stager {__version__}\n", "")
+
+
+def test_help_is_quick(tmp_path: Path) -> None:
+    """0.12 s where this was written; a busy machine gets more."""
+    spent = []
+    for _ in range(5):
+        started = time.monotonic()
+        assert stager("--help", cwd=tmp_path).returncode == 0
+        spent.append(time.monotonic() - started)
+    assert min(spent) < 1.5
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_imports_nothing_heavy(tmp_path: Path, argument: str) -> None:
+    code = (
+        "import sys\nfrom stager.cli import main\n"
+        f"assert main([{argument!r}]) == 0\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)\n"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+
+
+def test_help_names_every_command_and_fits_80_columns(tmp_path: Path) -> None:
+    shown = stager("--help", cwd=tmp_path, COLUMNS="80").stdout
+    for command in COMMANDS:
+        line = next(line for line in shown.splitlines() if line.split()[:1] == [command])
+        assert not line.endswith("...")
+    for command in ("", *COMMANDS):
+        argv = [command, "--help"] if command else ["--help"]
+        done = stager(*argv, cwd=tmp_path, COLUMNS="80")
+        assert done.returncode == 0
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        assert "\x1b" not in done.stdout
+    assert stager("-h", cwd=tmp_path, COLUMNS="80").stdout == shown
+
+
+SHARED = {
+    "--bundle",
+    "--id",
+    "--nodes",
+    "--partition",
+    "--time",
+    "--exclude",
+    "--account",
+    "--nproc-per-node",
+    "--launcher",
+    "--backend",
+    "--interface",
+    "--stage",
+    "--min-nodes",
+    "--log-dir",
+    "--pass-env",
+    "--container-image",
+    "--container-mounts",
+    "--quiet",
+    "--verbose",
+    "--json",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [
+        ("verify", {"--allocation", "--deep", "--batch", "--wait", "--dry-run"}),
+        ("run", {"--allocation", "--batch", "--wait", "--dry-run"}),
+        ("script", {"--requeue", "--no-embed"}),
+    ],
+)
+def test_the_commands_of_jobs_share_their_options(
+    tmp_path: Path, command: str, own: set[str]
+) -> None:
+    shown = stager(command, "--help", cwd=tmp_path, COLUMNS="80").stdout
+    named = {word.strip(",") for line in shown.splitlines() for word in line.split()[:2]}
+    options = {word for word in named if word.startswith("--")} - {"--help"}
+    assert options == SHARED | own
+
+
+def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
+    done = stager(cwd=tmp_path)
+    assert done.returncode in (0, 2)
+    assert "Commands:" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["runn"], "Did you mean 'run'"),
+        (["run", "--nodez", "2"], "--nodez"),
+        (["run", "--nodes", "0"], "--nodes"),
+        (["run", "--nodes", "two"], "--nodes"),
+        (["run", "--nproc-per-node", "0"], "--nproc-per-node"),
+        (["run", "--backend", "mpi", "--", "x.py"], "'mpi' is none of auto, gloo, nccl"),
+        (["verify", "--launcher", "mpirun"], "'mpirun' is none of torchrun, srun"),
+        (["build", "--resolver", "poetry"], "'poetry' is none of auto, uv, pip-tools"),
+        (["build", "--jobs", "0"], "--jobs"),
+        (["exec"], "COMMAND"),
+        (["run", "--nodes", "3:2"], "'3:2' cannot be used"),
+        (["run", "--allocation", "cloud"], "'cloud' is none of auto, slurm, local"),
+        (["run", "--stage", "maybe"], "'maybe' is none of auto, always, never"),
+        (["run", "--time", "soon"], "--time"),
+        (["run", "--pass-env", "HF_TOKEN=hunter2"], "--pass-env"),
+        (["plan", "--nodes", "0"], "'0' cannot be used, allowed: 1 to 100000"),
+        (["plan", "--nodes", "1,many"], "'many' cannot be used"),
+        (["plan", "--nodes", "8,"], "'' cannot be used"),
+        (["plan", "--nodes", "100001"], "'100001' cannot be used"),
+        (["plan", "--nproc-per-node", "0"], "--nproc-per-node"),
+        (["run", "--exclude", "n1 n2"], "--exclude"),
+        (["run", "--container-mounts", "/scratch"], "--container-mounts"),
+        (["verify", "--wait"], "--batch"),
+        (["verify", "--interface", "an-interface-with-a-long-name"], "--interface"),
+    ],
+)
+def test_usage_errors_are_2(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = stager(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.glob("*.toml")) == []
+
+
+@pytest.mark.parametrize("command", ["lock", "build", "verify", "run", "exec", "plan"])
+def test_a_folder_without_a_project(tmp_path: Path, command: str) -> None:
+    arguments = [command, "--", "true"] if command in ("run", "exec") else [command]
+    done = stager(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: no stager.toml")
+    assert "hint: run `stager init`" in done.stderr
+
+
+def test_a_project_that_was_never_built(project: Project) -> None:
+    done = project.stager("run", "--", "train.py")
+    assert done.returncode == 1
+    assert "there is no bundle of project" in done.stderr
+    assert "`stager build`" in done.stderr
+
+
+def test_slurm_without_its_commands(project: Project) -> None:
+    (project.root / "bin").mkdir()
+    env = {**os.environ, "PATH": str(project.root / "bin")}
+    argv = [STAGER, "run", "--json", "--allocation", "slurm", "--", "train.py"]
+    done = subprocess.run(
+        argv, cwd=project.root, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    assert "--allocation slurm" in report["error"]["message"]
+    assert "salloc, sbatch, srun" in report["error"]["message"]
+    assert "--allocation local" in report["error"]["hint"]
+    assert done.stderr.startswith("error: --allocation slurm")
+
+
+def test_completion(tmp_path: Path) -> None:
+    script = stager("--show-completion", "bash", cwd=tmp_path).stdout
+    assert "complete -o default -F _stager_completion stager" in script
+    offered = stager(
+        cwd=tmp_path, _STAGER_COMPLETE="complete_bash", COMP_WORDS="stager ver", COMP_CWORD="1"
+    ).stdout
+    assert offered.split() == ["verify"]
+
+
+def test_verbose_shows_the_commands_that_are_run(project: Project) -> None:
+    project.build()
+    plain = project.stager("verify", *LOCAL, "--log-dir", "logs")
+    verbose = project.stager("verify", *LOCAL, "--log-dir", "logs", "-v")
+    assert plain.returncode == verbose.returncode == 0
+    assert "stream: " not in plain.stderr
+    assert "node" in verbose.stderr
+    assert f"stream: {sys.executable} -I -S " in verbose.stderr
+
+
+def test_quiet_leaves_the_result(project: Project) -> None:
+    project.build()
+    done = project.stager("verify", *LOCAL, "--log-dir", "logs", "-q")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.startswith("NODE local1 OK -> PY 3.")
+
+
+# --- script and clean ----------------------------------------------------------------------------
+
+
+SRUN = '[launch]\nlauncher = "srun"\n'
+
+
+def test_script_is_a_whole_batch_script(project: Project) -> None:
+    """On standard output, byte for byte; what became of the command is talk."""
+    project.settings("alpha", more=SRUN).build()
+    command = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py", "--epochs", "3"]
+    options = ["--nodes", "2", "--partition", "gpu", "--exclude", "n1", "--log-dir", "logs"]
+    env = {"SALLOC_OPTS": "--exclude=n2 --mem=8G", "HF_TOKEN": "hunter2"}
+    options += ["--pass-env", "HF_TOKEN"]
+    done = project.stager("script", *options, "--", *command, env=env)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --exclude=n1,n2",
+        "#SBATCH --cpus-per-task=2",
+        "#SBATCH --mem=8G",
+    ):
+        assert line in lines
+    assert "--standalone" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    told = json.loads(done.stdout[done.stdout.index('{\n  "v": ') :].partition("\n}\n")[0] + "\n}")
+    assert told["launch"]["command"] == ["train.py", "--epochs", "3"]
+    assert (told["launch"]["nproc_per_node"], told["launch"]["pass_env"]) == (2, ["HF_TOKEN"])
+    assert (told["id"], told["nodes"], told["allocation"]) == ("", [], "slurm")
+
+    again = project.stager("script", "--json", *options, "--", *command, env=env)
+    assert json.loads(again.stdout) == {"schema": 1, "script": done.stdout}
+    checked = subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False)
+    assert checked.returncode == 0
+    requeue = project.stager("script", "--requeue", *options, "--", *command, env=env)
+    assert "#SBATCH --requeue" in requeue.stdout.splitlines()
+
+
+def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None:
+    built = project.build()
+    assert project.stager("verify", *LOCAL, "--log-dir", "logs").returncode == 0
+    stale = project.store.root / "seals" / "old.pkgs.tar.txt"
+    stale.write_text("x" * 100)
+    plan = project.stager("clean", *LOCAL, "--log-dir", "logs", "--json", "--dry-run")
+    report = json.loads(plan.stdout)
+    assert (report["ok"], report["dry_run"], stale.exists()) == (True, True, True), plan.stderr
+    assert [item["path"] for item in report["items"]] == [str(stale)]
+
+    done = project.stager("clean", *LOCAL, "--log-dir", "logs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"offline root: 0.0 MB  {stale}")
+    assert not stale.exists()
+    assert built.packed.path.exists()
+
+    ran = project.stager("exec", "-q", "--", "python", "-c", "import sys; print(sys.prefix)")
+    whole = project.stager("clean", *LOCAL, "--log-dir", "logs", "--json", "--nodes-only", "--all")
+    items = json.loads(whole.stdout)["items"]
+    assert {(item["place"], item["kind"]) for item in items} == {("local1", "environment")}
+    paths = [Path(item["path"]) for item in items]
+    assert len(paths) == 2, "the node's, and the one that exec has made beside it"
+    assert Path(ran.stdout.strip()) in paths
+    assert not any(path.exists() for path in paths)
+    assert built.packed.path.exists()
+    both = project.stager("clean", "--nodes-only", "--store-only")
+    assert both.returncode == 2
+
+
+def test_clean_without_slurm_cleans_what_is_there(project: Project) -> None:
+    project.settings("alpha", more="[cluster]\nnodes = 3").build()
+    stale = project.store.root / "seals" / "old.pkgs.tar.txt"
+    stale.write_text("x" * 100)
+    without = {"PATH": str(Path(sys.executable).parent), "SLURM_JOB_ID": ""}
+    done = project.stager("clean", "-q", env=without)
+    assert (done.returncode, stale.exists()) == (0, False), done.stderr
+    assert done.stderr.startswith("warning: the nodes were not cleaned: 3 nodes are asked for")
+    assert "no Slurm here" in done.stderr
+    report = json.loads(project.stager("clean", "--json", env=without).stdout)
+    assert report["ok"]
+    assert "no Slurm here" in report["nodes_skipped"]
+    for asked in (["--nodes-only"], ["--allocation", "slurm"]):
+        assert project.stager("clean", *asked, env=without).returncode == 1
+    only = json.loads(project.stager("clean", "--json", "--store-only", env=without).stdout)
+    assert only["nodes_skipped"] is None
+
+
+# --- exec ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def built(project: Project) -> Project:
+    project.build()
+    return project
+
+
+def test_exec_runs_in_the_environment(built: Project) -> None:
+    code = "import alpha, os, sys; print(alpha.VERSION, sys.prefix, os.environ['PATH'])"
+    done = built.stager("exec", "-q", "--", "python", "-c", code)
+    assert done.returncode == 0
+    version, prefix, path = done.stdout.split(maxsplit=2)
+    assert (version, done.stderr) == ("1.0", "")
+    assert prefix.startswith(os.environ["STAGER_NODE_ROOT"])
+    assert path.startswith(f"{prefix}/bin{os.pathsep}")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["python", "-c", "raise SystemExit(7)"], 7),
+        (["python", "-c", "raise SystemExit(0)"], 0),
+        (["sh", "-c", "kill -9 $$"], -9),
+        (["no-such-program-here"], 127),
+        (["/etc/hostname"], 126),
+    ],
+)
+def test_exec_ends_as_the_command_does(built: Project, command: list[str], code: int) -> None:
+    done = built.stager("exec", "--", *command)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    if code in (126, 127):
+        assert command[0] in done.stderr
+
+
+def test_exec_passes_its_input_and_arguments_on(built: Project) -> None:
+    code = "import sys; print(sys.argv[1:], sys.stdin.read())"
+    arguments = ["exec", "--", "python", "-c", code, "--json", "a b", "--", "-q"]
+    done = subprocess.run(
+        [STAGER, *arguments],
+        cwd=built.root,
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "['--json', 'a b', '--', '-q'] typed\n"

@@ -1,0 +1,113 @@
+"""Processes that ranks leave behind, out of their session and without our variable: none stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.stager.support.test_support import TORCH
+from tests.support.building import STAGER, Project
+from tests.support.processes import until
+from tests.support.wheelhouse import make_wheel
+
+TRAIN = """\
+import os, pathlib, subprocess, sys, time
+code = "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+code += "pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+command = {"heeds": ["sleep", "600"], "ignores": [sys.executable, "-c", code, "ready"]}[sys.argv[1]]
+left = subprocess.Popen(["env", "-i", "setsid", *command])
+while sys.argv[1] == "ignores" and not pathlib.Path("ready").exists():
+    time.sleep(0.05)
+pathlib.Path("part").write_text(str(left.pid))
+os.rename("part", "left")
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def ready(project: Project, wheelhouse: Path) -> Project:
+    """A project whose one rank leaves a process behind and notes its number."""
+    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
+    (project.root / "train.py").write_text(TRAIN)
+    more = 'torch-backend = "none"\n[launch]\nbackend = "gloo"\ngrace-seconds = 1'
+    project.settings("alpha", "torch", more=more)
+    project.build()
+    return project
+
+
+def started(project: Project, *arguments: str) -> subprocess.Popen[str]:
+    argv = [*STAGER, "run", "--allocation", "local", "--log-dir", "logs", "--", "train.py"]
+    return subprocess.Popen(
+        [*argv, *arguments],
+        cwd=project.root,
+        env=dict(os.environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def gone(project: Project) -> bool:
+    """Tell whether the process that was left behind is no more; end it where it is."""
+    pid = int((project.root / "left").read_text())
+    if not Path(f"/proc/{pid}").exists():
+        return True
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
+@pytest.mark.parametrize("left", ["heeds", "ignores"])
+def test_nothing_of_a_job_that_went_well_goes_on(left: str, ready: Project) -> None:
+    running = started(ready, left, "0")
+    _, said = running.communicate(timeout=120)
+    assert gone(ready)
+    assert running.returncode == 0, said
+
+
+@pytest.mark.parametrize("left", ["heeds", "ignores"])
+def test_nothing_of_a_job_that_was_interrupted_goes_on(left: str, ready: Project) -> None:
+    running = started(ready, left, "600")
+    note = ready.root / "left"
+    begun = until(note.exists, 60)
+    running.terminate()
+    _, said = running.communicate(timeout=120)
+    assert begun, said
+    assert gone(ready)
+    assert "nothing is left running" in said
+
+
+def test_nothing_of_an_agent_that_was_killed_goes_on(ready: Project) -> None:
+    """The driver adopts what it leaves; the next job removes its directory."""
+    running = started(ready, "heeds", "600")
+    note = ready.root / "left"
+    begun = until(note.exists, 60)
+    for agent in agents(ready):
+        os.kill(agent, signal.SIGKILL)
+    _, said = running.communicate(timeout=120)
+    assert begun, said
+    assert gone(ready)
+    assert running.returncode == 3, said
+    own = f"stager-{os.geteuid()}"
+    jobs = Path(os.environ["STAGER_NODE_ROOT"], own, "nodes", "local1", own, "jobs")
+    assert len(list(jobs.iterdir())) == 1
+    done = ready.stager("verify", "--allocation", "local", "--log-dir", "logs")
+    assert done.returncode == 0, done.stderr
+    assert list(jobs.iterdir()) == []
+
+
+def agents(project: Project) -> list[int]:
+    """The agents of a project's job, by the node program that they run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        ours = any(word.startswith(os.fsencode(project.store.root)) for word in words)
+        if ours and b"agent" in words:
+            found.append(int(entry.name))
+    return found

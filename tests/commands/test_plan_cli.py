@@ -1,0 +1,146 @@
+"""``stager plan`` as a user meets it: text, JSON, a terminal, what earlier jobs showed, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from stager.forecast.history import FILE, record
+from tests.stager.forecast.test_history import as_expected
+from tests.support.building import Project
+
+CASES = ["nothing there yet", "nothing changed", "alpha changed", "run from Lustre", "run from NFS"]
+
+
+@pytest.fixture
+def built(project: Project) -> Project:
+    project.build()
+    return project
+
+
+def test_lines_fit_80_columns_and_need_no_slurm(built: Project) -> None:
+    done = built.stager("plan", "--nodes", "10000,1", "--nodes", "8", env={"PATH": "/nowhere"})
+    assert done.returncode == 0, done.stderr
+    *rows, verdict = done.stdout.splitlines()
+    assert rows[0].split() == [
+        *("nodes", "case", "preflight", "send", "unpack", "stage", "probe", "launch", "total")
+    ]
+    assert [row.split()[0] for row in rows[1:]] == [
+        count for count in ("1", "8", "10000") for _ in CASES
+    ]
+    assert [row[7:25].strip() for row in rows[1:6]] == CASES
+    assert max(map(len, [*done.stdout.splitlines(), *done.stderr.splitlines()])) <= 80
+    assert verdict.startswith("staging pays: against Lustre ")
+    assert "rates: assumed" in done.stderr
+    assert "\x1b" not in done.stdout
+    quiet = built.stager("plan", "--nodes", "1,8,10000", "--quiet")
+    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
+
+
+def test_json(built: Project) -> None:
+    done = built.stager("plan", "--nodes", "1,8,4096", "--nproc-per-node", "2", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["schema"], report["nproc_per_node"], report["cpus"]) == (1, 2, 2)
+    assert [one["nodes"] for one in report["forecasts"]] == [1, 8, 4096]
+    assert report["forecasts"][1]["world_size"] == 16
+    for one in report["forecasts"]:
+        assert one["cold"]["total"] > one["unchanged"]["total"] > 0
+        assert one["unchanged"]["send"] == 0
+    totals = [one["cold"]["total"] for one in report["forecasts"]]
+    assert totals == sorted(totals)
+
+
+def test_the_settings_say_how_many_nodes(built: Project) -> None:
+    built.settings("alpha", more="[cluster]\nnodes = '2:5'\n")
+    report = json.loads(built.stager("plan", "--json").stdout)
+    assert [one["nodes"] for one in report["forecasts"]] == [5]
+
+
+def test_what_earlier_jobs_showed_is_used(built: Project) -> None:
+    assumed = json.loads(built.stager("plan", "--nodes", "8", "--json").stdout)
+    record(built.store, as_expected(factor=10.0))
+    measured = json.loads(built.stager("plan", "--nodes", "8", "--json").stdout)
+    assert measured["rates"]["basis"] == "measured on 1 job of up to 3 nodes"
+    before, now = (report["forecasts"][0]["cold"]["send"] for report in (assumed, measured))
+    assert now == pytest.approx(10 * before, rel=0.01)
+    (built.store.root / FILE).write_text("{")
+    again = json.loads(built.stager("plan", "--nodes", "8", "--json").stdout)
+    assert again == assumed
+
+
+def test_a_bundle_that_is_named_needs_no_project(built: Project) -> None:
+    (bundle,) = built.store.bundles.iterdir()
+    argv = [sys.executable, "-m", "stager", "plan", "--bundle", str(bundle), "--json"]
+    done = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["bundle"] == str(bundle)
+
+
+def test_errors(built: Project) -> None:
+    missing = built.stager("plan", "--bundle", "absent.tar", "--json")
+    assert missing.returncode == 1
+    assert json.loads(missing.stdout)["ok"] is False
+    (built.root / "damaged.tar").write_bytes(b"x" * 5000)
+    damaged = built.stager("plan", "--bundle", "damaged.tar")
+    assert (damaged.returncode, damaged.stdout) == (1, "")
+    assert damaged.stderr.startswith("error: ")
+    assert "hint: " in damaged.stderr
+
+
+def test_without_a_bundle(project: Project) -> None:
+    done = project.stager("plan", "--nodes", "8")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no bundle of project" in done.stderr
+    assert "`stager build`" in done.stderr
+
+
+def test_a_terminal_gets_a_table(built: Project) -> None:
+    leader, follower = pty.openpty()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "stager", "plan", "--nodes", "1,512"],
+        cwd=built.root,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+        stdout=follower,
+        stderr=subprocess.PIPE,
+    )
+    os.close(follower)
+    shown = b""
+    try:
+        while chunk := os.read(leader, 65536):
+            shown += chunk
+    except OSError:  # the other end is closed
+        pass
+    finally:
+        os.close(leader)
+    started.communicate(timeout=20)
+    assert started.returncode == 0
+    text = shown.decode()
+    assert "\x1b[" in text
+    for case in CASES:
+        assert text.count(case) == 2
+    assert "staging pays: against Lustre " in text
+
+
+def test_a_dry_run_says_how_long_it_would_take(built: Project) -> None:
+    """Outside of an allocation; Slurm's commands only have to be there."""
+    folder = built.root / "bin"
+    folder.mkdir()
+    for name in ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue"):
+        (folder / name).write_text("#!/bin/sh\nexit 1\n")
+        (folder / name).chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    options = ("--nodes", "3", "--dry-run", "--log-dir", "logs", "--launcher", "srun")
+    asked = ("run", *options, "--json", "--", "train.py")
+    report = json.loads(built.stager(*asked, env={"PATH": path}).stdout)
+    assert report["forecast"]["nodes"] == 3
+    assert report["forecast"]["measured"] is False
+    assert report["forecast"]["seconds"]["total"] > report["forecast"]["seconds"]["stage"] > 0
+    told = built.stager("verify", *options, env={"PATH": path})
+    assert told.returncode == 0
+    assert "expected on 3 nodes with nothing there yet: preflight " in told.stderr

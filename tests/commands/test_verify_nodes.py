@@ -1,0 +1,147 @@
+"""Nodes and bundles that cannot be used: each a clear error, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from stager.core.store import Store
+from tests.support.building import Project
+from tests.support.bundles import forge, make_bundle, wheel
+from tests.support.namespaces import entering, needs_root
+from tests.support.wheelhouse import make_wheel
+
+STAGER = str(Path(sys.executable).with_name("stager"))
+
+
+def verify(
+    bundle: Path, folder: Path, *, mount: str = "", env: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, object], str]:
+    """Exit code, JSON and talk of ``stager verify`` on two nodes, after mounting something."""
+    argv = [STAGER, "verify", "--json", "--allocation", "local", "--nodes", "2"]
+    argv += ["--log-dir", "logs"]
+    if mount:
+        argv = [*entering("-m", mount), *argv]
+    done = subprocess.run(
+        [*argv, "--bundle", str(bundle)],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def said_of_nodes(report: Mapping[str, object]) -> str:
+    nodes = report["nodes"]
+    assert isinstance(nodes, list)
+    return " ".join(problem for node in nodes for problem in node["problems"])
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, zstandard_wheel: Path) -> Path:
+    """A bundle of one wheel that takes 8 MB."""
+    store = Store(tmp_path / "made")
+    one = make_wheel(tmp_path, "single", files={"single.py": "", "large.txt": "8 bytes\n" * 10**6})
+    return make_bundle(store, [one], decompressor=wheel(zstandard_wheel), name="tiny").path
+
+
+def test_the_small_bundle_is_good(tiny: Path, tmp_path: Path) -> None:
+    """Else all that follows would fail for another reason."""
+    code, report, said = verify(tiny, tmp_path)
+    assert (code, report["ok"]) == (0, True), said
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("noexec", "noexec"),
+        ("ro", "read-only"),
+        ("size=6m", "are free"),
+        ("nr_inodes=12", "inodes"),
+    ],
+)
+def test_a_file_system_that_does_not_do(
+    tiny: Path, tmp_path: Path, options: str, reason: str
+) -> None:
+    place = os.environ["STAGER_NODE_ROOT"]
+    code, report, said = verify(tiny, tmp_path, mount=f"mount -t tmpfs -o {options} none {place}")
+    assert (code, report["ok"]) == (3, False)
+    assert reason in said_of_nodes(report)
+    assert place in said_of_nodes(report)
+    assert "STAGER_NODE_ROOT" in said  # the setting that moves it
+
+
+def test_a_node_root_that_is_a_link(tiny: Path, tmp_path: Path) -> None:
+    place = Path(os.environ["STAGER_NODE_ROOT"])
+    (tmp_path / "elsewhere").mkdir()
+    (place / f"stager-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
+    code, report, _ = verify(tiny, tmp_path)
+    assert code == 3
+    assert "symbolic link" in said_of_nodes(report)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_node_root_of_someone_else(tiny: Path, tmp_path: Path) -> None:
+    needs_root()
+    theirs = Path(os.environ["STAGER_NODE_ROOT"]) / "stager-0"
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    code, report, _ = verify(tiny, tmp_path)
+    assert code == 3
+    assert "12345" in said_of_nodes(report)
+    assert list(theirs.iterdir()) == []
+
+
+def test_a_node_root_that_does_not_exist(tiny: Path, tmp_path: Path) -> None:
+    absent = tmp_path / "no" / "such"
+    code, report, _ = verify(tiny, tmp_path, env={"STAGER_NODE_ROOT": str(absent)})
+    assert code == 3
+    assert str(absent) in said_of_nodes(report)
+
+
+@pytest.mark.parametrize("where", ["manifest", "layer", "truncated"])
+def test_a_damaged_bundle(tiny: Path, tmp_path: Path, where: str) -> None:
+    data = bytearray(tiny.read_bytes())
+    if where == "truncated":
+        del data[len(data) // 2 :]
+    else:
+        at = 600 if where == "manifest" else len(data) - 1024 - 512
+        data[at] ^= 1
+    damaged = tmp_path / "damaged.tar"
+    damaged.write_bytes(data)
+    code, report, said = verify(damaged, tmp_path)
+    assert (code, report["ok"]) == (3 if where == "layer" else 1, False)
+    assert "damaged" in said
+    assert str(damaged) in said
+    assert [*Path(os.environ["STAGER_NODE_ROOT"]).rglob("envs/*")] == []
+
+
+def test_a_bundle_for_another_python(tiny: Path, tmp_path: Path) -> None:
+    other = forge(
+        tiny, tmp_path / "other.tar", manifest=lambda raw: raw["requires"].update(python="3.77")
+    )
+    code, report, said = verify(other, tmp_path)
+    assert code == 3
+    assert "there is no CPython 3.77" in said_of_nodes(report)
+    # Once for both nodes, not twice.
+    assert said.count("there is no CPython 3.77") == 1
+    assert "error: local1,local2: " in said
+
+
+def test_a_bundle_without_torch_cannot_be_launched(project: Project) -> None:
+    project.build()
+    done = project.stager("run", "--allocation", "local", "--nodes", "1", "--", "train.py")
+    assert done.returncode == 1
+    assert "torch is not in the bundle" in done.stderr
+    assert "environment.requirements" in done.stderr
+    assert "Traceback" not in done.stderr

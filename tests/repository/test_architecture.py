@@ -1,0 +1,229 @@
+"""The arrows and the size guide, held; and each rule shown to catch what it is for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import architecture as house
+from tests.support.architecture import Module, parse
+
+REPO = Path(__file__).resolve().parents[2]
+STAGER, BUNDLE, TRAINER = (house.load(REPO, name) for name in ("stager", "bundle", "trainer"))
+ALL = [*STAGER, *BUNDLE, *TRAINER]
+SCRIPTS = [
+    parse(f"scripts.{file.stem}", file.read_text(), path=file.relative_to(REPO).as_posix())
+    for file in sorted((REPO / "scripts").glob("*.py"))
+]
+
+
+def test_the_sides_are_there() -> None:
+    assert "stager.core.values" in {m.name for m in STAGER}
+    assert "bundle.format.manifest" in {m.name for m in BUNDLE}
+    assert TRAINER
+
+
+@pytest.mark.parametrize(
+    ("rule", "modules"),
+    [
+        pytest.param(house.wrong_arrows, ALL, id="arrows"),
+        pytest.param(house.far_side_imports, BUNDLE, id="far-side-stdlib"),
+        pytest.param(house.against_the_order, ALL, id="order"),
+        pytest.param(house.starts_processes, [*STAGER, *BUNDLE], id="processes"),
+        pytest.param(house.banned_calls, ALL, id="calls"),
+        pytest.param(house.leaves_early, ALL, id="exits"),
+        pytest.param(house.oversized, [*ALL, *SCRIPTS], id="sizes"),
+    ],
+)
+def test_the_house_holds(rule: Callable[[list[Module]], list[str]], modules: list[Module]) -> None:
+    assert rule(modules) == []
+
+
+def test_the_far_side_is_python_3_9_syntax() -> None:
+    assert house.unreadable_for(BUNDLE, (3, 9)) == []
+
+
+# --- each module alone ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [m.name for m in (*STAGER, *BUNDLE)])
+def test_a_module_imports_alone(name: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); import {name}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+
+
+def python_candidates() -> list[str]:
+    """Interpreters to try, oldest first: on PATH, and side by side under a version manager."""
+    names = [f"python3.{minor}" for minor in range(9, 20)]
+    versions = Path(os.environ.get("PYENV_ROOT", os.devnull)) / "versions"
+    found = []
+    for name in names:
+        found += [path for path in (shutil.which(name),) if path]
+        found += [str(path) for path in sorted(versions.glob(f"*/bin/{name}"))]
+    return [*found, sys.executable]
+
+
+@pytest.fixture(scope="module")
+def oldest_python() -> str:
+    """The oldest Python here that the far side must run on, 3.9 or later."""
+    for candidate in python_candidates():
+        # A version manager's stand-in may be on PATH without the version it stands for.
+        code = "import sys; print(sys.version_info >= (3, 9))"
+        done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
+        if done.stdout == "True\n":
+            return candidate
+    raise AssertionError("not even this interpreter runs")
+
+
+@pytest.fixture(scope="module")
+def far_side_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The far side as it travels: in a zip."""
+    path = tmp_path_factory.mktemp("far-side") / "bundle.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for module in BUNDLE:
+            archive.writestr(module.path, module.text)
+    return path
+
+
+@pytest.mark.parametrize("name", [m.name for m in BUNDLE])
+def test_a_far_side_module_imports_from_a_zip(
+    name: str, oldest_python: str, far_side_zip: Path, tmp_path: Path
+) -> None:
+    code = f"import sys; sys.path.insert(0, {str(far_side_zip)!r}); import {name} as m\n"
+    code += "print(m.__file__)"
+    done = subprocess.run(
+        [oldest_python, "-I", "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, f"{oldest_python}: {done.stderr}"
+    assert done.stdout.startswith(str(far_side_zip))
+
+
+# --- each rule catches what it is for ------------------------------------------------------------
+
+
+def violations(rule: Callable[[list[Module]], list[str]], name: str, text: str) -> list[str]:
+    others = [
+        parse("bundle", "", is_package=True),
+        parse("bundle.format", "", is_package=True),
+        parse("bundle.format.manifest", "def read(): ...\n"),
+        parse("stager", "", is_package=True),
+        *(parse(f"stager.{name}", "", is_package=True) for name in house.ORDER["stager"]),
+    ]
+    return rule([*(m for m in others if m.side == name.partition(".")[0]), parse(name, text)])
+
+
+BAD = [
+    (house.wrong_arrows, "bundle.x", "import stager.core.processes"),
+    (house.wrong_arrows, "bundle.x", "from trainer import loop"),
+    (house.wrong_arrows, "trainer.x", "from bundle.format.manifest import read"),
+    (house.wrong_arrows, "trainer.x", "def f():\n    import stager"),
+    (house.wrong_arrows, "stager.x", "import trainer"),
+    (house.wrong_arrows, "stager.x", "from rich.table import Table"),
+    (house.wrong_arrows, "stager.x", "def f():\n    import typer"),
+    (house.wrong_arrows, "stager.cli", "import torch.distributed"),
+    (house.wrong_arrows, "stager.x", "import numpy"),
+    (house.far_side_imports, "bundle.x", "import packaging.tags"),
+    (house.far_side_imports, "bundle.x", "from bundle.format.manifest import read"),
+    (house.far_side_imports, "bundle.format.x", "from .absent import read"),
+    (house.far_side_imports, "bundle.format.x", "from . import absent"),
+    (house.far_side_imports, "bundle.format.x", "from .manifest import absent"),
+    (house.far_side_imports, "bundle.format.x", "from ...stager import run"),
+    (house.against_the_order, "stager.wheels.x", "from ..pack import bundle"),
+    (house.against_the_order, "stager.wheels.x", "from .. import pack"),
+    (house.against_the_order, "stager.wheels.x", "import stager.layers"),
+    (house.against_the_order, "stager.core.x", "def f():\n    from ..cli import main"),
+    (house.against_the_order, "stager.lock.x", "if TYPE_CHECKING:\n    from ..jobs import job"),
+    (house.against_the_order, "stager.homeless.x", ""),
+    (house.starts_processes, "stager.x", "import subprocess"),
+    (house.starts_processes, "bundle.x", "def f():\n    from subprocess import run"),
+    (house.starts_processes, "stager.core.processes", "subprocess.run('x', shell=True)"),
+    (house.starts_processes, "stager.x", "import os\nos.system('x')"),
+    (house.starts_processes, "stager.x", "import os\nos.posix_spawn('x', [], {})"),
+    (house.banned_calls, "stager.x", "eval('1')"),
+    (house.banned_calls, "bundle.x", "exec('1')"),
+    (house.banned_calls, "bundle.x", "import pickle"),
+    (house.banned_calls, "stager.x", "from pickle import loads"),
+    (house.leaves_early, "stager.x", "assert True"),
+    (house.leaves_early, "bundle.__main__", "assert True"),
+    (house.leaves_early, "stager.x", "import sys\nsys.exit(1)"),
+    (house.leaves_early, "stager.x", "raise SystemExit(1)"),
+    (house.leaves_early, "stager.x", "exit()"),
+    (house.leaves_early, "stager.x", "raise NotImplementedError"),
+    (house.leaves_early, "stager.x", "try:\n    f()\nexcept Exception:\n    pass"),
+    (house.oversized, "stager.x", "x = 1\n" * 451),
+    (house.oversized, "stager.utils", ""),
+    (house.oversized, "stager.x", "def f(): ...\n" * 30 + "def g():\n" + "    x = 1\n" * 60),
+    (house.oversized, "stager.x", "def f():\n" + "    x = 1\n" * 46),
+    (house.oversized, "stager.x", "def f(a, b, c, d, *, e, f, g): ..."),
+    (house.oversized, "stager.x", "class A:\n    def f(self, a, b, c, d, e, f, g): ..."),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), BAD)
+def test_a_violation_is_caught(rule: Callable[..., list[str]], name: str, text: str) -> None:
+    assert len(violations(rule, name, text)) == 1
+
+
+GOOD = [
+    (
+        house.wrong_arrows,
+        "stager.x",
+        "from bundle.format.manifest import read\nfrom .model import Wheel",
+    ),
+    (house.wrong_arrows, "stager.cli_build", "import typer\nfrom rich.table import Table"),
+    (house.wrong_arrows, "trainer.x", "import torch\nfrom .data import load"),
+    (house.far_side_imports, "bundle.format.x", "import os.path\nfrom . import manifest"),
+    (house.far_side_imports, "bundle.format.x", "from .manifest import read"),
+    (house.against_the_order, "stager.pack.x", "from ..wheels import fetch\nfrom .. import core"),
+    (house.against_the_order, "stager.lock.x", "from .spec import Spec"),
+    (house.starts_processes, "stager.core.processes", "import subprocess"),
+    (house.starts_processes, "bundle.system.processes", "import subprocess"),
+    (house.banned_calls, "bundle.x", "import re\nre.compile('x')"),
+    (house.leaves_early, "stager.__main__", "import sys\nsys.exit(main())"),
+    (house.leaves_early, "trainer.x", "assert True"),
+    (house.leaves_early, "bundle.x", "import sys\nif __name__ == '__main__':\n    sys.exit(0)"),
+    (house.leaves_early, "stager.x", "try:\n    f()\nexcept OSError:\n    pass"),
+    (house.oversized, "stager.cli_run", "def f(a, b, c, d, e, f, g): ..."),
+    (house.oversized, "stager.x", "class A:\n    def f(self, a, b, c, d, e, f): ..."),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), GOOD)
+def test_what_is_allowed_is_not_reported(
+    rule: Callable[..., list[str]], name: str, text: str
+) -> None:
+    assert violations(rule, name, text) == []
+
+
+def test_a_few_long_functions_among_many_are_fine() -> None:
+    many = "".join(f"def f{i}():\n    return {i}\n" for i in range(39))
+    assert house.oversized([parse("stager.x", many + "def g():\n" + "    x = 1\n" * 46)]) == []
+
+
+def test_newer_syntax_is_caught() -> None:
+    newer = "match x:\n    case 1:\n        pass\n"
+    assert len(house.unreadable_for([parse("bundle.x", newer)], (3, 9))) == 1
+    assert house.unreadable_for([parse("bundle.x", "x: 'int | None' = None\n")], (3, 9)) == []
+
+
+def test_relative_imports_are_made_absolute() -> None:
+    text = "from . import a\nfrom .b import c\nfrom .. import d\nfrom ..e.f import g\n"
+    inside = [one.module for one in house.imports(parse("p.q.r", text))]
+    assert inside == ["p.q", "p.q.b", "p", "p.e.f"]
+    package = [one.module for one in house.imports(parse("p.q", text, is_package=True))]
+    assert package == ["p.q", "p.q.b", "p", "p.e.f"]

@@ -1,0 +1,95 @@
+"""scripts/beside.sh: what the test command makes of the programs that it runs beside each other."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """The temporary directory of the script, and nothing else's."""
+    made = tmp_path / "room"
+    made.mkdir()
+    return made
+
+
+def script(body: str, room: Path) -> list[str]:
+    """A script as strict as scripts/test, with its temporary directory under ``room``."""
+    head = f"set -euo pipefail; export TMPDIR={room}; source {SCRIPTS}/beside.sh\n"
+    return ["bash", "-c", head + body]
+
+
+ENDING = """
+start_beside one bash -c 'sleep 0.2; echo one; exit {one}'
+start_beside two bash -c 'echo two; exit {two}'
+status=0
+bash -c 'echo in front; exit {front}' || status=$?
+wait_beside || status=$?
+exit "$status"
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "front", "expected"),
+    [(0, 0, 0, 0), (4, 0, 0, 4), (0, 5, 0, 5), (0, 0, 6, 6), (4, 5, 6, 5)],
+)
+def test_the_status_is_zero_only_if_all_of_them_succeeded(
+    one: int, two: int, front: int, expected: int, room: Path
+) -> None:
+    body = ENDING.format(one=one, two=two, front=front)
+    done = subprocess.run(
+        script(body, room), check=False, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == expected, done.stderr
+    assert done.stdout.splitlines() == ["in front", "one", "two"]
+    assert list(room.iterdir()) == [], "what they wrote was to be removed"
+
+
+@pytest.mark.parametrize("front", [0, 7])
+def test_whoever_is_left_ends_with_the_script(front: int, room: Path) -> None:
+    trace = room.parent / "trace"
+    trace.mkdir()
+    program = f"trap 'echo told >{trace}/told; exit 1' INT; echo $$ >{trace}/pid; "
+    program += "for i in $(seq 300); do sleep 0.1; done"
+    body = f"""
+    start_beside one bash -c "$PROGRAM"
+    until [ -s {trace}/pid ]; do sleep 0.05; done
+    exit {front}
+    """
+    done = subprocess.run(
+        script(body, room),
+        check=False,
+        env={**os.environ, "PROGRAM": program},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == front, done.stderr
+    assert (trace / "told").read_text() == "told\n"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((trace / "pid").read_text()), 0)
+    assert list(room.iterdir()) == []
+
+
+def test_the_old_way_is_what_this_guards_against() -> None:
+    """A `kill` that finds nobody, in a trap and under `set -e`, decides the exit status."""
+    body = "set -e; trap 'kill -INT 2147483647 2>/dev/null; true' EXIT; exit 0"
+    assert subprocess.run(["bash", "-c", body], check=False, timeout=30).returncode == 1
+
+
+def test_ctrl_c_reaches_those_in_the_background(room: Path) -> None:
+    body = "start_beside one sleep 30\necho ready\nwait_beside\n"
+    running = subprocess.Popen(
+        script(body, room), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=15) != 0
+    running.stdout.close()
+    assert list(room.iterdir()) == []

@@ -1,0 +1,197 @@
+"""What the documents show is run, or held against the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from stager.cli import app
+from stager.config.load import parse
+from tests.support.torch_project import REQUIREMENTS, TRAIN, TorchProject
+
+REPO = Path(__file__).resolve().parents[2]
+README = (REPO / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").rglob("*.md"))]
+DOCUMENTS += sorted((REPO / "examples").rglob("*.md"))
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return [body for found, body in _BLOCK.findall(text) if found == kind]
+
+
+def commands(text: str, kind: str) -> list[list[str]]:
+    """Every ``$ command`` of the blocks of a kind, without its comment."""
+    lines = [line for block in blocks(text, kind) for line in block.splitlines()]
+    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
+
+
+def names() -> set[str]:
+    return {str(one.name or one.callback.__name__) for one in app.registered_commands}
+
+
+def test_the_blocks_are_found() -> None:
+    assert len(commands(README, "console")) >= 9
+    assert commands(README, "text")
+    assert len(blocks(README, "toml")) == 1
+
+
+def test_the_first_screen_has_the_two_commands() -> None:
+    first = README.splitlines()[:12]
+    for script in ("scripts/quickstart", "scripts/test"):
+        assert any(line.startswith(f"$ {script}") for line in first)
+        assert os.access(REPO / script, os.X_OK)
+
+
+def test_the_extras_that_are_named_exist() -> None:
+    settings = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    for command in commands(README, "console"):
+        if command[:2] == ["pip", "install"]:
+            (extra,) = re.findall(r"\[(\w+)\]", command[2])
+            assert extra in settings["project"]["optional-dependencies"]
+
+
+def test_the_table_names_every_command() -> None:
+    table = set(re.findall(r"^\| `stager (\w+)` \|", README, re.MULTILINE))
+    assert table == names()
+
+
+def test_the_settings_are_all_understood(tmp_path: Path) -> None:
+    (block,) = blocks(README, "toml")
+    config = parse(tomllib.loads(block), root=tmp_path, source=tmp_path / "stager.toml")
+    assert config.launch.nproc_per_node == 2
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPO)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        assert "://" in target or (path.parent / target).exists(), target
+
+
+def test_the_architecture_names_every_module() -> None:
+    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`([\w/]+)`", text))
+    for folder in ("stager", "bundle"):
+        for module in (REPO / folder).rglob("[!_]*.py"):
+            assert module.stem in told, f"{module.relative_to(REPO)} is in no table"
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("stager", "bundle")
+        for path in sorted((REPO / folder).rglob("*.py"))
+    )
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)
+    text = (REPO / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| message \|.*\n\|.*\n((?:\|.*\n)+)", text, re.M)
+    rows = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
+    shown = [message for row in rows for message in row.split("`")[1::2]]
+    assert len(shown) >= 15
+    for message in shown:
+        for part in re.split(r"\.\.\.|3\.x", message):
+            assert part.strip() in joined, f"no message says {part.strip()!r}"
+
+
+def test_the_page_of_failures_is_that_of_the_catalogue() -> None:
+    spec = importlib.util.spec_from_file_location("page", REPO / "scripts" / "troubleshooting.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert module.page(text) == text, "run scripts/troubleshooting.py"
+    assert text.count("\n### ") >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_session_runs_as_shown(torch_project: TorchProject, tmp_path: Path) -> None:
+    """The commands of the README, in its order, in a project like the one it speaks of."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "requirements.txt").write_text("\n".join(REQUIREMENTS) + "\n")
+    (folder / "train.py").write_text(TRAIN)
+    env = {**torch_project.env, "STAGER_NODE_ROOT": str(torch_project.nodes)}
+    ran = []
+    for command in commands(README, "console"):
+        if command[0] != "stager":
+            continue
+        done = _run(command, folder, env)
+        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+        ran.append(command[1])
+        if command[1] == "init":
+            # The package index here has CUDA builds first; the README's project has not said so.
+            settings = (folder / "stager.toml").read_text()
+            assert '"requirements.txt"' in settings
+            cpu = settings.replace("[environment]\n", '[environment]\ntorch-backend = "cpu"\n', 1)
+            (folder / "stager.toml").write_text(cpu)
+        if "--json" in command:
+            assert json.loads(done.stdout)["layers_built"] == 0
+        if command[1] == "run":
+            assert "[RANK 0] WORLD_SIZE=4" in done.stdout
+            assert "arguments: ['--epochs', '3']" in done.stdout
+        if command[1] == "exec":
+            assert done.stdout.startswith("2.13.0")
+    shown = ["init", "build", "verify", "run", "build", "build", "exec"]
+    assert ran == [*shown, "diagnose", "logs", "report", "support"]
+
+
+@pytest.mark.parametrize("command", commands(README, "text"), ids=shlex.join)
+def test_the_sample_session_uses_real_options(command: list[str]) -> None:
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
+    done = _run([*command[:2], "--help"], REPO, env)
+    assert done.returncode == 0
+    own = command[: command.index("--")] if "--" in command else command
+    for option in (word for word in own if word.startswith("--")):
+        assert option in done.stdout
+
+
+def _run(
+    command: list[str], folder: Path, env: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    program = str(Path(sys.executable).with_name(command[0]))
+    return subprocess.run(
+        [program, *command[1:]],
+        cwd=folder,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of each row of the tables about defences, without their heads."""
+    rows = [row.strip("|").split(" | ") for row in text.splitlines() if row.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows if row[-1].strip() != "test"]
+
+
+def test_each_defence_names_tests_that_exist() -> None:
+    text = (REPO / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = [row for row in _rows(text) if len(row) == 3 and not set(row[0]) <= set("- ")]
+    assert len(rows) >= 30
+    for _, _, named in rows:
+        if named == "-":
+            continue
+        found = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", named)
+        assert len(found) == named.count("`") // 2 > 0, named
+        for path, name in found:
+            assert f"\ndef {name}(" in (REPO / path).read_text(encoding="utf-8"), f"{path}::{name}"
+
+
+def test_the_readme_leads_to_the_pages_about_security() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert {"docs/security.md", "SECURITY.md"} <= set(links)

@@ -1,0 +1,96 @@
+"""Each example is built into its own bundle and run from it, as its README says, at small size."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.pictures import digits, nothing, things
+from tests.support.torch_project import TorchProject
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "more"),
+    [
+        ("mlp", nothing, ()),
+        ("mnist", digits, ()),
+        ("cifar10", things, ("--epochs", "1")),
+        ("tiny-bert", nothing, ("--epochs", "1")),
+    ],
+)
+def test_an_example(
+    torch_project: TorchProject,
+    tmp_path: Path,
+    name: str,
+    data: Callable[[Path], None],
+    more: tuple[str, ...],
+) -> None:
+    project = tmp_path / name
+    shutil.copytree(REPO / "examples" / name, project)
+    (project / "data").mkdir(exist_ok=True)
+    data(project / "data")
+    # Only the project's layer is new: what it needs is in the store, from the tests before.
+    built = torch_project.stager("build", "--json", "--no-prove", cwd=project, timeout=300)
+    assert built.returncode == 0, built.stderr
+    command = ["--", *_command(project), *more] if more else []
+    done = torch_project.stager(
+        "run", "--json", "--allocation", "local", *command, cwd=project, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["world_size"], report["ok"]) == (4, True)
+    (trained,) = report["trained"]
+    out = project / f"{name.replace('-bert', '')}_out"
+    assert trained["path"] == str(out)
+    assert trained["metrics"] == json.loads((out / "metrics.json").read_text())
+    assert trained["metrics"]["world_size"] == 4
+
+
+def test_the_two_terminal_way_of_the_document(torch_project: TorchProject, tmp_path: Path) -> None:
+    """Its lines as they stand there, but for the names of places; each in a shell of its own."""
+    verified = torch_project.job("verify", "--nodes", "1", cwd=tmp_path)
+    assert verified.code == 0, verified.stderr
+    (env,) = torch_project.nodes.glob(f"stager-*/nodes/*1/stager-*/envs/{torch_project.bundle_id}")
+    text = (REPO / "docs" / "training.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith(("export ", "$ENV/bin/"))]
+    *settings, first, second = (
+        line.replace("/tmp/stager-1000/envs/6f1e...", str(env))
+        .replace("eth0", "lo")
+        .replace("node01", "127.0.0.1")
+        .replace("29500", "29817")
+        for line in lines
+    )
+    running = [
+        subprocess.Popen(
+            [
+                "sh",
+                "-c",
+                "\n".join([*settings, f"exec {line} --out {tmp_path}/out{node} --subset 640"]),
+            ],
+            cwd=tmp_path,
+            env=dict(torch_project.env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node, line in enumerate((first, second))
+    ]
+    said = [one.communicate(timeout=120)[0] for one in running]
+    assert [one.returncode for one in running] == [0, 0], said
+    assert json.loads((tmp_path / "out0" / "metrics.json").read_text())["world_size"] == 4
+
+
+def _command(project: Path) -> list[str]:
+    """What the example's own settings launch."""
+    from stager.config.load import load
+
+    return list(load(project).project.command)

@@ -1,0 +1,64 @@
+"""A guard against a slip that would cost seconds on every node: one ratio, and a generous one.
+
+What can be counted is counted elsewhere: layers that are built again, bytes that are sent, path
+calls under shared places, processes that are started.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stager.core.store import Store
+from stager.pack.compiled_program import compiled_program
+from tests.support.bundles import CLEAN, node_program
+from tests.support.torch_project import TorchProject
+
+GENEROUS = 2.0
+"""Times as long as tar may take what takes 0.7 times as long on a quiet machine."""
+ROUNDS = 3
+
+
+@pytest.fixture
+def memory(torch_project: TorchProject) -> Path:
+    """A directory where the test's nodes are as well: in memory if there is enough of it."""
+    return torch_project.nodes / "guard"
+
+
+def seconds(argv: list[str], target: Path) -> float:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    started = time.monotonic()
+    done = subprocess.run(argv, env=CLEAN, capture_output=True, text=True, check=False)
+    took = time.monotonic() - started
+    assert done.returncode == 0, done.stderr
+    return took
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="tar needs zstd")
+def test_unpacking_is_not_far_behind_tar(
+    torch_project: TorchProject, memory: Path, tmp_path: Path
+) -> None:
+    program = node_program(torch_project.bundle, tmp_path)
+    program = compiled_program(program, Store(tmp_path))
+    ours = [sys.executable, "-I", "-S", str(program), "unpack", "--trusted"]
+    ours += ["--python", sys.executable, str(torch_project.bundle), str(memory)]
+    try:
+        seconds(ours, memory)
+        [env] = (memory / next(memory.iterdir()).name / "envs").iterdir()
+        archive = tmp_path / "env.tar.zst"
+        pack = ["tar", "-I", "zstd -3 -T0", "-C", str(env), "-cf", str(archive), "."]
+        subprocess.run(pack, check=True)
+        theirs = ["tar", "--zstd", "-C", str(memory), "-xf", str(archive)]
+        times = [(seconds(ours, memory), seconds(theirs, memory)) for _ in range(ROUNDS)]
+    finally:
+        shutil.rmtree(memory, ignore_errors=True)
+    best_ours = min(ours_took for ours_took, _ in times)
+    best_theirs = min(theirs_took for _, theirs_took in times)
+    assert best_ours < GENEROUS * best_theirs, f"{best_ours:.1f} s against {best_theirs:.1f} s"

@@ -1,0 +1,146 @@
+"""A sample of the torture suite: some rounds of each area, and the suite's own promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.torture import deadline, isolation
+from tests.torture.registry import MODULES, areas
+from tests.torture.rounds import BROKEN, SAME, Broken, Round
+from tests.torture.world import World, nest
+
+REPO = Path(__file__).resolve().parents[2]
+SEED = os.environ.get("STAGER_TORTURE_SEED", "1")
+"""Fixed, so that a change is not refused by chance; ``scripts/torture`` chooses one by itself."""
+
+
+def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.torture", *arguments],
+        cwd=REPO,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def round_of(folder: Path, number: int = 0) -> Round:
+    world = World(place=folder, decompressor=folder)
+    return Round(area="x", seed=1, number=number, world=world, folder=folder / "round")
+
+
+def test_no_promise_is_broken_in_a_sample_of_all_areas() -> None:
+    done = torture("--sample", "--seed", SEED, "--json")
+    print(done.stderr)  # the seed, and how to play a round again
+    report = json.loads(done.stdout)
+    assert report["broken"] == []
+    assert done.returncode == 0
+    assert {row["area"] for row in report["areas"]} == {*MODULES, "all"} - {"slurm"}
+
+
+def test_what_a_round_does_depends_on_seed_area_and_number_alone(tmp_path: Path) -> None:
+    one, two, other = round_of(tmp_path), round_of(tmp_path), round_of(tmp_path, 1)
+    first = [one.rng.random() for _ in range(5)]
+    assert first == [two.rng.random() for _ in range(5)]
+    assert first != [other.rng.random() for _ in range(5)]
+
+
+def test_every_area_says_what_it_promises_and_is_described() -> None:
+    text = (REPO / "docs" / "reliability.md").read_text()
+    for area in areas():
+        assert area.promise
+        assert area.rounds > 0
+        assert f"| `{area.name}` |" in text
+
+
+def hangs(round_: Round) -> str:
+    round_.did("hang")
+    while True:
+        pass
+
+
+def breaks(round_: Round) -> str:
+    round_.did("break it")
+    raise Broken("it holds", "it does not")
+
+
+def leaves(round_: Round) -> str:
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return SAME
+
+
+def fails(round_: Round) -> str:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("attempt", "promise"),
+    [
+        (hangs, "it ends within 1 seconds"),
+        (breaks, "it holds"),
+        (leaves, "no process is left behind"),
+        (fails, "no exception but the product's own errors"),
+    ],
+)
+def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path) -> None:
+    code = (
+        "import json, sys; from pathlib import Path; from tests.repository import test_torture as t; "
+        "from tests.torture import isolation; isolation.adopt_orphans(); "
+        f"r = t.round_of(Path({str(tmp_path)!r})); "
+        f"print(json.dumps(isolation.play(t.{attempt.__name__}, r, seconds=1, own=False)))"  # type: ignore[attr-defined]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    told = json.loads(done.stdout)
+    assert (told["outcome"], told["promise"]) == (BROKEN, promise)
+    if attempt in (hangs, breaks):
+        assert told["steps"]
+
+
+def test_ctrl_c_ends_the_suite_and_leaves_nothing(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tests.torture", "settings", "--seconds", "300", "-v"]
+    with subprocess.Popen(argv, cwd=REPO, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("settings"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == -signal.SIGINT, said
+    assert not list(Path("/var/tmp").glob(f"stager-torture-{process.pid}-*"))
+
+
+def test_a_deadline_waits_for_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = tmp_path / "loadavg"
+    monkeypatch.setattr(deadline, "_LOAD", load)
+    limit = deadline.Deadline(0.02)
+    load.write_text("900.00 400.00 200.00 1000000/1000100 5\n")  # thousands of times too many
+    time.sleep(0.1)
+    assert not limit.passed()
+    load.write_text("0.10 0.10 0.10 1/100 5\n")
+    time.sleep(0.1)
+    assert limit.passed()
+
+
+def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
+    place = tmp_path / "deep"
+    nest(place, 1500)
+    isolation.remove(place)
+    assert not place.exists()

@@ -1,0 +1,331 @@
+"""The whole build, in this process: what goes into a bundle, and what a second build does again."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from stager.building.build import Built, build_report
+from stager.building.current_bundle import current_bundle, offline_root
+from stager.config.load import load
+from stager.core.errors import BundleError, ConfigError, ResolveError, WheelError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.pack.existing import newest
+from tests.support.building import Project, Recorder, contents, digests, index_of
+from tests.support.wheelhouse import conflicting_pair, make_wheel
+
+EVERYTHING = ("alpha", "cli-tool", "My.Odd_Name", "ns-one", "ns-two", "pth-pkg", "schemes")
+
+
+def shipped(project: Project, built: Built, kind: str) -> set[str]:
+    """The files of the layers of one kind, without bytecode."""
+    layers = [layer for layer in built.made.layers if layer.kind == kind]
+    paths = {
+        path for layer in layers for path in contents(project.store.layer(layer.id))
+    }  # fmt: skip
+    return {path for path in paths if "__pycache__" not in path}
+
+
+# --- the environment -----------------------------------------------------------------------------
+
+
+def test_every_kind_of_package_works_where_it_is_unpacked(project: Project) -> None:
+    project.settings(*EVERYTHING).build()
+    code = (
+        "import os, importlib.metadata as m\n"
+        "import alpha, beta, my_odd_name, schemes_pure, schemes_plat, from_pth\n"
+        "import shared_ns.one, shared_ns.two\n"
+        "print(beta.VERSION, shared_ns.one.WHO, shared_ns.two.WHO, from_pth.VALUE)\n"
+        "print(os.environ['PTH_PKG_RAN'], m.version('my-odd-name'), __import__('sys').prefix)\n"
+    )
+    done = project.stager("exec", "-q", "--", "python", "-c", code)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "2.0 one two reached through a .pth"
+    ran, version, prefix = second.split()
+    assert (ran, version) == ("1", "1.0")
+    for name, said in (("cli-tool", "cli-tool ran\n"), ("schemes-script", f"schemes {prefix}\n")):
+        done = project.stager("exec", "-q", "--", name)
+        assert (done.returncode, done.stdout) == (0, said)
+
+
+def test_the_report_has_the_keys_that_scripts_rely_on(project: Project) -> None:
+    built = project.build()
+    report = build_report(built)
+    assert report["bundle"] == str(built.packed.path)
+    assert report["id"] == built.packed.manifest.id
+    assert len(report["id"]) == 64
+    assert report["packages"] == 2
+    assert report["bundle_bytes"] == built.packed.path.stat().st_size
+    indexes = [index_of(project.store.layer(layer.id)) for layer in built.made.layers]
+    assert report["files"] == sum(len(index.files) for index in indexes)
+    assert report["unpacked_bytes"] == sum(index.unpacked_size for index in indexes)
+    assert (report["layers_built"], report["layers_reused"]) == (4, 0)
+    assert list(report["seconds"]) == ["lock", "wheels", "layers", "bundle"]
+    assert not report["proved"]
+
+
+# --- again ---------------------------------------------------------------------------------------
+
+
+def test_a_second_build_makes_nothing(project: Project) -> None:
+    first, again = project.build(), project.build()
+    assert (again.made.built, again.made.reused) == (0, first.made.built)
+    assert again.packed.reused
+    assert again.packed.path == first.packed.path
+
+
+def test_a_changed_project_is_one_layer(project: Project) -> None:
+    first = project.build()
+    (project.root / "train.py").write_text("print('changed')\n")
+    second = project.build()
+    assert second.made.built == 1
+    assert second.packed.path != first.packed.path
+    found = newest(project.store, project.root / "stager.toml")
+    assert found is not None
+    assert found.path == second.packed.path
+
+
+def test_a_changed_wheel_is_one_layer(project: Project) -> None:
+    more = "[project]\npath = false"  # the settings are a part of the project, and change too
+    project.settings("alpha", "beta==1.1", more=more).build()
+    changed = project.settings("alpha", "beta==2.0", more=more).build()
+    assert (changed.made.built, changed.made.reused) == (1, 2)
+    back = project.settings("alpha", "beta==1.1", more=more).build()
+    assert back.made.built == 0
+    assert back.packed.reused
+
+
+def test_a_damaged_layer_is_mended(project: Project) -> None:
+    built = project.build()
+    good = digests(project.store.layers)
+    cut, flipped = (project.store.layer(layer.id) for layer in built.made.layers[:2])
+    os.truncate(cut, 50)
+    data = bytearray(flipped.read_bytes())
+    data[-1] ^= 1
+    flipped.write_bytes(data)
+    built.packed.path.unlink()
+    with pytest.raises(BundleError, match=r"layer of beta 2\.0 is damaged"):
+        project.build()
+    assert project.build().made.built == 1
+    assert digests(project.store.layers) == good
+
+
+def test_a_damaged_bundle_is_written_again(project: Project) -> None:
+    path = project.build().packed.path
+    good = path.read_bytes()
+    path.write_bytes(good[:1000] + b"x" + good[1001:])
+    again = project.build()
+    assert not again.packed.reused
+    assert path.read_bytes() == good
+
+
+# --- the project, the trainer, the assets --------------------------------------------------------
+
+
+def test_the_project_layer_honours_gitignore_exclude_and_outputs(project: Project) -> None:
+    for path in ("lib/a.py", "lib/.gitignore", "runs/1.log", "big.pt", "out/model", "keep.pt"):
+        (project.root / path).parent.mkdir(exist_ok=True)
+        (project.root / path).write_text("")
+    (project.root / ".gitignore").write_text("runs/\n")
+    more = '[project]\nexclude = ["*.pt", "!keep.pt"]\noutputs = ["out/"]'
+    built = project.settings("alpha", more=more).build()
+    assert shipped(project, built, "project") == {
+        f"project/{path}"
+        for path in (".gitignore", "keep.pt", "lib/.gitignore", "lib/a.py", "stager.toml",
+                     "train.py")
+    }  # fmt: skip
+
+
+def test_what_a_run_writes_does_not_make_the_bundle_stale(project: Project) -> None:
+    project.settings("alpha", more='[project]\noutputs = ["out"]')
+    path = project.build().packed.path
+    (project.root / "out").mkdir()
+    (project.root / "out" / "model.pt").write_bytes(b"weights")
+    assert current_bundle(load(project.root), Recorder()).path == path
+
+
+def test_the_offline_root_is_not_shipped_even_in_the_project(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = project.root / "store [1]"
+    project.store.root.rename(inside)
+    monkeypatch.setenv("OFFLINE_ROOT", str(inside))
+    here = Project(root=project.root, store=Store(inside))
+    built = here.build()
+    assert not any("store" in path for path in shipped(here, built, "project"))
+    again = here.build()
+    assert (again.made.built, again.packed.path) == (0, built.packed.path)
+
+
+def test_the_trainer_rides_along(project: Project) -> None:
+    built = project.build()
+    found = shipped(project, built, "trainer")
+    assert ".stager/site/trainer/__main__.py" in found
+    assert all(path.startswith(".stager/site/trainer/") for path in found)
+
+
+def test_assets_are_layers_of_their_own(project: Project, tmp_path: Path) -> None:
+    (project.root / "data").mkdir()
+    (project.root / "data" / "a.csv").write_text("a\n")
+    (project.root / "data" / "b.csv").write_text("b\n")
+    outside = tmp_path / "model"
+    outside.mkdir()
+    (outside / "weights.bin").write_bytes(b"w")
+    more = f'[assets]\npaths = ["data/a.csv", "data/*.csv", "{outside}", "./data/a.csv"]'
+    built = project.settings("alpha", more=more).build()
+    assert shipped(project, built, "asset") == {
+        "assets/data/a.csv",
+        "assets/data/b.csv",
+        "assets/model/weights.bin",
+    }
+    assert not any("data" in path for path in shipped(project, built, "project"))
+    (outside / "weights.bin").write_bytes(b"other")
+    assert project.build().made.built == 1
+
+
+def test_two_names_for_one_asset_are_one_layer(project: Project) -> None:
+    (project.root / "a.csv").write_text("a\n")
+    built = project.settings("alpha", more='[assets]\npaths = ["a.csv", "*.csv"]').build()
+    assert sum(layer.kind == "asset" for layer in built.made.layers) == 1
+
+
+def test_models_by_name_are_refused_with_what_to_do(project: Project) -> None:
+    project.settings("alpha", more='[assets]\nmodels = ["a/b"]\ndatasets = ["c"]')
+    with pytest.raises(ConfigError) as caught:
+        project.build()
+    assert caught.value.context == ("assets.models: a/b", "assets.datasets: c")
+    assert "assets.paths" in caught.value.hint
+
+
+# --- packages that do not fit, or lie ------------------------------------------------------------
+
+
+def test_two_packages_that_fight_over_a_file_get_no_bundle(
+    project: Project, wheelhouse: Path
+) -> None:
+    conflicting_pair(wheelhouse)
+    project.settings("clash-one", "clash-two")
+    with pytest.raises(WheelError) as caught:
+        project.build()
+    assert "clash-one 1.0 and clash-two 1.0" in caught.value.context[0]
+    assert list(project.store.bundles.iterdir()) == []
+    assert newest(project.store, project.root / "stager.toml") is None
+
+
+def test_a_wheel_that_is_not_the_locked_one(project: Project, wheelhouse: Path) -> None:
+    project.build()
+    files = {"beta/__init__.py": "VERSION = 'forged'\n"}
+    make_wheel(wheelhouse, "beta", "2.0", files=files)
+    (project.store.wheels / "beta-2.0-py3-none-any.whl").unlink()
+    with pytest.raises(WheelError) as caught:
+        project.build()
+    (line,) = caught.value.context
+    assert "beta-2.0-py3-none-any.whl: differs from the lock: expected sha256" in line
+
+
+def test_a_wheel_damaged_after_download(project: Project, wheelhouse: Path, tmp_path: Path) -> None:
+    first = project.build()
+    wheel = project.store.wheels / "beta-2.0-py3-none-any.whl"
+    wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
+    origin = wheelhouse.rename(tmp_path / "away")
+    with pytest.raises(WheelError) as caught:
+        project.build(offline=True)
+    assert "beta-2.0-py3-none-any.whl: differs from the lock" in caught.value.context[0]
+    assert str(project.store.wheels) in caught.value.hint
+    origin.rename(wheelhouse)
+    again = project.build()  # where it can be had, it is fetched again
+    assert again.made.built == 0
+    assert again.packed.path == first.packed.path
+
+
+def test_without_the_decompressor_the_message_says_what_to_put_where(
+    project: Project,
+) -> None:
+    project.build()
+    (wheel,) = project.store.wheels.glob("zstandard-*")
+    name = wheel.name
+    wheel.unlink()
+    for offline in (True, False):
+        with pytest.raises(WheelError, match="decompressor") as caught:
+            project.build(offline=offline)
+        assert name in caught.value.hint
+        assert str(project.store.wheels) in caught.value.hint
+
+
+# --- where, and who else -------------------------------------------------------------------------
+
+
+def test_the_offline_root_is_the_variables_then_the_settings_then_the_default(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    project.settings("alpha", more='offline-root = "here"')
+    assert offline_root(load(project.root)) == project.store.root
+    monkeypatch.delenv("OFFLINE_ROOT")
+    assert offline_root(load(project.root)) == project.root / "here"
+    project.settings("alpha", more='python = "3.12"')
+    assert offline_root(load(project.root)) == Path.home() / "offline_repo_py312"
+    project.settings("alpha")
+    own = Target.of_host().python.replace(".", "")
+    assert offline_root(load(project.root)) == Path.home() / f"offline_repo_py{own}"
+    monkeypatch.setenv("OFFLINE_ROOT", "~/x")
+    assert offline_root(load(project.root)) == Path.home() / "x"
+
+
+def test_whoever_has_to_wait_is_told(project: Project) -> None:
+    recorder = Recorder()
+    with project.store.lock():
+        other = threading.Thread(target=project.build, args=(recorder,))
+        other.start()
+        other.join(1)
+        assert other.is_alive()
+        assert recorder.notes == [f"waiting for another build in {project.store.root}"]
+    other.join(60)
+    assert recorder.phases == ["lock", "wheels", "layers", "bundle"]
+
+
+def test_a_target_without_bytecode_is_noted(project: Project) -> None:
+    recorder = Recorder()
+    built = project.settings("alpha", more='python = "3.14"').build(recorder, prove=True)
+    assert any("no bytecode is included" in note for note in recorder.notes)
+    if built.proof is not None and not built.proof.done:
+        assert recorder.notes[-1] == "closure not proved: there is no Python 3.14 here"
+    assert built.packed.manifest.decompressor is None
+
+
+def test_without_a_build_there_is_no_newest_bundle(project: Project) -> None:
+    with pytest.raises(BundleError, match="there is no bundle of project") as caught:
+        current_bundle(load(project.root), Recorder())
+    assert "stager build" in caught.value.hint
+
+
+def test_changed_requirements_are_left_to_a_build(project: Project) -> None:
+    project.build()
+    project.settings("alpha", "cli-tool")
+    with pytest.raises(BundleError, match="requirements of project have changed") as caught:
+        current_bundle(load(project.root), Recorder())
+    assert "stager build" in caught.value.hint
+
+
+def test_a_changed_project_is_built_again_on_the_way(project: Project) -> None:
+    first = project.build().packed.path
+    (project.root / "train.py").write_text("print('changed')\n")
+    recorder = Recorder()
+    second = current_bundle(load(project.root), recorder).path
+    assert second != first
+    assert second.exists()
+    assert not first.exists(), "the bundle that it replaces is left"
+    assert any("building it again" in note for note in recorder.notes)
+    assert current_bundle(load(project.root), Recorder()).path == second
+
+
+def test_nothing_is_built_with_a_requirement_that_is_not_there(project: Project) -> None:
+    project.settings("alpha", "no-such-thing")
+    with pytest.raises(ResolveError) as caught:
+        project.build()
+    assert "no-such-thing" in "\n".join([caught.value.message, *caught.value.context])
+    assert not (project.root / "pylock.toml").exists()

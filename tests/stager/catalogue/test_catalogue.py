@@ -1,0 +1,170 @@
+"""The catalogue of failures: its tables, and a sample of a log for each of its entries.
+
+A sample begins with two lines that are not part of the log: how it was made, and what a diagnosis
+of a directory that holds nothing else has to say. What was provoked is shortened: frames of
+libraries are left out, and neutral paths stand for those of the machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+from typer.main import get_command
+
+from stager.catalogue import catalogue
+from stager.catalogue.catalogue import CLASSES, ROLES, TELLS, Entry, entry, match
+from stager.cli import app
+from stager.diagnosis.diagnose import diagnose
+from stager.logs.files import find
+
+REPO = Path(__file__).resolve().parents[3]
+TABLES = sorted((REPO / "stager/catalogue").glob("*.toml"))
+SAMPLES = sorted((REPO / "tests/samples/failures").glob("*.txt"))
+REQUIRED = {"needle", "pattern", "role", "class", "cause", "remedy", "source"}
+OPTIONAL = {"tells", "over", "needs"}
+HEADER = re.compile(
+    r"# made: (?P<how>provoked with|written from) (?P<what>\S.*)\n# expect: (?P<expected>\S.*)\n"
+)
+FOREIGN = {
+    *("--mem", "--exact", "--overlap", "--cpu-bind", "--kill-on-bad-exit", "--me"),  # Slurm
+    *("--jobs", "--format", "--rdzv-id", "--nnodes"),  # sacct, torchrun
+    "--out",  # the trainer's
+}
+"""Options of other programs that remedies name."""
+
+
+@functools.cache
+def raw() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for table in TABLES:
+        for name, fields in tomllib.loads(table.read_text(encoding="utf-8")).items():
+            assert name not in found, f"{name} is in two tables"
+            found[name] = fields
+    return found
+
+
+@functools.cache
+def options(command: str | None = None) -> set[str]:
+    """The options of a command of stager's; without one, of all."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    chosen = commands.values() if command is None else [commands[command]]
+    return {opt for one in chosen for parameter in one.params for opt in parameter.opts}
+
+
+@functools.cache
+def settings() -> set[str]:
+    """The keys of ``stager.toml``, as the template for a new one names them."""
+    found, section = set(), ""
+    for line in (REPO / "stager/template.toml").read_text(encoding="utf-8").splitlines():
+        if header := re.fullmatch(r"\[([\w.]+)\]", line):
+            section = header[1]
+        elif key := re.match(r"(?:# )?([a-z-]+) = ", line):
+            found.add(f"{section}.{key[1]}")
+    assert {"assets.paths", "cluster.gpus-per-node"} <= found
+    return found
+
+
+def entry_of(sample: Path) -> Entry:
+    """A second sample of an entry has a number behind its name."""
+    return entry(re.sub(r"-\d$", "", sample.stem))
+
+
+def log_of(sample: Path) -> str:
+    text = sample.read_text(encoding="utf-8")
+    header = HEADER.match(text)
+    assert header, sample
+    return text[header.end() :]
+
+
+def expected_of(sample: Path) -> dict[str, str]:
+    header = HEADER.match(sample.read_text(encoding="utf-8"))
+    assert header
+    return dict(re.findall(r"(class|node|rank)=(\S+)", header["expected"]))
+
+
+def test_there_are_enough() -> None:
+    assert len(raw()) >= 45
+    assert {one.name for one in catalogue.catalogue()} == set(raw())
+    made = [HEADER.match(sample.read_text(encoding="utf-8")) for sample in SAMPLES]
+    assert sum(header is not None and header["how"] == "provoked with" for header in made) >= 20
+
+
+@pytest.mark.parametrize("name", sorted(raw()))
+def test_an_entry_is_well_formed(name: str) -> None:
+    fields = raw()[name]
+    assert REQUIRED <= set(fields) <= REQUIRED | OPTIONAL
+    assert all(isinstance(value, str) and value for value in fields.values())
+    assert fields["class"] in CLASSES
+    assert fields["role"] in ROLES
+    assert fields.get("tells", "exit") in TELLS
+    assert fields.get("needs", name) in raw()
+    for text in (fields["needle"], fields.get("over", "")):
+        assert not re.search(r"\d", text), "a needle is looked for in lines without their digits"
+    groups = set(re.compile(fields["pattern"]).groupindex) | {"node"}
+    for text in (fields["cause"], fields["remedy"]):
+        assert not re.search(r"[.!?](?:\s|$)", text), "one sentence, without its full stop"
+        assert {field for _, field, _, _ in string.Formatter().parse(text) if field} <= groups
+    assert match("", [entry(name)]) is None
+    assert re.search(fields["pattern"], "") is None
+
+
+@pytest.mark.parametrize("name", sorted(raw()))
+def test_what_a_remedy_names_exists(name: str) -> None:
+    for text in (raw()[name]["remedy"], raw()[name]["cause"]):
+        for code in re.findall(r"`stager ([^`]+)`", text):
+            command, *arguments = code.split()
+            assert {one for one in arguments if one.startswith("-")} <= options(command)
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+        assert named <= options() | FOREIGN
+        sections = "environment|project|assets|cluster|launch"
+        for key in re.findall(rf"\b((?:{sections})\.[a-z-]+)", text):
+            assert key in settings()
+
+
+def test_every_entry_has_a_sample() -> None:
+    assert {entry_of(sample).name for sample in SAMPLES} == set(raw())
+
+
+def test_a_pattern_finds_nothing_without_its_needle() -> None:
+    lines = {line for sample in SAMPLES for line in log_of(sample).splitlines()}
+    for one in catalogue.catalogue():
+        for line in lines:
+            if one.pattern.search(line):
+                assert one.needle in line, (one.name, line)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
+def test_a_sample_shows_its_entry(sample: Path) -> None:
+    """One of its lines is told by that entry, and not by one that stands before it."""
+    text = log_of(sample)
+    assert any(found[0] is entry_of(sample) for line in text.splitlines() if (found := match(line)))
+    assert text.endswith("\n")
+    assert not re.search(r"/work/|/tmp/v/|/root/", text), "a path of the machine it was made on"
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
+def test_a_sample_is_diagnosed(sample: Path, tmp_path: Path) -> None:
+    (tmp_path / "slurm.out").write_text(log_of(sample), encoding="utf-8")
+    first = diagnose(find(str(tmp_path), tmp_path)).first
+    expected = expected_of(sample)
+    if not expected:
+        assert first is None
+        return
+    assert first is not None
+    assert first.kind == expected["class"]
+    assert first.node == expected.get("node", first.node)
+    rank = "none" if first.rank is None else str(first.rank)
+    assert rank == expected.get("rank", rank)
+    assert first.hint
+
+
+def test_warnings_of_python_are_no_causes() -> None:
+    line = "x.py:54: UserWarning: {} /lib64/libm.so.6: version `GLIBC_2.29' not found (required by"
+    assert match(line.replace("UserWarning: {}", "OSError:")) is not None
+    assert match(line.format("not used:")) is None

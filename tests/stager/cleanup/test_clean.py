@@ -1,0 +1,329 @@
+"""Cleaning the offline root: what some project needs, or somebody uses, is never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from bundle.format.archive import BundleFile
+from bundle.protocol.digest import Digest
+from stager.cleanup.clean import Item, Rules, Swept, apply, nodes_keep, plan
+from stager.core.errors import StagerError
+from stager.core.store import Store
+from stager.pack.existing import node_program
+from tests.support.building import Project, digests, left_in_tmp
+from tests.support.wheelhouse import make_wheel
+
+DAYS = 3 * 86400.0
+
+
+def later() -> float:
+    """A time at which whatever is there now has not been used for days."""
+    return time.time() + DAYS
+
+
+def names(items: Iterable[Item]) -> set[tuple[str, str]]:
+    return {(item.kind, item.path.name) for item in items}
+
+
+def sweep(store: Store, **rules: object) -> Swept:
+    """Clean after some days; the plan must have said the same, and touched nothing."""
+    before = digests(store.root)
+    now, chosen = later(), Rules(**rules)  # type: ignore[arg-type]
+    planned = plan(store, chosen, now)
+    assert digests(store.root) == before
+    done = apply(store, chosen, now)
+    assert names(done.removed) | names(item for item, _ in done.left) == names(planned)
+    assert done.freed == sum(item.size for item in done.removed)
+    return done
+
+
+def rebuilt(project: Project) -> tuple[Path, Path]:
+    """Two builds of the project, with another file in between: the old bundle, and the new one."""
+    old = project.build().packed.path
+    (project.root / "train.py").write_text("print('changed')\n")
+    return old, project.build().packed.path
+
+
+def other_project(project: Project, *requirements: str) -> Project:
+    """A second project that uses the same store."""
+    root = project.root.with_name("other")
+    root.mkdir()
+    (root / "main.py").write_text("print('other')\n")
+    return Project(root=root, store=project.store).settings(*requirements)
+
+
+# --- bundles, and what they need -----------------------------------------------------------------
+
+
+def test_an_old_bundle_goes_with_what_only_it_needed(project: Project) -> None:
+    old, new = rebuilt(project)
+    with BundleFile(str(old)) as first, BundleFile(str(new)) as second:
+        only = {layer.id for layer in first.manifest.layers} - {
+            layer.id for layer in second.manifest.layers
+        }
+    size = old.stat().st_size
+    done = sweep(project.store)
+    assert names(done.removed) == {
+        ("bundle", old.name),
+        ("seal", f"{old.name}.txt"),
+        *(("layer", f"{key}.tar.zst") for key in only),
+    }
+    assert len(only) == 1
+    assert done.freed > size
+    again = project.build()
+    assert (again.packed.path, again.packed.reused, again.made.built) == (new, True, 0)
+    assert sweep(project.store).removed == ()
+
+
+def test_what_is_in_use_stays_with_its_layers_and_its_program(project: Project) -> None:
+    old, _ = rebuilt(project)
+    program = node_program(old, project.store)
+    with BundleFile(str(old)) as held:
+        assert sweep(project.store).removed == ()
+        assert all(project.store.layer(layer.id).exists() for layer in held.manifest.layers)
+    assert program.exists()
+    assert ("bundle", old.name) in names(sweep(project.store).removed)
+
+
+def test_another_process_that_has_it_open_counts_too(project: Project) -> None:
+    old, _ = rebuilt(project)
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
+        "from bundle.format.archive import BundleFile\n"
+        f"handle = BundleFile({str(old)!r}); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as user:
+        assert user.stdout
+        assert user.stdout.readline() == "\n"
+        assert sweep(project.store).removed == ()
+        user.kill()
+    assert ("bundle", old.name) in names(sweep(project.store).removed)
+
+
+def test_what_was_used_today_stays(project: Project) -> None:
+    old, _ = rebuilt(project)
+    node_program(old, project.store)
+    done = apply(project.store, Rules(), time.time())
+    assert names(done.removed) == {("bundle", old.name), ("seal", f"{old.name}.txt")}
+
+
+def test_a_project_whose_folder_is_gone_needs_nothing(project: Project) -> None:
+    mine = project.build().packed.path
+    other = other_project(project, "beta")
+    theirs = other.build().packed.path
+    node_program(theirs, project.store)
+    assert sweep(project.store).removed == ()
+    shutil.rmtree(other.root)
+    found = names(sweep(project.store).removed)
+    assert {("bundle", theirs.name), ("seal", f"{theirs.name}.txt")} < found
+    assert {kind for kind, _ in found} == {"note", "bundle", "seal", "layer"}  # one program: shared
+    assert mine.exists()
+    assert len(list(project.store.projects.iterdir())) == 1
+    assert project.build().packed.reused
+
+
+def test_two_projects_that_share_a_bundle_keep_it(project: Project) -> None:
+    made = project.settings("alpha", more='[project]\nname = "both"').build().packed.path
+    copy = project.root.with_name("copy")
+    shutil.copytree(project.root, copy)
+    assert Project(root=copy, store=project.store).build().packed.path == made
+    shutil.rmtree(project.root)
+    assert names(sweep(project.store).removed).isdisjoint({("bundle", made.name)})
+    assert made.exists()
+
+
+def test_newest_bundles_go_on_request_but_the_locks_layers_stay(project: Project) -> None:
+    built = project.build()
+    done = sweep(project.store, keep_newest=False)
+    kinds = {kind for kind, _ in names(done.removed)}
+    assert kinds == {"bundle", "seal", "layer", "program"}
+    wheels = [layer for layer in built.packed.manifest.layers if layer.kind == "wheel"]
+    assert wheels
+    assert all(project.store.layer(layer.id).exists() for layer in wheels)
+    again = project.build(offline=True)
+    assert again.packed.path == built.packed.path
+    assert again.made.reused == len(wheels)
+
+
+# --- wheels --------------------------------------------------------------------------------------
+
+
+def test_wheels_go_on_request_and_only_those_that_no_lock_names(
+    project: Project, tmp_path: Path
+) -> None:
+    project.build()
+    (tmp_path / "more").mkdir()
+    stray = make_wheel(tmp_path / "more", "stray")
+    shutil.copy2(stray, project.store.wheels)
+    (project.store.wheels / "README.txt").write_text("mine")
+    there = {path.name for path in project.store.wheels.iterdir()}
+    assert sweep(project.store).removed == ()
+    assert plan(project.store, Rules(wheels=True), time.time()) == ()
+    done = sweep(project.store, wheels=True)
+    assert names(done.removed) == {("wheel", stray.name)}
+    assert {path.name for path in project.store.wheels.iterdir()} == there - {stray.name}
+    for path in project.store.layers.iterdir():
+        path.unlink()
+    assert project.build(offline=True).made.reused == 0
+
+
+def test_a_lock_that_nothing_was_built_from_counts_if_it_is_named(
+    project: Project, tmp_path: Path
+) -> None:
+    wheel = make_wheel(tmp_path, "planned")
+    shutil.copy2(wheel, project.store.wheels)
+    locked = other_project(project).locked(wheel)
+    assert names(plan(project.store, Rules(wheels=True), later())) == {("wheel", wheel.name)}
+    rules = Rules(wheels=True, projects=(locked.root,))
+    assert plan(project.store, rules, later()) == ()
+
+
+def test_wheels_built_here_go_with_the_folder_of_their_source(
+    project: Project, sdist: Path
+) -> None:
+    other = other_project(project, "from-source")
+    other.build()
+    (built,) = project.store.built.iterdir()
+    assert sweep(project.store, wheels=True).removed == ()
+    shutil.rmtree(other.root)
+    project.build()
+    assert "wheel" in {item.kind for item in sweep(project.store, wheels=True).removed}
+    assert not built.exists()
+
+
+def test_a_lock_that_cannot_be_read_removes_nothing(project: Project) -> None:
+    project.build()
+    lock = project.root / "pylock.toml"
+    lock.unlink()
+    lock.mkdir()
+    before = digests(project.store.root)
+    with pytest.raises(StagerError, match=r"pylock\.toml"):
+        apply(project.store, Rules(wheels=True), later())
+    assert digests(project.store.root) == before
+    assert {item.kind for item in plan(project.store, Rules(), later())} <= {"layer"}
+
+
+# --- left-overs, and other builds ----------------------------------------------------------------
+
+
+def test_partial_files_of_a_killed_build_go(project: Project) -> None:
+    project.build()
+    folder = project.store.scratch("new")
+    (folder / "half").write_bytes(b"h" * 1000)
+    done = sweep(project.store)
+    assert [(item.kind, item.size) for item in done.removed] == [("partial", 1000)]
+    assert left_in_tmp(project.store) == []
+
+
+def test_partial_files_of_a_build_under_way_do_not(project: Project) -> None:
+    project.build()
+    with project.store.lock():
+        (project.store.scratch("new") / "half").write_bytes(b"h")
+        assert plan(project.store, Rules(), later()) == ()
+    final = project.store.projects / "x"
+    with project.store.publishing(final) as partial:
+        partial.write_text("x")
+        assert apply(project.store, Rules(), later()).removed == ()
+
+
+def test_it_waits_for_a_build_and_decides_then(project: Project) -> None:
+    """The build under way makes a bundle the newest that was nobody's when the clean began."""
+    old, new = rebuilt(project)
+    (note,) = project.store.projects.iterdir()
+    code = (
+        "import sys, time\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r})\n"
+        "from stager.core.store import Store\n"
+        f"with Store(Path({str(project.store.root)!r})).lock():\n"
+        "    print(flush=True); sys.stdin.readline()\n"
+        f"    note = Path({str(note)!r})\n"
+        f"    note.write_text(note.read_text().replace({new.name!r}, {old.name!r}))\n"
+    )
+    told: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as build:
+        assert build.stdout
+        assert build.stdin
+        build.stdout.readline()
+        assert ("bundle", old.name) in names(plan(project.store, Rules(), later()))
+
+        def waiting() -> None:
+            told.append("waiting")
+            assert build.stdin
+            build.stdin.write("\n")
+            build.stdin.flush()
+
+        done = apply(project.store, Rules(), later(), waiting)
+    assert told == ["waiting"]
+    assert (old.exists(), new.exists()) == (True, False)
+    assert ("bundle", new.name) in names(done.removed)
+
+
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    store = Store(tmp_path / "none")
+    assert plan(store, Rules(wheels=True), later()) == ()
+    assert apply(store, Rules(), later()) == Swept(removed=(), left=())
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", "{}", '"text"', '{"project": 3, "bundle": "b"}'])
+def test_a_note_that_makes_no_sense_goes(project: Project, note: str) -> None:
+    made = project.build().packed.path
+    (project.store.projects / "bad.json").write_text(note)
+    assert names(sweep(project.store).removed) == {("note", "bad.json")}
+    assert made.exists()
+
+
+def test_links_and_foreign_files_stay(project: Project, tmp_path: Path) -> None:
+    project.build()
+    outside = tmp_path / "precious.pkgs.tar"
+    outside.write_bytes(b"p")
+    store = project.store
+    for place in (store.bundles, store.layers, store.programs, store.seals, store.projects):
+        for ending in (".pkgs.tar", ".tar.zst", ".pyz", ".pkgs.tar.txt", ".json"):
+            (place / f"link{ending}").symlink_to(outside)
+        (place / "notes.md").write_text("mine")
+    assert sweep(store, wheels=True).removed == ()
+    assert outside.read_bytes() == b"p"
+
+
+def test_a_damaged_bundle_of_a_project_stays_and_needs_nothing(project: Project) -> None:
+    made = project.build().packed.path
+    made.write_bytes(b"damaged")
+    removed = {item.kind for item in sweep(project.store).removed}
+    assert removed == {"layer", "program"}
+    assert made.exists()
+
+
+def test_items_travel_as_json(project: Project) -> None:
+    old, _ = rebuilt(project)
+    raw = [json.loads(json.dumps(item.to_json())) for item in plan(project.store, Rules(), later())]
+    (found,) = [one for one in raw if one["kind"] == "bundle"]
+    assert found == {
+        "kind": "bundle", "path": str(old), "size": os.path.getsize(old),
+        "why": "it is no project's newest",
+    }  # fmt: skip
+
+
+# --- what stays on the nodes ---------------------------------------------------------------------
+
+
+def test_nodes_keep_the_projects_newest_and_what_is_named() -> None:
+    new, old = Digest.of(b"new"), Digest.of(b"old")
+    assert nodes_keep(new, [], everything=False) == [new]
+    assert nodes_keep(new, [old, new], everything=False) == [new, old]
+    assert nodes_keep(new, [], everything=True) == []
+    assert nodes_keep(new, [old], everything=True) == [old]
+    assert nodes_keep(None, [], everything=False) == []

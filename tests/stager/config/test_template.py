@@ -1,0 +1,150 @@
+"""Starting a project: the file that is written can be read, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stager.config.load import load
+from stager.config.template import create, default
+from stager.core.errors import ConfigError, StagerError
+from tests.support.building import Project
+from tests.support.namespaces import namespace
+
+
+@pytest.mark.parametrize("name", ["requirements.in", "requirements.txt", "pyproject.toml"])
+def test_the_usual_file_is_found(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
+    assert create(tmp_path, None) == tmp_path / "stager.toml"
+    assert load(tmp_path).environment.requirements == (name,)
+
+
+def test_the_source_comes_before_what_was_compiled_from_it(tmp_path: Path) -> None:
+    for name in ("requirements.txt", "requirements.in"):
+        (tmp_path / name).write_text("")
+    create(tmp_path, None)
+    assert load(tmp_path).environment.requirements == ("requirements.in",)
+
+
+def test_an_empty_folder_gets_settings_that_can_be_read(tmp_path: Path) -> None:
+    create(tmp_path, None)
+    assert load(tmp_path).environment.requirements == ()
+
+
+def test_a_named_file_goes_before_the_usual_ones(tmp_path: Path) -> None:
+    (tmp_path / "requirements.in").write_text("")
+    (tmp_path / "deps").mkdir()
+    odd = Path("deps", 'odd "name".txt')
+    (tmp_path / odd).write_text("")
+    create(tmp_path, odd)
+    assert load(tmp_path).environment.requirements == (str(odd),)
+
+
+def test_a_named_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file missing\.txt"):
+        create(tmp_path, Path("missing.txt"))
+    assert not (tmp_path / "stager.toml").exists()
+
+
+def test_a_file_of_another_tool_is_not_named(tmp_path: Path) -> None:
+    for name, said in (("uv.lock", "uv export"), ("Pipfile", "pipenv"), ("odd.lst", "a folder")):
+        (tmp_path / name).write_text("")
+        with pytest.raises(ConfigError, match=f"{name} is not a requirement file") as caught:
+            create(tmp_path, Path(name))
+        assert said in caught.value.hint
+    assert not (tmp_path / "stager.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Pipfile", "pipenv requirements"), ("environment.yml", "conda"), ("uv.lock", "uv export")],
+)
+@pytest.mark.parametrize("inside", ["", "."])
+def test_what_only_another_tool_reads_makes_no_empty_list(
+    name: str, said: str, inside: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match=f"{name} .* cannot be read") as caught:
+        create(tmp_path, Path(inside) if inside else None)
+    assert said in caught.value.hint
+    assert not (tmp_path / "stager.toml").exists()
+    (tmp_path / "requirements.txt").write_text("alpha\n")  # what it says to do
+    create(tmp_path, Path(inside) if inside else None)
+    assert load(tmp_path).environment.requirements == ("requirements.txt",)
+
+
+def test_a_folder_is_looked_into(tmp_path: Path) -> None:
+    (tmp_path / "deps").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"no requirements file in deps: none of requirements\.in"
+    ):
+        create(tmp_path, Path("deps"))
+    assert not (tmp_path / "stager.toml").exists()
+    (tmp_path / "deps" / "requirements.txt").write_text("alpha\n")
+    create(tmp_path, Path("deps"))
+    assert load(tmp_path).environment.requirements == ("deps/requirements.txt",)
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "stager.toml").write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        create(tmp_path, None)
+    assert (tmp_path / "stager.toml").read_text() == "mine"
+
+
+def test_a_folder_that_takes_no_files() -> None:
+    with pytest.raises(StagerError, match=r"/proc/stager\.toml cannot be written") as caught:
+        create(Path("/proc"), None)
+    assert caught.value.hint
+
+
+def test_a_full_disk_leaves_no_half_of_it(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    shell = f"mount -t tmpfs -o size=4k none {full}; head -c 4096 /dev/zero > {full}/filler"
+    code = f"""
+from pathlib import Path
+from stager.core.errors import StagerError
+from stager.config.template import create
+try:
+    create(Path({str(full)!r}), None)
+except StagerError as exc:
+    said = exc.message
+print(json.dumps([said, [path.name for path in Path({str(full)!r}).iterdir()]]))
+"""
+    answer = namespace("-m", shell, code)
+    assert isinstance(answer, list)
+    assert "No space left" in answer[0]
+    assert answer[1] == ["filler"]
+
+
+@pytest.mark.parametrize("name", ["project", "two words", "naïve", "-"])
+def test_a_folder_without_settings_has_defaults(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    config = default(folder)
+    assert config.root == folder
+    assert config.environment.requirements == ()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_root_directory_has_defaults_too() -> None:
+    assert default(Path("/")).root == Path("/")
+
+
+def test_the_command_says_what_to_do_next(project: Project) -> None:
+    (project.root / "stager.toml").unlink()
+    (project.root / "requirements.txt").write_text("alpha\n")
+    done = project.stager("init", "--json")
+    assert json.loads(done.stdout) == {
+        "schema": 1,
+        "path": str(project.root / "stager.toml"),
+    }
+    assert "stager build" in done.stderr
+    assert project.build().packed.manifest.packages == ("alpha",)
+    again = project.stager("init")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "exists already" in again.stderr
+    assert "hint: " in again.stderr

@@ -1,0 +1,503 @@
+"""What a person sees: where it goes, in which colours, and what a job's end looks like."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.protocol.job import Job, Launch
+from bundle.protocol.problem import Problem
+from bundle.protocol.requires import Requires
+from stager.console import Console
+from stager.console.node_table import node_table
+from stager.core.errors import StagerError
+from stager.jobs.result import Outcome, run_report, verify_report
+
+ESCAPE = "\x1b"
+REPO = Path(__file__).resolve().parents[3]
+
+
+def job() -> Job:
+    launch = Launch(("t.py",), 2, "torchrun", "auto", "auto", None, 0)
+    return Job(
+        id="77", name="demo", allocation="local", nodes=("local1", "local2"), bundle="/b.tar",
+        bundle_id="0" * 64, requires=Requires("3.11", "x86_64", "glibc", "2.28"), room=(1, 1),
+        packages=(), imports=(), node_root="auto", run_dir="/w", log_dir="/logs", action="run",
+        import_modules=False, python_hints=(), launch=launch,
+    )  # fmt: skip
+
+
+def outcome(**result: Any) -> Outcome:
+    return Outcome(job=job(), bundle=Path("/b.tar"), result={"ok": False, "seconds": {}, **result})
+
+
+def problem(where: str = "") -> dict[str, str]:
+    return Problem("it does not fit", where, "needs 2 GB, 1 GB are free", "free some").to_json()
+
+
+def test_talk_and_data_are_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.say("talk")
+    console.data("data")
+    assert capsys.readouterr() == ("data\n", "talk\n")
+
+
+def test_quiet_leaves_data_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(quiet=True)
+    console.begin("unpack")
+    console.step("torch", 1, 2)
+    console.note("by the way")
+    console.event({"event": "unpack", "node": "n", "ok": True, "reused": True, "path": "/p"})
+    console.data("data")
+    console.error(StagerError("what", hint="do this", context=["a line"]))
+    assert capsys.readouterr() == ("data\n", "error: what\n  a line\nhint: do this\n")
+
+
+def test_json_owns_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(as_json=True)
+    console.data("NODE n OK")
+    console.emit({"ok": True})
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"schema": 1, "ok": True}
+    assert err == "NODE n OK\n"
+
+
+def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(as_json=True).error(StagerError("what", hint="do this", context=["a line"]))
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {
+        "schema": 1,
+        "ok": False,
+        "error": {"message": "what", "hint": "do this", "context": ["a line"]},
+    }
+    assert err.startswith("error: what\n")
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_ranks_output_is_the_first_nodes_unless_verbose(
+    verbose: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(verbose=verbose)
+    for node, head in (("local1", True), ("local2", False)):
+        console.event({"event": "output", "node": node, "head": head, "lines": [f"from {node}"]})
+    shown = capsys.readouterr().out.splitlines()
+    everything = ["local1: from local1", "local2: from local2"]
+    assert shown == (everything if verbose else ["from local1"])
+
+
+@pytest.mark.parametrize("changed", [{"max_restarts": 2}, {"elastic": (1, 2)}])
+def test_where_ranks_move_between_nodes_the_first_ones_are_shown(
+    changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torchrun may deal the first ranks to any node then."""
+    console = Console(quiet=True)
+    asked = job()
+    console.job(
+        replace(asked, launch=replace(asked.launch, nproc_per_node=2, **changed)), Path("b")
+    )
+    for rank, node, head in ((2, "local1", True), (0, "local2", False), (1, "local2", False)):
+        line = f"rank {rank}"
+        console.event(
+            {"event": "output", "node": node, "head": head, "rank": rank, "lines": [line]}
+        )
+    console.event({"event": "output", "node": "local1", "head": True, "rank": None, "lines": ["x"]})
+    assert capsys.readouterr().out.splitlines() == ["rank 0", "rank 1", "x"]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_torchruns_report_is_left_to_the_log(
+    restarts: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless ranks are started again: then more of the program's output follows it."""
+    text = (REPO / "tests" / "samples" / "torchrun-2.13-sigkill.txt").read_text()
+    console = Console(quiet=True)
+    asked = job()
+    console.job(replace(asked, launch=replace(asked.launch, max_restarts=restarts)), Path("/b"))
+    lines = [*text.splitlines(), "the second attempt"]
+    console.event({"event": "output", "node": "local1", "head": True, "lines": lines})
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:4] == lines[:4]
+    assert not [line for line in shown if "multiprocessing/api.py" in line]
+    assert ("the second attempt" in shown) == bool(restarts)
+    assert len(shown) == 4 if not restarts else len(shown) > 4
+
+
+@pytest.mark.parametrize("action", ["verify", "run"])
+def test_node_lines_are_the_result_of_verify_and_talk_of_run(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(quiet=action == "verify")
+    console.job(replace(job(), action=action), Path("/b"))
+    capsys.readouterr()
+    console.event({"event": "probe", "node": "n1", "ok": True, "line": "NODE n1 OK"})
+    out, err = capsys.readouterr()
+    assert (out, err) == (("NODE n1 OK\n", "") if action == "verify" else ("", "NODE n1 OK\n"))
+
+
+def slurm_job(**changed: Any) -> Job:
+    return replace(job(), allocation="slurm", id="", nodes=(), **changed)
+
+
+def test_a_slurm_job_is_named_when_it_has_its_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.job(slurm_job(), Path("/store/b.tar"))
+    console.talk("salloc: Pending job allocation 12")
+    console.talk("salloc: job 12 queued and waiting for resources")
+    console.talk("salloc: Granted job allocation 12")
+    nodes = [f"n{number:02}" for number in range(1, 11)]
+    console.event({"event": "job", "job_id": "12", "nodes": nodes, "log_dir": "/logs"})
+    assert capsys.readouterr().err.splitlines() == [
+        "bundle b.tar",
+        "  job 12 waits for its nodes (Ctrl-C gives it up)",
+        "  job 12: the nodes are ours",
+        "job 12: 10 nodes (n01,n02,n03,n04,n05,n06,n07,n08,...), logs: /logs",
+    ]
+
+
+def plan(sent: int) -> dict[str, Any]:
+    return {
+        "event": "plan", "why": "2 nodes lack 1 layer", "bytes": sent,
+        "groups": [
+            {"nodes": ["n1"], "how": "present", "bytes": 0, "layers": []},
+            {"nodes": ["n2", "n3"], "how": "broadcast", "bytes": sent, "layers": ["torch"]},
+        ],
+        "forecast": {"measured": False, "seconds": {
+            "preflight": 0.42, "send": 2.4, "unpack": 3.66, "stage": 4.1, "probe": 0.7,
+            "launch": 2.1, "total": 7.32,
+        }},
+    }  # fmt: skip
+
+
+EXPECTED = (
+    "  expected: preflight 0.4 s, send 2.4 s, unpack 3.7 s, stage 4.1 s, probe 0.7 s, "
+    "launch 2.1 s, total 7.3 s"
+)
+
+
+def test_what_is_going_to_be_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().event(plan(3_000_000))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "  2 nodes lack 1 layer",
+        "Placing the bundle",
+        "  n1 present 0.0 MB, 0 layers",
+        "  n2,n3 broadcast 3.0 MB, 1 layer",
+    ]
+
+
+def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(verbose=True)
+    asked = slurm_job(dry_run=True)
+    console.job(asked, Path("/b"))
+    console.event(plan(3_000_000))
+    ended = Outcome(job=asked, bundle=Path("/b"), result={"ok": True, "seconds": {}})
+    assert console.ran(ended) == console.verified(ended) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "n1 present 0.0 MB, 0 layers",
+        "n2,n3 broadcast 3.0 MB, 1 layer: torch",
+    ]
+    assert "nothing was sent, changed or started" in err
+    assert EXPECTED in err.splitlines()
+    assert "  (rates assumed)" in err.splitlines()
+    console.planned({"argv": ["salloc"], "bytes_at_most": 5, "forecast": {
+        **plan(0)["forecast"], "measured": True, "nodes": 3,
+    }})  # fmt: skip
+    err = capsys.readouterr().err
+    assert EXPECTED.replace("expected", "expected on 3 nodes with nothing there yet") in err
+    assert "  (rates measured on earlier jobs)" in err
+
+
+def test_nodes_that_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(quiet=True)
+    console.event({"event": "left-out", "nodes": {"n2": ["n2: the disk is full", "so is /tmp"]}})
+    assert capsys.readouterr().err == ("warning: n2 is left out: the disk is full; so is /tmp\n")
+
+
+def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
+    event = {
+        "event": "collected", "node": "n1", "from": "/tmp/w", "to": "/home/me/p", "files": 3,
+        "bytes": 2_500_000, "renamed": {"out": "out.1"}, "problems": [problem()],
+    }  # fmt: skip
+    Console().event(event)
+    assert capsys.readouterr().err.splitlines() == [
+        "  n1: 3 files, 2.5 MB: /tmp/w -> /home/me/p",
+        "  out was there already; this one is out.1",
+        "warning: n1: it does not fit; needs 2 GB, 1 GB are free; free some",
+    ]
+
+
+def test_a_note_of_the_far_side(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().event({"event": "note", "text": "by the way"})
+    assert capsys.readouterr().err == "  by the way\n"
+
+
+def slurm_outcome(**result: Any) -> Outcome:
+    asked = replace(job(), allocation="slurm", nodes=("n1", "n2", "n3"))
+    whole = {"ok": False, "seconds": {}, "bytes_broadcast": 0, **result}
+    return Outcome(job=asked, bundle=Path("/b.tar"), result=whole)
+
+
+def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"n2": [problem()], "n3": [problem("/x")]}
+    assert Console().verified(slurm_outcome(problems=found)) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2:] == [
+        "2 of 3 nodes cannot run it: n2,n3",
+        "hint: without them: --exclude=n2,n3",
+    ]
+    everyone = slurm_outcome(problems={name: [problem()] for name in ("n1", "n2", "n3")})
+    Console().verified(everyone)
+    assert "--exclude" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "kind", "said", "hint"),
+    [
+        ("time-limit", "time-limit", "the time limit was reached", "--time"),
+        ("cancelled", "killed", "was cancelled from outside", "sacct --jobs=77"),
+        ("node-failure", "node-failure", "a node of the job was lost", "--exclude"),
+        ("preempted", "preemption", "another job took the nodes", "--requeue"),
+        ("moonlight", "unknown", "Slurm ended the job: moonlight", "scontrol show job 77"),
+    ],
+)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_jobs_that_slurm_ends(
+    ended_by: str,
+    kind: str,
+    said: str,
+    hint: str,
+    interrupted: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """However the driver saw it: only a user's own Ctrl-C is an interrupt."""
+    end = Problem("the job was ended", "job 77", "", "").to_json()
+    ended = slurm_outcome(ended_by=ended_by, interrupted=interrupted, problems={"n1": [end]})
+    assert Console(quiet=True).ran(ended) == Console(quiet=True).verified(ended) == 3
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert hint in shown
+    assert "the job was ended" not in shown  # told once, and better
+    report = run_report(ended)
+    assert report["first_failure"]["class"] == kind
+    assert report["ended_by"] == ended_by
+
+
+def test_a_report_of_the_whole_job() -> None:
+    ended = slurm_outcome(ok=True, world_size=4, left_out=["n3"], task_codes={"0": 0})
+    ended.take({**plan(7), "v": 1, "job_id": "77", "phase": "place"})
+    ended.take({"event": "collected", "node": "n1", "files": 1, "v": 1})
+    report = run_report(ended)
+    kept = ("why", "bytes", "groups", "forecast")
+    assert report["plan"] == {key: plan(7)[key] for key in kept}
+    assert report["collected"] == [{"node": "n1", "files": 1}]
+    assert (report["left_out"], report["task_codes"]) == (["n3"], {"0": 0})
+    assert verify_report(ended)["left_out"] == ["n3"]
+
+
+def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
+    ended = slurm_outcome()
+    ended.take({"event": "job", "job_id": "78", "nodes": ["n5"], "log_dir": "/other"})
+    assert (ended.result, ended.job.id, ended.job.nodes) == ({}, "78", ("n5",))
+    assert ended.job.log_dir == "/other"
+
+
+def test_the_table_of_a_verification() -> None:
+    from rich.console import Console as RichConsole
+
+    ended = slurm_outcome(problems={"n2": [problem("[bold]/tmp")]})
+    packages = {"torch": "2.13.0", "transformers": "5.1"}
+    for node, ok in (("n1", True), ("n2", False)):
+        ended.take(
+            {
+                "event": "probe", "node": node, "ok": ok, "python": "3.11", "packages": packages,
+                "interface": "eth0", "address": "10.0.0.1", "seconds": 1.25, "origin_ok": ok,
+            }
+        )  # fmt: skip
+    screen = io.StringIO()
+    RichConsole(file=screen, width=160).print(node_table(verify_report(ended)["nodes"]))
+    lines = [line.split() for line in screen.getvalue().splitlines()]
+    assert lines[0] == [
+        "node", "state", "python", "torch", "tfm", "interface", "address", "seconds", "problem"
+    ]  # fmt: skip
+    facts = ["3.11", "2.13.0", "5.1", "eth0", "10.0.0.1", "1.2"]
+    assert lines[1] == ["n1", "OK", *facts]
+    assert lines[2][:9] == ["n2", "FAILED", *facts, "[bold]/tmp:"]
+    assert lines[3][:2] == ["n3", "FAILED"]
+
+
+def test_events_that_a_newer_far_side_may_send_are_passed_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Console().event({"event": "from-the-future", "node": "n"})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_node_that_failed_its_check_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().event({"event": "probe", "node": "n7", "ok": False})
+    assert capsys.readouterr().out == "NODE n7 FAILED\n"
+
+
+def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"local1": [problem()], "local2": [problem(), problem("/x")]}
+    assert Console().verified(outcome(problems=found)) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free; free some",
+        "error: local2: /x: it does not fit; needs 2 GB, 1 GB are free; free some",
+        "2 of 2 nodes cannot run it: local1,local2",
+    ]
+
+
+def test_a_nodes_name_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"local1": [problem("local1")], "local2": [problem("local2")]}
+    Console().verified(outcome(problems=found))
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free; free some"
+    )
+
+
+def test_a_job_that_a_node_could_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Console().ran(outcome(problems={"local2": [problem()]})) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "error: local2: it does not fit; needs 2 GB, 1 GB are free; free some",
+        "logs: /logs",
+        "more: stager diagnose 77 --log-dir /logs",
+    ]
+
+
+def test_a_job_whose_rank_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {
+        "node": "local2", "rank": 3, "local_rank": 1, "exit_code": 1, "exception": "KeyError",
+        "message": "'x'", "lines": ["Traceback", "KeyError: 'x'"], "time": 1.0,
+    }  # fmt: skip
+    ended = outcome(problems={"local2": []}, failures=[record], exit_codes={"local2": 1})
+    assert Console(quiet=True).ran(ended) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "error: local2 rank 3 failed (exit status 1): KeyError: 'x'",
+        "  | Traceback",
+        "  | KeyError: 'x'",
+        "class: python-error",
+        "hint: the traceback names the line in your program",
+        "logs: /logs",
+        "more: stager diagnose 77 --log-dir /logs",
+    ]
+
+
+def test_a_job_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {"preflight": 0.25, "launch": 60.0}
+    assert Console().ran(outcome(ok=True, world_size=4, seconds=seconds)) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "done: 4 ranks; preflight 0.2 s, launch 60.0 s",
+        "logs: /logs/demo.77.*.out",
+    ]
+
+
+def test_an_interrupted_job(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = outcome(interrupted=True)
+    assert Console().ran(ended) == Console().verified(ended) == 130
+    assert capsys.readouterr().err.count("interrupted; nothing is left running; logs: /logs\n") == 2
+
+
+def test_logs_that_are_not_complete_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    fault = "demo.77.local1.0.out: No space left on device"
+    lost = [{"node": "local1", "rank": rank, "bytes": 5, "why": fault} for rank in range(20)]
+    Console().ran(outcome(ok=True, world_size=1, logs_fault=fault, logs_lost=lost))
+    said = capsys.readouterr().err
+    assert f"warning: the logs are not complete: {fault}\n" in said
+    assert "warning: local1: output of rank 7 (5 bytes) is lost\n" in said
+    assert "rank 8" not in said
+    assert "warning: and output of 12 more ranks\n" in said
+
+
+def test_a_loss_that_is_the_error_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = [{"node": node, "rank": 3, "bytes": 5, "why": "a reason"} for node in ("n1", "n2")]
+    what = Problem("output of rank 3 (5 bytes) is lost", "n1", "a reason", "do this")
+    ended = outcome(problems={"n1": [what.to_json()]}, logs_lost=lost)
+    Console().verified(ended)
+    said = capsys.readouterr().err
+    assert said.count("n1: output of rank 3 (5 bytes) is lost") == 1
+    assert "error: n1: output of rank 3 (5 bytes) is lost; a reason; do this\n" in said
+    assert "warning: n2: output of rank 3 (5 bytes) is lost\n" in said
+
+
+def test_what_standard_output_has_no_letters_for_is_escaped() -> None:
+    code = r"from stager.console import Console; Console().data('a \u2603 \udcff')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"a \\u2603 \\udcff\n"), done.stderr
+
+
+SHOWN = """\
+import time
+from stager.console import Console
+from stager.console.node_table import node_table
+from stager.core.errors import StagerError
+console = Console()
+console.begin("layers")
+for done in range(1, 4):
+    console.step("torch 2.13.0 [bold]", done, 3)
+    time.sleep(0.15)
+console.data("/bundle.tar")
+console.error(StagerError("what [red]"))
+"""
+
+
+def on_terminal(**env: str) -> str:
+    """What the lines above look like on a terminal."""
+    leader, follower = pty.openpty()
+    started = subprocess.Popen(
+        [sys.executable, "-c", SHOWN],
+        cwd=REPO,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", **env},
+        stdout=subprocess.PIPE,
+        stderr=follower,
+    )
+    os.close(follower)
+    shown = b""
+    try:
+        while chunk := os.read(leader, 65536):
+            shown += chunk
+    except OSError:  # the other end is closed
+        pass
+    finally:
+        os.close(leader)
+    out, _ = started.communicate(timeout=20)
+    assert (started.returncode, out) == (0, b"/bundle.tar\n")
+    return shown.decode()
+
+
+def test_a_terminal_gets_colours_and_a_bar() -> None:
+    shown = on_terminal()
+    assert f"{ESCAPE}[1mMaking the layers{ESCAPE}[0m" in shown
+    assert f"{ESCAPE}[31;1merror: what [red]{ESCAPE}[0m" in shown
+    assert "torch 2.13.0 [bold]" in shown
+    assert "3/3" in shown
+
+
+def test_no_color_is_respected() -> None:
+    shown = on_terminal(NO_COLOR="1")
+    assert "Making the layers\r\n" in shown
+    assert "error: what [red]\r\n" in shown
+    assert f"{ESCAPE}[1m" not in shown
+    assert f"{ESCAPE}[3" not in shown
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    shown = on_terminal(TERM="dumb")
+    assert ESCAPE not in shown
+    assert "  torch 2.13.0 [bold] (2/3)\r\n" in shown

@@ -1,0 +1,253 @@
+"""The offline root: nothing half-written under a final name, one build at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import SpaceError, StagerError
+from stager.core.store import CHUNK, Store, sha256_of
+
+HOLD = """
+import sys
+from pathlib import Path
+from stager.core.store import Store
+store = Store(Path(sys.argv[1]))
+"""
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """A second process that uses a store; it says what it reached, a line at a time."""
+    argv = [sys.executable, "-c", HOLD + code, *map(str, arguments)]
+    repo = Path(__file__).resolve().parents[3]
+    return subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=repo
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "deep" / "root")
+
+
+def publish_half(store: Store, final: Path) -> None:
+    with store.publishing(final) as partial:
+        partial.write_bytes(b"half")
+        raise ValueError("mine")
+
+
+def leftovers(store: Store) -> list[Path]:
+    files = (path for path in store.root.rglob("*") if path.is_file())
+    return [path for path in files if not path.name.endswith(".lock")]
+
+
+def test_making_the_object_touches_nothing(store: Store) -> None:
+    assert not store.root.parent.exists()
+
+
+def test_folders_are_made_when_asked_for(store: Store) -> None:
+    folders = [store.wheels, store.built, store.layers, store.bundles, store.proofs]
+    assert len(set(folders)) == 5
+    assert all(folder.is_dir() and folder.parent == store.root for folder in folders)
+
+
+def test_a_file_where_a_folder_belongs(store: Store) -> None:
+    store.make_folder(store.root)
+    (store.root / "programs").write_text("x")
+    with pytest.raises(StagerError, match="programs is not a directory") as caught:
+        _ = store.programs
+    assert "move it away" in caught.value.hint
+
+
+def test_a_folder_where_a_file_belongs(store: Store) -> None:
+    (store.programs / "a.pyz").mkdir()
+    with (
+        pytest.raises(StagerError, match="is a directory, though a file belongs") as caught,
+        store.publishing(store.programs / "a.pyz") as partial,
+    ):
+        partial.write_bytes(b"x")
+    assert "move it away" in caught.value.hint
+
+
+def test_a_published_file_appears_whole(store: Store) -> None:
+    final = store.layers / "a.tar.zst"
+    with store.publishing(final) as partial:
+        partial.write_bytes(b"content")
+        assert not final.exists()
+        assert partial.stat().st_dev == store.root.stat().st_dev
+    assert final.read_bytes() == b"content"
+    assert leftovers(store) == [final]
+
+
+def test_publishing_again_replaces(store: Store) -> None:
+    final = store.layers / "a"
+    for content in (b"one", b"two"):
+        with store.publishing(final) as partial:
+            partial.write_bytes(content)
+    assert final.read_bytes() == b"two"
+
+
+def test_a_failed_block_publishes_nothing(store: Store) -> None:
+    final = store.layers / "a"
+    with pytest.raises(ValueError, match="mine"):
+        publish_half(store, final)
+    assert leftovers(store) == []
+
+
+def test_a_failed_block_keeps_what_was_there(store: Store) -> None:
+    final = store.layers / "a"
+    final.write_bytes(b"good")
+    with pytest.raises(ValueError, match="mine"):
+        publish_half(store, final)
+    assert final.read_bytes() == b"good"
+
+
+def test_a_block_that_writes_nothing_is_an_error(store: Store) -> None:
+    final = store.layers / "a"
+    with pytest.raises(StagerError, match=str(final)), store.publishing(final):
+        pass
+    assert leftovers(store) == []
+
+
+def test_kill_9_while_publishing_leaves_no_final_file(store: Store) -> None:
+    code = """
+with store.lock(), store.publishing(store.layers / 'a') as partial:
+    partial.write_bytes(b'half')
+    print('written', flush=True)
+    sys.stdin.read()
+"""
+    with start(code, store.root) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+    assert not (store.layers / "a").exists()
+    assert [path.read_bytes() for path in (store.root / "tmp").rglob("a")] == [b"half"]
+    with store.lock():  # the kernel dropped the dead holder's lock, and the next one sweeps
+        assert not (store.root / "tmp").exists()
+        with store.publishing(store.layers / "a") as partial:
+            partial.write_bytes(b"whole")
+    assert (store.layers / "a").read_bytes() == b"whole"
+
+
+def test_the_lock_keeps_a_second_process_out_until_it_is_free(store: Store) -> None:
+    code = """
+print('asking', flush=True)
+with store.lock():
+    print('inside', (store.root / 'first-is-done').exists(), flush=True)
+"""
+    with store.lock():
+        process = start(code, store.root)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asking\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        (store.root / "first-is-done").touch()
+    with process:
+        assert process.stdout.readline() == "inside True\n"
+        assert process.wait(timeout=30) == 0
+
+
+def test_the_lock_sweeps_what_a_killed_build_left(store: Store) -> None:
+    old = store.scratch("old")
+    (old / "part").write_bytes(b"x")
+    with store.lock():
+        assert not old.exists()
+
+
+def test_the_lock_is_free_after_an_error(store: Store) -> None:
+    with pytest.raises(ValueError, match="mine"), store.lock():
+        raise ValueError("mine")
+    with start("with store.lock(): print('inside')", store.root) as process:
+        assert process.communicate(timeout=30)[0] == "inside\n"
+
+
+def test_scratch_directories_are_private_and_different(store: Store) -> None:
+    one, two = store.scratch("x"), store.scratch("x")
+    assert one != two
+    assert one.stat().st_mode & 0o077 == 0
+
+
+def test_too_little_space_says_need_have_where_and_the_setting(store: Store) -> None:
+    free = shutil.disk_usage(store.root.parents[1]).free
+    store.require_space(1, "a small file")
+    with pytest.raises(SpaceError) as caught:
+        store.require_space(free * 2, "the layers")
+    for part in ("the layers", "need", "have", str(store.root)):
+        assert part in caught.value.message
+    assert "OFFLINE_ROOT" in caught.value.hint
+    assert "offline-root" in caught.value.hint
+
+
+def test_a_full_disk_while_writing_is_a_space_error(store: Store) -> None:
+    final = store.layers / "a"
+
+    def fill() -> None:
+        with store.publishing(final) as partial, Path("/dev/full").open("wb", buffering=0) as full:
+            partial.write_bytes(b"half")
+            full.write(b"x")  # the kernel's own ENOSPC
+
+    with pytest.raises(SpaceError, match=str(final)) as caught:
+        fill()
+    assert "OFFLINE_ROOT" in caught.value.hint
+    assert leftovers(store) == []
+
+
+def test_a_file_in_the_way_is_an_error_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "root")
+    with pytest.raises(StagerError, match="cannot write") as caught:
+        _ = store.wheels
+    assert str(store.root) in caught.value.message
+    assert "OFFLINE_ROOT" in caught.value.hint
+    with pytest.raises(StagerError, match="cannot write"), store.lock():
+        pass
+
+
+def test_a_place_that_takes_no_files_is_an_error() -> None:
+    with pytest.raises(StagerError, match="cannot write /proc/no-store-here"):
+        _ = Store(Path("/proc/no-store-here")).wheels  # not even root may
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1])
+def test_digest_of_a_file(size: int, tmp_path: Path) -> None:
+    data = bytes(range(251)) * (size // 251 + 1)
+    (tmp_path / "f").write_bytes(data[:size])
+    assert sha256_of(tmp_path / "f") == hashlib.sha256(data[:size]).hexdigest()
+
+
+def test_the_lock_tells_who_has_to_wait(store: Store) -> None:
+    told: list[str] = []
+    with store.lock(lambda: told.append("waiting")):
+        assert told == []
+        code = "with store.lock(lambda: print('waiting', flush=True)): print('inside', flush=True)"
+        process = start(code, store.root)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+    with process:
+        assert process.stdout.readline() == "inside\n"
+
+
+def test_what_is_just_being_published_without_the_lock_is_not_swept(store: Store) -> None:
+    with store.publishing(store.programs / "a") as partial:
+        partial.write_bytes(b"content")
+        with start("with store.lock(): print('inside')", store.root) as process:
+            assert process.communicate(timeout=30)[0] == "inside\n"
+    assert (store.programs / "a").read_bytes() == b"content"
+
+
+def test_what_cannot_be_read_is_not_blamed_on_the_store(store: Store, tmp_path: Path) -> None:
+    def copy() -> None:
+        with store.publishing(store.wheels / "a") as partial:
+            shutil.copyfile(tmp_path / "not there", partial)
+
+    with pytest.raises(StagerError, match=r"cannot read .*not there, of which a is made") as caught:
+        copy()
+    assert "OFFLINE_ROOT" not in caught.value.hint
+    assert leftovers(store) == []

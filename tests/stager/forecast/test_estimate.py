@@ -1,0 +1,133 @@
+"""What staging is going to take: every case, and from how many nodes on it pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.format.manifest import Layer, Manifest, Part
+from bundle.protocol.rates import ASSUMED
+from bundle.protocol.requires import Requires
+from bundle.transfer.forecast import Nodes, Work, forecast, staging
+from bundle.transfer.plan import parcel_size
+from stager.forecast.estimate import (
+    Setting,
+    cold,
+    from_files,
+    one_changed,
+    pays_from,
+    plan_report,
+    setting_of,
+    unchanged,
+)
+from stager.forecast.history import Basis
+from stager.forecast.shared_files import LUSTRE, NFS, from_shared
+from tests.stager.jobs.test_job import ZERO, config
+
+SIZES = {"small": (1_000, 10), "middling": (400_000, 60), "torch": (300_000_000, 30_000)}
+FAST = replace(LUSTRE, name="fast", call=1e-6, calls=1e9, node=1e12, all=1e15)
+
+
+def layer(name: str, kind: str = "wheel") -> Layer:
+    size, files = SIZES.get(name, (1_000, 5))
+    return Layer(id=ZERO, kind=kind, name=name, version="1", head=ZERO, head_size=1, size=size,
+                 unpacked_size=4 * size, files=files)  # fmt: skip
+
+
+MANIFEST = Manifest(
+    name="demo",
+    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
+    node=Part(name="node.pyz", sha256=ZERO, size=1),
+    decompressor=None,
+    layers=(layer("torch"), layer("demo", "project"), layer("small"), layer("middling")),
+    packages=("torch",),
+    imports=("torch",),
+)
+SETTING = Setting(
+    bundle=Path("/b.tar"),
+    manifest=MANIFEST,
+    size=300_500_000,
+    ranks=2,
+    cpus=4,
+    launcher="torchrun",
+    basis=Basis(),
+)
+
+
+def test_the_three_cases() -> None:
+    nodes = Nodes(8, cpus=4, ranks=2)
+    work = Work.of(MANIFEST.layers, MANIFEST.layers, SETTING.size)
+    assert cold(SETTING, 8) == forecast([staging(work, nodes)], nodes)
+    assert unchanged(SETTING, 8) == forecast([], nodes)
+    assert SETTING.changed is not None
+    assert SETTING.changed.name == "middling"
+    sent = parcel_size(SETTING.changed.members)
+    delta = Work(sent=sent, bytes=1_600_000, files=60, linked=MANIFEST.files - 60)
+    assert one_changed(SETTING, 8) == forecast([staging(delta, nodes)], nodes)
+    assert unchanged(SETTING, 8).total < one_changed(SETTING, 8).total < cold(SETTING, 8).total  # type: ignore[union-attr]
+
+
+def test_a_bundle_without_packages() -> None:
+    bare = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("demo", "project"),)))
+    assert one_changed(bare, 8) is None
+    report = plan_report(bare, [8])
+    assert (report["changed"], report["forecasts"][0]["one_changed"]) == (None, None)
+
+
+def test_running_from_shared_files_starts_the_launcher_too() -> None:
+    waiting = from_shared(MANIFEST.files, MANIFEST.unpacked_size, SETTING.nodes(8), NFS)
+    assert from_files(SETTING, 8, NFS) == pytest.approx(unchanged(SETTING, 8).launch + waiting)
+
+
+def test_from_how_many_nodes_on_it_pays() -> None:
+    assert pays_from(SETTING, LUSTRE) == 1
+    assert pays_from(SETTING, FAST) is None
+    few = [layer("small"), replace(layer("middling"), files=300)]
+    small = replace(SETTING, manifest=replace(MANIFEST, layers=tuple(few)), size=500_000)
+    count = pays_from(small, NFS)
+    assert count is not None
+    assert count > 1
+    assert cold(small, count).total < from_files(small, count, NFS)
+    assert cold(small, count - 1).total >= from_files(small, count - 1, NFS)
+
+
+def test_the_report() -> None:
+    report = plan_report(SETTING, [1, 512])
+    assert report["bundle_bytes"] == SETTING.size
+    assert (report["nproc_per_node"], report["cpus"], report["launcher"]) == (2, 4, "torchrun")
+    assert report["rates"]["basis"].startswith("assumed")
+    assert report["rates"]["link"] == ASSUMED.link
+    one, many = report["forecasts"]
+    assert (one["nodes"], one["world_size"], one["width"], one["levels"]) == (1, 2, 1, 1)
+    assert (many["world_size"], many["width"], many["levels"]) == (1024, 3, 6)
+    assert one["cold"] == cold(SETTING, 1).to_json()
+    assert list(one["shared"]) == list(report["pays_from"]) == ["lustre", "nfs"]
+    assert report["verdict"] == (
+        "staging pays: against Lustre from 1 node on, against NFS from 1 node on"
+    )
+    few = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("small"),)))
+    assert "against Lustre never" in plan_report(few, [1])["verdict"]
+
+
+def test_measured_rates_are_used_and_named() -> None:
+    slow = Basis(rates=ASSUMED.scaled(send=10.0), jobs=2, nodes=16)
+    measured = replace(SETTING, basis=slow)
+    assert cold(measured, 8).send == pytest.approx(10 * cold(SETTING, 8).send)
+    assert plan_report(measured, [8])["rates"]["basis"] == "measured on 2 jobs of up to 16 nodes"
+
+
+def test_the_settings_of_a_project(tmp_path: Path) -> None:
+    bundle = tmp_path / "b.tar"
+    bundle.write_bytes(b"x" * 70)
+    plain = setting_of(config(tmp_path), bundle, MANIFEST, Basis())
+    assert (plain.size, plain.ranks, plain.cpus, plain.launcher) == (70, 1, 1, "torchrun")
+    tables = {
+        "cluster": {"cpus-per-task": 8},
+        "launch": {"nproc-per-node": 2, "launcher": "srun"},
+    }
+    more = setting_of(config(tmp_path, **tables), bundle, MANIFEST, Basis())
+    assert (more.ranks, more.cpus, more.launcher) == (2, 8, "srun")
+    without = setting_of(config(tmp_path, launch=tables["launch"]), bundle, MANIFEST, Basis())
+    assert without.cpus == 2

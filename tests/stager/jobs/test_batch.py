@@ -1,0 +1,162 @@
+"""Batch jobs without a Slurm: the event log that grows, what a stand-in for sbatch says, scripts.
+
+What a real Slurm does with them is in ``slurm/test_login.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import JobError, StagerError
+from stager.jobs import batch
+from stager.jobs.batch import Submission, Submitted, follow, submit
+from stager.jobs.result import Outcome
+from tests.stager.console.test_console import slurm_outcome
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    """A stand-in for one of Slurm's commands, first on PATH."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(batch, "POLL_SECONDS", (0.1, 0.1))
+    monkeypatch.setattr(batch, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(batch, "LATE_SECONDS", 0.3)
+    return folder
+
+
+def submission() -> Submission:
+    return Submission(
+        argv=("sbatch", "--parsable"), environment=dict(os.environ), script="#!/bin/bash\ntrue\n"
+    )
+
+
+def unheard(event: object) -> None:
+    pytest.fail(f"nothing is waited for, and yet this is said: {event}")
+
+
+@pytest.mark.parametrize(
+    ("printed", "job_id", "cluster"),
+    [("12", "12", ""), ("12;east", "12", "east"), ("Welcome to this site\n12", "12", "")],
+)
+def test_the_script_is_handed_over(
+    commands: Path, tmp_path: Path, printed: str, job_id: str, cluster: str
+) -> None:
+    program(commands, "sbatch", f"cat >{tmp_path}/got\necho '{printed}'")
+    assert submit(submission(), unheard) == Submitted(job_id=job_id, cluster=cluster)
+    assert (tmp_path / "got").read_text() == "#!/bin/bash\ntrue\n"
+
+
+def test_sbatch_says_no(commands: Path) -> None:
+    said = "sbatch: error: Batch job submission failed: Invalid account or account/partition"
+    program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
+    with pytest.raises(StagerError, match="does not take the batch job: Invalid account") as caught:
+        submit(submission(), unheard)
+    assert "--account" in caught.value.hint
+    assert caught.value.exit_code == 1
+
+
+def test_sbatch_says_something_else(commands: Path) -> None:
+    program(commands, "sbatch", "cat >/dev/null; echo who knows")
+    with pytest.raises(StagerError, match="did not say which job it made: 'who knows'"):
+        submit(submission(), unheard)
+
+
+def outcome(folder: Path) -> Outcome:
+    ended = slurm_outcome()
+    ended.result = {}
+    ended.job = replace(ended.job, log_dir=str(folder))
+    return ended
+
+
+def test_events_are_passed_on_line_by_line_as_they_come(commands: Path, tmp_path: Path) -> None:
+    """A line that is being written waits for its end; the queue decides when the job is over."""
+    log = tmp_path / "events.12.jsonl"
+    events = [
+        {"event": "job", "job_id": "12", "nodes": ["n1"], "log_dir": str(tmp_path)},
+        {"event": "note", "text": "halfway"},
+        {"event": "result", "ok": True, "seconds": {}},
+    ]
+    first, second, third = (json.dumps(event) for event in events)
+    # The stand-in for squeue writes what the driver would have written meanwhile.
+    program(
+        commands,
+        "squeue",
+        f"n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n + 1)) >{tmp_path}/n\n"
+        f"case $n in 0) echo 'PENDING Priority' ;;\n"
+        f"1) printf '%s\\n%s' '{first}' '{second[:9]}' >>{log}; echo 'RUNNING None' ;;\n"
+        f"2) printf '%s\\nnot an event\\n' '{second[9:]}' >>{log}; echo 'RUNNING None' ;;\n"
+        f"3) echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1 ;;\n"
+        f"4) printf '%s\\n' '{third}' >>{log}; echo 'COMPLETING None' ;; esac",
+    )
+    ended, seen, notes = outcome(tmp_path), [], []
+    follow(Submitted(job_id="12"), ended, seen.append, notes.append)
+    assert seen == events
+    assert notes == [
+        "job 12: pending (Priority)",
+        "job 12: running",
+        "job 12: completing",
+    ]
+    assert (ended.ok, ended.job.id, ended.job.nodes) == (True, "12", ("n1",))
+
+
+def test_slurm_has_the_last_word_on_how_it_ended(commands: Path, tmp_path: Path) -> None:
+    """While the job is ending, a time limit looks like scancel to its driver."""
+    program(commands, "squeue", "exit 0")
+    program(commands, "scontrol", "echo JobId=12 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:0")
+    event = {"event": "result", "ok": False, "ended_by": "cancelled", "problems": {}}
+    (tmp_path / "events.12.jsonl").write_text(json.dumps(event) + "\n")
+    ended = outcome(tmp_path)
+    follow(Submitted(job_id="12"), ended, lambda _: None, print)
+    assert ended.ended_by == "time-limit"
+
+
+def test_a_job_that_leaves_no_result(commands: Path, tmp_path: Path) -> None:
+    program(
+        commands, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    )
+    program(
+        commands, "scontrol", "echo JobId=12 JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0"
+    )
+    (tmp_path / "demo.12.batch.out").write_text("no python3 on n1\n")
+    with pytest.raises(JobError) as caught:
+        follow(Submitted(job_id="12"), outcome(tmp_path), print, print)
+    assert caught.value.message == ("job 12 left no result: failed, NonZeroExitCode, exit status 3")
+    assert caught.value.context == ("no python3 on n1",)
+    assert str(tmp_path / "demo.12.batch.out") in caught.value.hint
+    assert caught.value.exit_code == 3
+
+
+def test_a_log_that_is_not_visible_here(commands: Path, tmp_path: Path) -> None:
+    program(commands, "squeue", "exit 0")
+    program(commands, "scontrol", "exit 1")
+    with pytest.raises(JobError, match="gone from the queue") as caught:
+        follow(Submitted(job_id="12"), outcome(tmp_path / "not here"), print, print)
+    assert "this machine does not see it" in caught.value.hint
+
+
+def test_a_controller_that_is_silent_for_long(
+    commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "SILENCE_SECONDS", 0.5)
+    program(commands, "squeue", "exit 1")
+    with pytest.raises(StagerError, match="has not answered") as caught:
+        follow(Submitted(job_id="12"), outcome(tmp_path), print, print)
+    assert "squeue --jobs=12" in caught.value.hint
+
+
+def test_several_clusters() -> None:
+    asked = Submitted(job_id="12", cluster="east").ask("squeue", "--jobs=12")
+    assert asked == ["squeue", "--clusters=east", "--jobs=12"]

@@ -1,0 +1,151 @@
+"""Getting a job ready: commands for one machine, variables that are not set, how it starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.redaction.secret_names import is_secret
+from stager.core.errors import ConfigError
+from stager.jobs.job import JobOptions
+from stager.jobs.prepare import (
+    Prepared,
+    dry_run_report,
+    prepare,
+    project,
+    script_facts,
+    source_of,
+    way,
+)
+from tests.stager.jobs.test_job import config, manifest
+
+
+def make(root: Path, *command: str, source: Any = "salloc", **more: Any) -> Prepared:
+    tables = more.pop("tables", {})
+    options = JobOptions(command=command, log_dir=root / "logs", **more)
+    bundle = root / "demo.pkgs.tar"
+    bundle.write_bytes(b"x" * 1000)
+    return prepare(
+        config(root, **tables),
+        options,
+        (bundle, manifest("torch")),
+        action="run",
+        source=source,
+    )
+
+
+def test_a_command_for_one_machine_becomes_one_for_each_rank(tmp_path: Path) -> None:
+    command = [
+        "torchrun",
+        "--nproc_per_node=4",
+        "--max-restarts=2",
+        "--standalone",
+        "train.py",
+        "--lr",
+        "1",
+    ]
+    made = make(tmp_path, *command)
+    assert made.job.launch.command == ("train.py", "--lr", "1")
+    assert (made.job.launch.nproc_per_node, made.job.launch.max_restarts) == (4, 2)
+    assert any("--standalone" in note for note in made.notes)
+    assert made.config.launch.nproc_per_node == 4
+
+
+def test_the_command_line_wins_over_what_the_command_says(tmp_path: Path) -> None:
+    made = make(tmp_path, "torchrun", "--nproc-per-node=4", "train.py", nproc_per_node=2)
+    assert made.job.launch.nproc_per_node == 2
+    in_settings = {"project": {"name": "demo", "command": ["python", "train.py", "-v"]}}
+    assert make(tmp_path, tables=in_settings).job.launch.command == ("train.py", "-v")
+
+
+def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    made = make(tmp_path, "train.py", pass_env=("HF_TOKEN",))
+    assert made.notes[0] == "pass-env: HF_TOKEN not set here, so no rank gets a value"
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    made = make(tmp_path, "train.py", pass_env=("HF_TOKEN",))
+    assert "HF_TOKEN" not in "".join(made.notes)
+    assert "hunter2" not in repr(made)
+
+
+def test_a_secret_that_is_withheld_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name alone; what only Slurm's commands need is nothing that a user misses."""
+    for name in [name for name in os.environ if is_secret(name)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JWT", "hunter2")
+    assert make(tmp_path, "train.py").notes == ()
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    made = make(tmp_path, "train.py")
+    assert made.notes == ("not given to the ranks: HF_TOKEN (give it with --pass-env HF_TOKEN)",)
+    monkeypatch.setenv("API_KEY", "hunter3")
+    made = make(tmp_path, "train.py")
+    several = "not given to the ranks: API_KEY, HF_TOKEN (give one with --pass-env NAME)"
+    assert made.notes == (several,)
+    assert make(tmp_path, "train.py", pass_env=("HF_TOKEN", "API_KEY")).notes == ()
+    assert "hunter" not in repr(made)
+
+
+def test_how_the_driver_starts(tmp_path: Path) -> None:
+    env = {
+        "PATH": "/bin", "HF_TOKEN": "hunter2", "RANK": "3", "SALLOC_OPTS": "-v",
+        "SBATCH_ACCOUNT": "lab",
+    }  # fmt: skip
+    asks = way(make(tmp_path, "train.py", nodes=(2, 2)), env)
+    assert asks.asks_slurm
+    assert asks.argv[0] == "salloc"
+    assert asks.argv[-3:] == ("--kill-command=TERM", "--no-kill", "-v")
+    assert asks.environment is not None
+    assert not {"HF_TOKEN", "RANK"} & set(asks.environment)
+    assert asks.environment["SBATCH_ACCOUNT"] == "lab"
+    passed = way(make(tmp_path, "train.py", pass_env=("HF_TOKEN",)), env)
+    assert passed.environment is not None
+    assert passed.environment["HF_TOKEN"] == "hunter2"
+    for source in ("local", "inside"):
+        here = way(make(tmp_path, "train.py", source=source), env)
+        assert (here.asks_slurm, here.argv, here.environment) == (False, (), None)
+
+
+def test_what_a_dry_run_says(tmp_path: Path) -> None:
+    made = make(tmp_path, "train.py", nodes=(2, 3))
+    report = dry_run_report(made, ("salloc", "--nodes=2-3", "--export=HF_TOKEN=hunter2"))
+    assert report["argv"] == ["salloc", "--nodes=2-3", "--export=HF_TOKEN=***"]
+    assert (report["bytes_at_most"], report["nodes"]) == (1000, [2, 3])
+
+
+def test_the_facts_of_a_batch_script(tmp_path: Path) -> None:
+    tables = {"cluster": {"partition": "torch", "exclude": "n1", "salloc-args": ["--mem=1G"]}}
+    made = make(tmp_path, "train.py", source="sbatch", nproc_per_node=2, tables=tables)
+    facts = script_facts(made, {"SALLOC_OPTS": "-x n2 -v"}, b"program", requeue=True)
+    assert (facts.partition, facts.exclude, facts.requeue) == ("torch", "n1,n2", True)
+    assert facts.sbatch_args == ("--mem=1G", "-v")
+    assert (facts.bundle_bytes, facts.job.cpus_per_task) == (1000, 2)
+
+
+def test_slurms_own_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tmp_path / "bin"
+    found.mkdir()
+    monkeypatch.setenv("PATH", str(found))
+    settings = config(tmp_path)
+    assert source_of(JobOptions(), settings, batch=False) == "local"
+    with pytest.raises(ConfigError, match="2 nodes are asked for"):
+        source_of(JobOptions(nodes=(2, 2)), settings, batch=False)
+    for name in ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue"):
+        (found / name).write_text("#!/bin/sh\n")
+        (found / name).chmod(0o755)
+    assert source_of(JobOptions(nodes=(2, 2)), settings, batch=False) == "salloc"
+    assert source_of(JobOptions(), settings, batch=True) == "sbatch"
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert source_of(JobOptions(), settings, batch=False) == "inside"
+
+
+def test_settings_that_are_wrong_are_told_though_a_bundle_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert project(tmp_path / "some.pkgs.tar").name == tmp_path.name
+    (tmp_path / "stager.toml").write_text("[launch]\nlaunchr = 1\n")
+    with pytest.raises(ConfigError, match="problem"):
+        project(tmp_path / "some.pkgs.tar")

@@ -1,0 +1,90 @@
+"""A script that is not there is missed before anything is asked of a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import ConfigError
+from stager.jobs.scripts import refuse_absent
+from tests.support.building import Project
+
+CHECK = "check the name; project.exclude and .gitignore keep files out of the bundle"
+
+
+@pytest.fixture
+def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle whose project has some scripts, seen from another directory."""
+    (project.root / "train.py").write_text("")
+    (project.root / "tools").mkdir()
+    (project.root / "tools" / "convert.py").write_text("")
+    (project.root / "app").mkdir()
+    (project.root / "app" / "__main__.py").write_text("")
+    (project.root / "latest.py").symlink_to("train.py")
+    made = project.build().packed.path
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "evaluate.py").write_text("")
+    monkeypatch.chdir(elsewhere)
+    return made
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train.py",
+        "./train.py",
+        "tools/convert.py",
+        "tools/../train.py",
+        "app",
+        "latest.py",
+        "evaluate.py",
+        "-m",
+        "/opt/of/the/nodes/train.py",
+    ],
+)
+def test_what_is_there_or_cannot_be_known(bundle: Path, name: str) -> None:
+    refuse_absent(name, bundle)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("trian.py", "did you mean train.py?"),
+        ("convert.py", "did you mean tools/convert.py?"),
+        ("evalute.py", "did you mean evaluate.py?"),
+        ("x", CHECK),
+        ("tools", CHECK),
+        ("", CHECK),
+        (".", CHECK),
+        ("a\nb", CHECK),
+        ("a\0b", CHECK),
+        ("x" * 5000, CHECK),
+    ],
+)
+def test_what_is_not_there(bundle: Path, name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="there is no script") as caught:
+        refuse_absent(name, bundle)
+    assert caught.value.hint == hint
+    shown = str(caught.value)
+    assert shown.isprintable()
+    assert len(shown) < 400
+    if name.endswith(".py"):
+        assert f"there is no script {name}: neither here nor in the project" in shown
+
+
+def test_a_directory_that_is_gone_holds_nothing(bundle: Path) -> None:
+    Path.cwd().joinpath("evaluate.py").unlink()
+    Path.cwd().rmdir()
+    refuse_absent("train.py", bundle)
+    with pytest.raises(ConfigError, match=r"there is no script evaluate\.py"):
+        refuse_absent("evaluate.py", bundle)
+
+
+def test_a_script_here_needs_no_look_into_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    refuse_absent("train.py", tmp_path / "absent.pkgs.tar")

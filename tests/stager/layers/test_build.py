@@ -1,0 +1,292 @@
+"""Making layers: several at a time, each once, the same bytes wherever and however it is done."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import SpaceError, StagerError, WheelError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.layers.build import make_layers
+from stager.layers.source import Source, layer_id
+from stager.layers.tree import Tree, TreeFile
+from tests.support.building import (
+    HOST,
+    Recorder,
+    contents,
+    digests,
+    index_of,
+    left_in_tmp,
+    source_of,
+    tree_of,
+)
+from tests.support.wheelhouse import DAMAGED, make_wheel, standard_set
+
+OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def make(sources: list[Source], store: Store, jobs: int = 2, target: Target = HOST) -> list[str]:
+    """Make layers and give their digests; nothing may be left over."""
+    with store.lock():
+        made = make_layers(sources, store=store, target=target, jobs=jobs)
+    assert left_in_tmp(store) == []
+    assert [store.layer(layer.id).stat().st_size for layer in made.layers] == [
+        layer.size for layer in made.layers
+    ]
+    return [layer.head for layer in made.layers]
+
+
+def damaged(folder: Path, kind: str, name: str) -> Path:
+    """A damaged wheel under a name of its own: several of them do not share a file."""
+    wheel = DAMAGED[kind](folder / kind)
+    return wheel.rename(wheel.with_name(wheel.name.replace("bad", name)))
+
+
+def test_order_jobs_and_store_do_not_show(tmp_path: Path) -> None:
+    sources = [source_of(wheel) for wheel in standard_set(tmp_path / "wheels")]
+    stores = [Store(tmp_path / f"store{number}") for number in range(2)]
+    make(sources, stores[0], jobs=1)
+    random.Random(3).shuffle(sources)
+    make(sources, stores[1], jobs=4)
+    assert digests(stores[0].layers) == digests(stores[1].layers)
+
+
+def test_a_second_time_makes_nothing(tmp_path: Path, store: Store) -> None:
+    wheels = standard_set(tmp_path / "wheels")
+    sources = [source_of(wheel) for wheel in wheels]
+    recorder = Recorder()
+    with store.lock():
+        first = make_layers(sources, store=store, target=HOST, jobs=2, progress=recorder.step)
+        again = make_layers(sources, store=store, target=HOST, jobs=2, progress=recorder.step)
+    assert (first.built, first.reused) == (len(wheels), 0)
+    assert (again.built, again.reused) == (0, len(wheels))
+    assert again.layers == first.layers
+    assert len(recorder.steps) == len(wheels)
+    assert recorder.steps[-1].endswith(f"{len(wheels)}/{len(wheels)}")
+    assert {step.split(" ")[0] for step in recorder.steps} == {str(s.name) for s in sources}
+
+
+def test_only_a_changed_wheel_is_made_again(tmp_path: Path, store: Store) -> None:
+    wheels = standard_set(tmp_path / "wheels")
+    make([source_of(wheel) for wheel in wheels], store)
+    wheels[0] = make_wheel(tmp_path / "newer", "alpha", "1.1")
+    with store.lock():
+        made = make_layers(list(map(source_of, wheels)), store=store, target=HOST, jobs=2)
+    assert (made.built, made.reused) == (1, len(wheels) - 1)
+
+
+def test_equal_sources_give_one_layer(tmp_path: Path, store: Store) -> None:
+    wheel = make_wheel(tmp_path, "alpha")
+    assert len(make([source_of(wheel), source_of(wheel)], store)) == 1
+
+
+def test_the_description_agrees_with_the_file(tmp_path: Path, store: Store) -> None:
+    wheel = make_wheel(tmp_path, "alpha")
+    with store.lock():
+        made = make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
+    (layer,) = made.layers
+    index = index_of(store.layer(layer.id))
+    assert (layer.kind, layer.name, layer.version) == ("wheel", "alpha", "1.0")
+    assert layer.files == len(index.files)
+    assert layer.unpacked_size == sum(entry.size for entry in index.files)
+    assert layer.id == layer_id(source_of(wheel), HOST)
+
+
+def test_several_bad_wheels_are_all_reported_and_the_good_ones_kept(
+    tmp_path: Path, store: Store
+) -> None:
+    kinds = ("no-record", "wrong-hash", "truncated", "symlink")
+    bad = [damaged(tmp_path, kind, f"bad{n}") for n, kind in enumerate(kinds)]
+    good = standard_set(tmp_path / "wheels")
+    sources = [source_of(wheel) for wheel in (*bad, *good)]
+    with store.lock(), pytest.raises(WheelError, match="4 layers cannot be built") as caught:
+        make_layers(sources, store=store, target=HOST, jobs=2)
+    for wheel in bad:
+        assert any(wheel.name in line for line in caught.value.context)
+    assert caught.value.hint
+    assert {path.name for path in store.layers.iterdir()} == {
+        f"{layer_id(source_of(wheel), HOST)}.tar.zst" for wheel in good
+    }
+    assert left_in_tmp(store) == []
+
+
+@pytest.mark.parametrize("kind", ["truncated", "wrong-hash"])
+def test_one_bad_wheel_tells_its_own_story(kind: str, tmp_path: Path, store: Store) -> None:
+    wheel = DAMAGED[kind](tmp_path)
+    with store.lock(), pytest.raises(WheelError, match=wheel.name):
+        make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
+    assert list(store.layers.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [0, 10, 40, -1])
+def test_a_layer_that_is_cut_short_is_made_again(keep: int, tmp_path: Path, store: Store) -> None:
+    sources = [source_of(wheel) for wheel in standard_set(tmp_path / "wheels")]
+    make(sources, store)
+    before = digests(store.layers)
+    victim = store.layer(layer_id(sources[0], HOST))
+    os.truncate(victim, keep if keep >= 0 else victim.stat().st_size - 1)
+    with store.lock():
+        made = make_layers(sources, store=store, target=HOST, jobs=2)
+    assert made.built == 1
+    assert digests(store.layers) == before
+
+
+def test_a_layer_that_cannot_be_read_is_an_error(tmp_path: Path, store: Store) -> None:
+    source = source_of(make_wheel(tmp_path, "alpha"))
+    store.layer(layer_id(source, HOST)).mkdir()
+    with store.lock(), pytest.raises(StagerError, match="directory") as caught:
+        make_layers([source], store=store, target=HOST, jobs=1)
+    assert caught.value.hint
+
+
+# --- trees ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir()
+    (made / "train.py").write_text("print('here')\n")
+    (made / "data.csv").write_text("1,2\n")
+    return made
+
+
+def test_a_project_gets_bytecode_and_an_asset_does_not(folder: Path, store: Store) -> None:
+    project = Source.of_tree("project", "p", tree_of(folder), "project")
+    asset = Source.of_tree("asset", "a", tree_of(folder), "assets")
+    make([project, asset], store)
+    tag = f"cpython-{HOST.python.replace('.', '')}"
+    assert set(contents(store.layer(layer_id(project, HOST)))) == {
+        "project/data.csv",
+        "project/train.py",
+        f"project/__pycache__/train.{tag}.pyc",
+    }
+    assert set(contents(store.layer(layer_id(asset, HOST)))) == {
+        "assets/data.csv",
+        "assets/train.py",
+    }
+
+
+@pytest.mark.parametrize("name", ["train.py", "data.csv"])
+def test_a_file_that_changes_meanwhile_is_noticed(name: str, folder: Path, store: Store) -> None:
+    source = Source.of_tree("project", "mine", tree_of(folder), "project")
+    (folder / name).write_text("something else\n")
+    with store.lock(), pytest.raises(StagerError, match="project mine changed") as caught:
+        make_layers([source], store=store, target=HOST, jobs=1)
+    assert "project.exclude" in caught.value.hint
+    assert list(store.layers.iterdir()) == []
+
+
+def test_a_file_that_goes_away_meanwhile_is_named(folder: Path, store: Store) -> None:
+    source = Source.of_tree("project", "mine", tree_of(folder), "project")
+    (folder / "data.csv").unlink()
+    with store.lock(), pytest.raises(StagerError, match=r"data\.csv: No such file"):
+        make_layers([source], store=store, target=HOST, jobs=1)
+
+
+def test_an_empty_project_is_a_layer_too(tmp_path: Path, store: Store) -> None:
+    source = Source.of_tree("project", "p", Tree(files=(), links=(), skipped=()), "project")
+    make([source], store)
+    assert contents(store.layer(layer_id(source, HOST))) == {}
+
+
+# --- the note, the room, and processes that end --------------------------------------------------
+
+
+def test_without_bytecode_there_is_a_note_that_says_what_it_costs(
+    tmp_path: Path, store: Store
+) -> None:
+    sources = [source_of(make_wheel(tmp_path, "alpha"))]
+    with store.lock():
+        there = make_layers(sources, store=store, target=HOST, jobs=1)
+        other = make_layers(sources, store=store, target=OTHER, jobs=1)
+    assert there.notes == ()
+    (note,) = other.notes
+    for part in (HOST.python, OTHER.python, "twice as long"):
+        assert part in note
+    assert there.layers[0].id != other.layers[0].id
+
+
+def test_room_is_asked_for_before_anything_is_written(tmp_path: Path, store: Store) -> None:
+    wheel = make_wheel(tmp_path, "alpha")
+    huge = Source(
+        kind="wheel", name="alpha", digest=source_of(wheel).digest, wheel=wheel, size=1 << 60
+    )
+    with store.lock(), pytest.raises(SpaceError, match="the layers: need"):
+        make_layers([huge], store=store, target=HOST, jobs=1)
+    assert list(store.layers.iterdir()) == []
+
+
+def blocked_source(tmp_path: Path) -> Source:
+    """A source whose layer is never done: reading it waits for a writer that does not come."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    digest = source_of(make_wheel(tmp_path, "alpha")).digest
+    file = TreeFile(path="pipe", source=pipe, mode=0o644, size=0)
+    tree = Tree(files=(file,), links=(), skipped=())
+    return Source(kind="asset", name="stuck", digest=digest, tree=tree, prefix="assets", size=1)
+
+
+def layer_processes() -> list[int]:
+    """The processes that make layers for this one: grandchildren, under the fork server."""
+    found, mine = [], os.getpid()
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+        except OSError:
+            continue  # it has ended meanwhile
+    for pid, parent in parents.items():
+        if parents.get(parent) == mine:
+            found.append(pid)
+    return found
+
+
+def kill_layer_process() -> None:
+    """Wait for the one process that makes a layer, and kill it."""
+    for _ in range(600):
+        found = layer_processes()
+        if found:
+            time.sleep(0.1)
+            os.kill(found[0], signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def test_a_killed_process_is_an_error_with_its_status(tmp_path: Path, store: Store) -> None:
+    killer = threading.Thread(target=kill_layer_process)
+    killer.start()
+    with store.lock(), pytest.raises(StagerError, match="stuck ended with status -9") as caught:
+        make_layers([blocked_source(tmp_path)], store=store, target=HOST, jobs=1)
+    killer.join()
+    assert "--jobs 1" in caught.value.hint
+    assert left_in_tmp(store) == []
+
+
+def test_an_interrupt_ends_the_processes(tmp_path: Path, store: Store) -> None:
+    def interrupt() -> None:
+        while not layer_processes():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    with store.lock(), pytest.raises(KeyboardInterrupt):
+        make_layers([blocked_source(tmp_path)], store=store, target=HOST, jobs=1)
+    helper.join()
+    assert layer_processes() == []
+    assert left_in_tmp(store) == []

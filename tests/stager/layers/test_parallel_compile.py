@@ -1,0 +1,296 @@
+"""Compiling the modules of a large wheel beside its unpacking: the same bytes, and nothing left."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import StagerError, WheelError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.layers import parallel_compile as ahead_module
+from stager.layers.build import make_layers
+from stager.layers.bytecode import bytecode_path, compile_module
+from stager.layers.parallel_compile import LARGE, compiling
+from stager.layers.source import Source
+from tests.support.building import HOST, contents, left_in_tmp, source_of, wheel_of
+from tests.support.wheelhouse import make_wheel
+
+COMMENT = "#" * 78 + "\n"
+MODULES = 12
+
+
+def text(number: int) -> str:
+    """A module whose length is mostly comment, which costs little to compile."""
+    return f"VALUE = {number}\ndef f{number}(x): return x + VALUE\n" + COMMENT * (
+        LARGE // MODULES // len(COMMENT) + 1
+    )
+
+
+FILES = {
+    "large/__init__.py": "",
+    **{f"large/m{number}.py": text(number) for number in range(MODULES)},
+    "large/template.py": "{{ not python }} =\n",
+    "large/tests/test_it.py": "def test_it(): pass\n",
+    "large/data.txt": "no module",
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of as much source as it takes."""
+    return make_wheel(tmp_path_factory.mktemp("large"), "large", files=FILES)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """An empty directory."""
+    made = tmp_path / "scratch"
+    made.mkdir()
+    return made
+
+
+def no_children() -> bool:
+    """Whether no process of multiprocessing is left."""
+    return not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 9])
+def test_a_layer_has_the_bytecode_of_every_module(large: Path, tmp_path: Path, jobs: int) -> None:
+    store = Store(tmp_path / "store")
+    with store.lock():
+        made = make_layers([source_of(large)], store=store, target=HOST, jobs=jobs)
+    found = contents(store.layer(made.layers[0].id))
+    site = f"lib/python{HOST.python}/site-packages"
+    modules = [name for name in FILES if name.endswith(".py")][:-2]
+    for name in modules:
+        source = FILES[name].encode()
+        assert found[f"{site}/{name}"] == source
+        assert found[f"{site}/{bytecode_path(name, HOST)}"] == compile_module(source, name)
+    assert sum(name.endswith(".pyc") for name in found) == len(modules)
+    record = found[f"{site}/large-1.0.dist-info/RECORD"].decode()
+    assert record.count(".pyc,,") == len(modules)
+    assert left_in_tmp(store) == []
+
+
+def test_the_number_of_processes_does_not_show(large: Path, tmp_path: Path) -> None:
+    heads = set()
+    for jobs in (1, 2, 5, 8):
+        store = Store(tmp_path / f"store{jobs}")
+        with store.lock():
+            made = make_layers([source_of(large)], store=store, target=HOST, jobs=jobs)
+        heads.add(made.layers[0].head)
+    assert len(heads) == 1
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes forked from this one do not end by themselves."""
+    monkeypatch.setattr(ahead_module, "compile_module", lambda source, path: time.sleep(600))
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(("jobs", "processes"), [(2, 1), (4, 2), (7, 3), (8, 4), (64, 4)])
+def test_how_many_compile(large: Path, scratch: Path, jobs: int, processes: int) -> None:
+    with compiling(large, HOST, scratch, jobs):
+        assert len(multiprocessing.active_children()) == processes
+    assert no_children()
+    assert list(scratch.iterdir()) == []
+
+
+def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(
+    large: Path, tmp_path: Path
+) -> None:
+    with compiling(large, HOST, tmp_path, 1) as ahead:
+        assert no_children()
+        assert ahead is not None
+        source = FILES["large/m3.py"].encode()
+        digest = importlib.util.source_hash(source)
+        assert ahead.take("large/m3.py", digest) == compile_module(source, "large/m3.py")
+
+
+def test_what_is_no_module_or_is_not_worth_it_is_not_among_them(
+    large: Path, tmp_path: Path
+) -> None:
+    with compiling(large, HOST, tmp_path, 2) as ahead:
+        assert ahead is not None
+        assert [name for name in FILES if name not in ahead] == [
+            "large/tests/test_it.py",
+            "large/data.txt",
+        ]
+        assert ahead.take("large/template.py", b"") is None
+
+
+def test_a_small_wheel_is_compiled_as_it_is_read(tmp_path: Path) -> None:
+    small = make_wheel(tmp_path, "small", files={"small.py": COMMENT * (LARGE // len(COMMENT) - 1)})
+    with compiling(small, HOST, tmp_path, 8) as ahead:
+        assert ahead is None
+        assert no_children()
+
+
+def test_for_another_python_nothing_is_compiled(large: Path, tmp_path: Path) -> None:
+    other = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
+    with compiling(large, other, tmp_path, 8) as ahead:
+        assert ahead is None
+
+
+def test_scripts_and_data_are_not_taken_for_modules_of_the_same_name(tmp_path: Path) -> None:
+    more = {f"large-1.0.data/purelib/{name}": text for name, text in FILES.items()}
+    wheel = make_wheel(tmp_path, "large", files={"large.py": "", **more})
+    with compiling(wheel, HOST, tmp_path, 2) as ahead:
+        assert ahead is None
+
+
+def test_a_wheel_that_changes_meanwhile_is_told(large: Path, tmp_path: Path) -> None:
+    with compiling(large, HOST, tmp_path, 2) as ahead:
+        assert ahead is not None
+        with pytest.raises(
+            StagerError, match=r"large-1\.0.*large/m1\.py changed while it was being read"
+        ):
+            ahead.take("large/m1.py", importlib.util.source_hash(b"another"))
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_process_that_was_killed_is_told(large: Path, tmp_path: Path) -> None:
+    with compiling(large, HOST, tmp_path, 2) as ahead:
+        (child,) = multiprocessing.active_children()
+        child.kill()
+        assert ahead is not None
+        with pytest.raises(
+            StagerError, match=r"large-1\.0.* modules ended with status -9"
+        ) as caught:
+            ahead.take("large/m1.py", b"")
+    assert "--jobs 1" in (caught.value.hint or "")
+    assert no_children()
+
+
+def test_a_full_disk_is_told(large: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        with compiling(large, HOST, tmp_path, 2) as ahead:
+            assert ahead is not None
+            with pytest.raises(OSError, match="too large"):
+                ahead.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("place", [0.02, 0.5, 0.9])
+def test_a_damaged_wheel_is_refused_as_ever(large: Path, tmp_path: Path, place: float) -> None:
+    data = bytearray(large.read_bytes())
+    at = int(len(data) * place)
+    data[at : at + 40] = os.urandom(40)
+    damaged = tmp_path / large.name
+    damaged.write_bytes(data)
+    store = Store(tmp_path / "store")
+    with store.lock(), pytest.raises(WheelError, match=r"large-1\.0"):
+        make_layers([source_of(damaged)], store=store, target=HOST, jobs=4)
+    assert left_in_tmp(store) == []
+    assert list(store.layers.iterdir()) == []
+
+
+def test_a_name_that_is_no_text_is_refused_as_ever(large: Path, tmp_path: Path) -> None:
+    data = large.read_bytes().replace(b"large/template.py", b"large/t\xff\xfeplate.py")
+    assert data.count(b"\xff\xfeplate.py") >= 2  # in the header and in the directory
+    flags = data.rfind(b"PK\x01\x02", 0, data.rfind(b"\xff\xfeplate.py")) + 8
+    damaged = tmp_path / large.name
+    damaged.write_bytes(data[:flags] + b"\x00\x08" + data[flags + 2 :])  # names are UTF-8
+    store = Store(tmp_path / "store")
+    with store.lock(), pytest.raises(WheelError, match=r"large-1\.0"):
+        make_layers([source_of(damaged)], store=store, target=HOST, jobs=4)
+    assert left_in_tmp(store) == []
+
+
+@pytest.mark.parametrize("jobs", [1, 8])
+def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path: Path, jobs: int) -> None:
+    helper = "large/tests/helper.py"
+    tests = {"large/tests/__init__.py": "", helper: "# the last words of a helper\n" * 40_000}
+    wheel = make_wheel(tmp_path, "large", files={**FILES, **tests})
+    with zipfile.ZipFile(wheel) as archive:
+        crc = archive.getinfo(helper).CRC.to_bytes(4, "little")
+    data = wheel.read_bytes()
+    assert data.count(crc) == 2
+    wheel.write_bytes(data.replace(crc, bytes(4)))
+    source = Source.of_wheel(wheel_of(wheel), ("tests",))
+    store = Store(tmp_path / "store")
+    with store.lock():
+        made = make_layers([source], store=store, target=HOST, jobs=jobs)
+    found = contents(store.layer(made.layers[0].id))
+    assert not any("/tests/" in name for name in found)
+    modules = [name for name in FILES if name.endswith(".py") and "tests" not in name]
+    assert sum(name.endswith(".pyc") for name in found) == len(modules) - 1  # but the template
+
+
+@pytest.mark.parametrize("error", [OSError(116, "Stale file handle"), MemoryError(), KeyError("x")])
+def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_python(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def read(archive: zipfile.ZipFile, name: str) -> bytes:
+        if name == "large/m7.py":
+            raise error
+        with archive.open(name) as member:
+            return member.read()
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", read)
+    with compiling(large, HOST, tmp_path, 2) as ahead:
+        assert ahead is not None
+        with pytest.raises(StagerError, match=r"large/m7\.py could not be compiled") as caught:
+            ahead.take("large/m7.py", b"")
+    assert type(error).__name__ in caught.value.context[0]
+
+
+def test_one_that_is_gone_is_left_to_whoever_unpacks_it(tmp_path: Path) -> None:
+    with compiling(tmp_path / "gone.whl", HOST, tmp_path, 4) as ahead:
+        assert ahead is None
+
+
+@pytest.mark.usefixtures("slow")
+def test_an_error_in_the_block_ends_all(large: Path, scratch: Path) -> None:
+    with pytest.raises(KeyError), compiling(large, HOST, scratch, 8):
+        raise KeyError
+    assert no_children()
+    assert list(scratch.iterdir()) == []
+
+
+def test_they_end_with_the_process_that_started_them(large: Path, tmp_path: Path) -> None:
+    code = f"""
+import os, time
+from pathlib import Path
+from stager.layers import parallel_compile as ahead
+from stager.core.values import Target
+def compile_module(source, path):  # asked for once the process will end with its parent
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(600)
+ahead.compile_module = compile_module
+with ahead.compiling(Path({str(large)!r}), Target.of_host(), Path({str(tmp_path)!r}), 4):
+    time.sleep(600)
+"""
+    argv = [sys.executable, "-c", code]
+    cwd = Path(__file__).resolve().parents[3]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=cwd) as parent:
+        assert parent.stdout is not None
+        children = [parent.stdout.readline().strip() for _ in range(2)]
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert all(children)
+    assert [pid for pid in children if alive(pid)] == []
+
+
+def alive(pid: str) -> bool:
+    """Whether a process is there, and more than an entry in a table."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

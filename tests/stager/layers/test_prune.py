@@ -1,0 +1,263 @@
+"""What ``environment.prune`` leaves out of real wheels, and what it must not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import WheelError
+from stager.layers import prune
+from stager.layers.layer_file import LayerWriter
+from stager.layers.prune import NOTE, RULES, concerned, left_out
+from stager.layers.source import Source, layer_id
+from stager.layers.wheel import add_wheel
+from stager.pack.inspect import inspect
+from tests.support.building import (
+    HOST,
+    ORIGIN,
+    SITE,
+    Project,
+    contents,
+    fake_installation,
+    source_of,
+)
+from tests.support.wheelhouse import DAMAGED, make_wheel
+
+BOTH = ("headers", "tests")
+HEADERS = {
+    "p/include/p/api.h": "int p(void);\n",
+    "p/include/p/__tables.c": "",
+    "p/lib/libp.a": "!<arch>\n",
+    "p/share/cmake/p.cmake": "",
+    "p/core.cuh": "",
+    "p-1.0.data/headers/p.h": "",
+    "p-1.0.data/data/include/p/other.hpp": "",
+}
+TESTS = {
+    "p/tests/__init__.py": "",
+    "p/tests/test_one.py": "import p\nfrom . import helper\n",
+    "p/tests/helper.py": "",
+    "p/tests/data/table.csv": "1,2\n",
+    "p/sub/test/x_test.py": "",
+    "p/test/Atoms_test": "\x7fELF",
+    "p/bin/test_api": "\x7fELF",
+}
+KEPT = {
+    "p/__init__.py": "from p import testing\n",
+    "p/testing/__init__.py": "",
+    "p/testing/test_support.py": "",
+    "p/bin/tool": "\x7fELF",
+    "p/sub/__init__.py": "",
+    "p/sub/data.c": "",
+    "p/share/note.txt": "",
+}
+
+
+def wheel_with(folder: Path, files: dict[str, str], **options: object) -> Path:
+    return make_wheel(folder, "p", files=files, **options)
+
+
+def names(wheel: Path, *words: str) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(left_out(archive, words))
+
+
+def layer_of(folder: Path, wheel: Path, *words: str) -> Path:
+    layer = folder / "layer"
+    with LayerWriter(folder) as writer:
+        add_wheel(writer, wheel, HOST, words)
+        writer.write(layer, ORIGIN)
+    return layer
+
+
+def test_each_word_leaves_its_own_out(tmp_path: Path) -> None:
+    wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
+    assert names(wheel) == set()
+    assert names(wheel, "headers") == set(HEADERS)
+    assert names(wheel, "tests") == set(TESTS)
+    assert names(wheel, *BOTH) == {*HEADERS, *TESTS}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tests/test_top.py",  # the only package of its wheel, whatever it is called
+        "p/test/client.py",  # a test framework for others: no tests in it
+        "p/testing/test_it.py",
+        "p/tests.py",
+        "p/test_utils/scripts/run.py",
+        "p/contest/test_it.py",
+    ],
+)
+def test_what_is_called_like_a_test_and_is_none_stays(tmp_path: Path, path: str) -> None:
+    assert names(wheel_with(tmp_path, {"p/__init__.py": "", path: ""}), "tests") == set()
+
+
+@pytest.mark.parametrize("path", ["p/include/loader.py", "p/include/fast.so"])
+def test_a_folder_called_include_may_be_a_package(tmp_path: Path, path: str) -> None:
+    files = {path: "", "p/include/table.json": "", "p/include/api.h": ""}
+    assert names(wheel_with(tmp_path, files), "headers") == {"p/include/api.h"}
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        "import p.tests",
+        "import os, p.tests.helper as helper",
+        "from p.tests import helper",
+        "from .tests import helper",
+        "from . import tests",
+        "from . import (\n    core,\n    tests,\n)",
+        "from \\\n    .tests import helper",
+        "if True: from p.tests import helper",
+        "import os; import p.tests",
+        "def later():\n    from p.tests.helper import thing",
+        "import importlib\nimportlib.import_module('p.tests.helper')",
+        "import importlib\nimportlib.import_module('.tests', __package__)",
+    ],
+)
+def test_tests_that_the_package_uses_stay(tmp_path: Path, user: str) -> None:
+    used = {"p/tests/test_one.py": "", "p/tests/helper.py": "", "p/core.py": f"{user}\n"}
+    files = {"p/__init__.py": "", **used, "p/sub/tests/test_two.py": ""}
+    assert names(wheel_with(tmp_path, files), "tests") == {"p/sub/tests/test_two.py"}
+
+
+def test_tests_that_kept_tests_use_stay(tmp_path: Path) -> None:
+    files = {
+        "p/core.py": "from p.a.tests import helper\n",
+        "p/a/tests/test_a.py": "from p.b.tests.test_b import thing\n",
+        "p/b/tests/test_b.py": "",
+        "p/c/tests/test_c.py": "from p.a.tests import helper\n",
+    }
+    assert names(wheel_with(tmp_path, files), "tests") == {"p/c/tests/test_c.py"}
+
+
+def test_tests_that_an_entry_point_names_stay(tmp_path: Path) -> None:
+    files = {"p/__init__.py": "", "p/tests/test_it.py": "def main(): ...\n"}
+    wheel = wheel_with(
+        tmp_path, files, entry_points="[console_scripts]\ncheck = p.tests.test_it:main\n"
+    )
+    assert names(wheel, "tests") == set()
+
+
+def test_prose_about_tests_keeps_nothing(tmp_path: Path) -> None:
+    prose = '"""Import the tests, from p.tests say."""\n# import p.tests\nNAME = "tests"\n'
+    files = {"p/__init__.py": prose, "p/tests/test_it.py": ""}
+    assert names(wheel_with(tmp_path, files), "tests") == {"p/tests/test_it.py"}
+
+
+def test_a_module_that_does_not_parse_keeps_nothing(tmp_path: Path) -> None:
+    files = {"p/old.py": "print 'x'\nimport p.tests\n", "p/tests/test_it.py": ""}
+    assert names(wheel_with(tmp_path, files), "tests") == {"p/tests/test_it.py"}
+
+
+def test_the_layer_and_its_record_have_the_rest(tmp_path: Path) -> None:
+    wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
+    found = contents(layer_of(tmp_path, wheel, *BOTH))
+    installed = {path.removeprefix(f"{SITE}/") for path in found if "__pycache__" not in path}
+    assert {path for path in installed if ".dist-info/" not in path} == set(KEPT)
+    noted = json.loads(found[f"{SITE}/p-1.0.dist-info/{NOTE}"])
+    size = sum(len(text) for text in [*HEADERS.values(), *TESTS.values()])
+    assert noted == {"what": list(BOTH), "files": len(HEADERS) + len(TESTS), "bytes": size}
+
+    python = fake_installation([tmp_path / "layer"], tmp_path / "env")
+    (dist,) = importlib.metadata.distributions(path=[str(tmp_path / "env" / SITE)])
+    listed = dist.files or []
+    assert {str(file) for file in listed} >= {"p/__init__.py", f"p-1.0.dist-info/{NOTE}"}
+    assert [file for file in listed if not Path(str(file.locate())).exists()] == []
+    subprocess.run([python, "-c", "import p; p.testing"], check=True)
+
+
+def test_nothing_left_out_is_the_layer_it_always_was(tmp_path: Path) -> None:
+    wheel = wheel_with(tmp_path, KEPT)
+    before = layer_of(tmp_path, wheel).read_bytes()
+    assert layer_of(tmp_path, wheel, *BOTH).read_bytes() == before
+
+
+def test_the_id_changes_where_something_is_concerned(tmp_path: Path) -> None:
+    plain = source_of(wheel_with(tmp_path / "1", KEPT))
+    headed = source_of(wheel_with(tmp_path / "2", {**KEPT, **HEADERS}))
+
+    def pruned(source: Source, *words: str) -> Source:
+        assert source.wheel is not None
+        return Source(
+            kind="wheel",
+            name=source.name,
+            version=source.version,
+            digest=source.digest,
+            size=source.size,
+            prune=concerned(source.wheel, words),
+        )
+
+    assert pruned(plain, *BOTH).prune == ()
+    assert layer_id(pruned(plain, *BOTH), HOST) == layer_id(plain, HOST)
+    assert pruned(headed, *BOTH).prune == ("headers",)
+    assert layer_id(pruned(headed, *BOTH), HOST) == layer_id(pruned(headed, "headers"), HOST)
+    assert layer_id(pruned(headed, "headers"), HOST) != layer_id(headed, HOST)
+    assert layer_id(pruned(headed, "tests"), HOST) == layer_id(headed, HOST)
+
+
+def test_the_id_changes_with_the_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = wheel_with(tmp_path, HEADERS)
+    source = source_of(wheel)
+    pruned = Source(
+        kind="wheel", name="p", digest=source.digest, size=1, prune=concerned(wheel, BOTH)
+    )
+    before = layer_id(pruned, HOST)
+    monkeypatch.setattr("stager.layers.source.RULES", RULES + 1)
+    assert layer_id(pruned, HOST) != before
+    assert layer_id(source, HOST) == layer_id(source_of(wheel), HOST)
+
+
+@pytest.mark.parametrize("kind", sorted(DAMAGED))
+def test_an_unsound_wheel_is_refused_as_ever(tmp_path: Path, kind: str) -> None:
+    wheel = DAMAGED[kind](tmp_path)
+    concerned(wheel, BOTH)
+    with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as pruned:
+        add_wheel(writer, wheel, HOST, BOTH)
+    with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as plain:
+        add_wheel(writer, wheel, HOST)
+    assert (pruned.value.message, pruned.value.context) == (
+        plain.value.message,
+        plain.value.context,
+    )
+
+
+def test_a_build_says_what_was_left_out(project: Project, tmp_path: Path) -> None:
+    wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
+    whole = project.locked(wheel).build()
+    saved = {"what": list(BOTH), "files": len(HEADERS) + len(TESTS)}
+    assert inspect(whole.packed.path, files=False)["pruned"]["files"] == 0
+
+    project.locked(wheel, more='prune = ["tests", "headers"]')
+    done = project.stager("build", "--no-prove", "--offline", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert {key: report["pruned"][key] for key in saved} == saved
+    assert report["layers_built"] == 2  # the project's too, as stager.toml is in it
+    assert report["files"] < whole.packed.manifest.files
+    shown = project.stager("inspect").stdout
+    assert f"left out: headers and tests of the packages, {saved['files']} files, " in shown
+
+    back = project.locked(wheel).build()
+    assert back.packed.path == whole.packed.path
+    assert back.made.built == 0
+
+
+def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(
+    project: Project, tmp_path: Path
+) -> None:
+    wheel = wheel_with(tmp_path, {"p/__init__.py": "", f"p-1.0.dist-info/{NOTE}": "[1]"})
+    packed = project.locked(wheel).build().packed
+    assert inspect(packed.path, files=False)["pruned"] == {"what": [], "files": 0, "bytes": 0}
+
+
+def test_each_word_of_the_settings_has_rules() -> None:
+    assert prune.__doc__ is not None
+    for word in BOTH:
+        assert f"``{word}``\n" in prune.__doc__

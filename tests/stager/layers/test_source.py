@@ -1,0 +1,95 @@
+"""A layer's name: it changes with everything that shapes its bytes, and with nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stager.config.load import load
+from stager.core.values import Digest, Target
+from stager.layers import source as layersource
+from stager.layers.source import Source, layer_id, project_sources
+from tests.support.building import HOST, source_of, tree_of
+from tests.support.wheelhouse import make_wheel
+
+WHEEL = Source(kind="wheel", name="a", version="1", digest=Digest.of(b"a"), size=1)
+PROJECT = Source(kind="project", name="p", digest=Digest.of(b"p"), prefix="project", size=1)
+
+
+@pytest.mark.parametrize("source", [WHEEL, PROJECT])
+def test_sizes_places_and_labels_do_not_count(source: Source) -> None:
+    if source.kind == "project":
+        source = replace(source, name="other")
+        assert layer_id(source, HOST) == layer_id(PROJECT, HOST)
+    other = replace(source, size=99, wheel=Path("/elsewhere/a.whl"))
+    assert layer_id(other, HOST) == layer_id(source, HOST)
+
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        (WHEEL, {"digest": Digest.of(b"b")}),
+        (WHEEL, {"kind": "asset"}),
+        (WHEEL, {"name": "b"}),
+        (WHEEL, {"version": "2"}),
+        (PROJECT, {"digest": Digest.of(b"b")}),
+        (PROJECT, {"prefix": "elsewhere"}),
+        (PROJECT, {"kind": "asset"}),
+    ],
+)
+def test_content_kind_names_and_place_count(source: Source, changes: dict[str, Any]) -> None:
+    assert layer_id(replace(source, **changes), HOST) != layer_id(source, HOST)
+
+
+def test_the_python_counts_where_there_is_bytecode() -> None:
+    other = Target(python="3.99", platform=HOST.platform)
+    asset = replace(PROJECT, kind="asset")
+    assert layer_id(WHEEL, other) != layer_id(WHEEL, HOST)
+    assert layer_id(PROJECT, other) != layer_id(PROJECT, HOST)
+    assert layer_id(asset, other) == layer_id(asset, HOST)
+
+
+def test_the_platform_does_not_count() -> None:
+    older = Target(python=HOST.python, platform="manylinux_2_17_x86_64")
+    assert layer_id(WHEEL, older) == layer_id(WHEEL, HOST)
+
+
+@pytest.mark.parametrize("what", ["bytecode", "compression"])
+def test_the_tools_count(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = layer_id(WHEEL, HOST)
+    if what == "bytecode":
+        monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", b"next")
+    else:
+        monkeypatch.setattr(layersource, "compression", lambda: "zstd-9.9.9")
+    assert layer_id(WHEEL, HOST) != before
+
+
+def test_a_wheel_is_named_by_its_content(tmp_path: Path) -> None:
+    one = source_of(make_wheel(tmp_path / "1", "a"))
+    same = source_of(make_wheel(tmp_path / "2", "a"))
+    assert one.wheel != same.wheel
+    assert layer_id(one, HOST) == layer_id(same, HOST)
+
+
+def test_a_tree_is_named_by_its_content(tmp_path: Path) -> None:
+    ids: list[Digest] = []
+    for content in ("x", "x", "y"):
+        folder = tmp_path / str(len(ids))
+        folder.mkdir()
+        (folder / "f").write_text(content)
+        ids.append(layer_id(Source.of_tree("project", "p", tree_of(folder), "project"), HOST))
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
+    (tmp_path / "nodes" / "dead").symlink_to("/nowhere")
+    notes: list[str] = []
+    sources = project_sources(load(tmp_path), [tmp_path / "store"], notes.append)
+    assert [source.kind for source in sources] == ["project", "trainer"]
+    (note,) = notes
+    assert note.startswith("nodes/dead -> /nowhere: ")

@@ -1,0 +1,341 @@
+"""From a wheel to the files of a layer: sound wheels come out right, unsound ones not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import random
+import subprocess
+from base64 import urlsafe_b64encode
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import WheelError
+from stager.core.values import Target
+from stager.layers.layer_file import LayerWriter
+from stager.layers.wheel import add_wheel
+from tests.support.building import HOST, ORIGIN, SITE, contents, fake_installation, index_of
+from tests.support.wheelhouse import DAMAGED, Member, Parts, make_wheel, parts, write_zip
+
+OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
+
+FAULTS = {
+    "truncated": "damaged or cut short",
+    "no-record": "no RECORD",
+    "wrong-hash": "bad/__init__.py does not have the size and hash",
+    "wrong-size": "bad/__init__.py does not have the size and hash",
+    "unlisted": "bad/extra.py is not mentioned in RECORD",
+    "missing": "bad/ghost.py is in RECORD and not in the wheel",
+    "parent": "'../escaped.py'",
+    "inner-parent": "'bad/../../escaped.py'",
+    "absolute": "'/tmp/escaped.py'",
+    "symlink": "bad/link.py is a symbolic link",
+    "device": "bad/null is a device",
+    "fifo": "bad/pipe is a device or special file",
+    "duplicated": "bad/__init__.py is there twice",
+    "wrong-dist-info": ".dist-info directory doesn't match",
+}
+"""What the message about each kind of damaged wheel has to say."""
+
+
+def layer_of(folder: Path, wheel: Path, target: Target = HOST) -> Path:
+    layer = folder / f"{wheel.name}.layer"
+    with LayerWriter(folder) as writer:
+        add_wheel(writer, wheel, target)
+        writer.write(layer, ORIGIN)
+    return layer
+
+
+def refusal(folder: Path, wheel: Path) -> WheelError:
+    with LayerWriter(folder) as writer, pytest.raises(WheelError) as caught:
+        add_wheel(writer, wheel, HOST)
+    assert caught.value.message.startswith(f"{wheel.name}: ")
+    assert caught.value.hint
+    return caught.value
+
+
+def story(error: WheelError) -> str:
+    return "\n".join([error.message, *error.context])
+
+
+# --- sound wheels --------------------------------------------------------------------------------
+
+
+def test_every_scheme_has_its_place(tmp_path: Path, wheelhouse: Path) -> None:
+    found = contents(layer_of(tmp_path, wheelhouse / "schemes-1.0-py3-none-any.whl"))
+    expected = {
+        f"{SITE}/schemes/__init__.py",
+        f"{SITE}/schemes_pure.py",
+        f"{SITE}/schemes_plat.py",
+        f"include/site/python{HOST.python}/schemes/schemes.h",
+        "share/schemes/note.txt",
+        "bin/schemes-script",
+        "bin/schemes-shell",
+    }
+    cached = {path for path in found if "__pycache__" in path}
+    info = {path for path in found if ".dist-info/" in path}
+    assert set(found) - cached - info == expected
+    assert {path.rpartition("/")[2] for path in info} == {
+        "METADATA",
+        "WHEEL",
+        "RECORD",
+        "INSTALLER",
+    }
+    assert found[f"{SITE}/schemes-1.0.dist-info/INSTALLER"] == b"stager\n"
+    assert found["bin/schemes-shell"].startswith(b"#!/bin/sh\n")
+
+
+def test_scripts_run_from_wherever_the_environment_lies(tmp_path: Path, wheelhouse: Path) -> None:
+    names = ("cli_tool-1.0-py3-none-any.whl", "schemes-1.0-py3-none-any.whl")
+    layers = [layer_of(tmp_path, wheelhouse / name) for name in names]
+    first = tmp_path / "one place"
+    fake_installation(layers, first)
+    for place in (first, tmp_path / "an'other \"place"):
+        if place != first:
+            first.rename(place)
+        for name, said in (
+            ("cli-tool", "cli-tool ran\n"),
+            ("cli-tool-gui", "cli-tool ran\n"),
+            ("schemes-script", f"schemes {place}\n"),
+            ("schemes-shell", "schemes-shell\n"),
+        ):
+            link = tmp_path / "link-to-it"
+            link.unlink(missing_ok=True)
+            link.symlink_to(place / "bin" / name)
+            for program in (place / "bin" / name, link):
+                done = subprocess.run([program], capture_output=True, text=True, check=True)
+                assert done.stdout == said
+
+
+def test_the_installed_record_is_what_importlib_metadata_reads(
+    tmp_path: Path, wheelhouse: Path
+) -> None:
+    names = ("cli_tool-1.0-py3-none-any.whl", "schemes-1.0-py3-none-any.whl")
+    fake_installation([layer_of(tmp_path, wheelhouse / name) for name in names], tmp_path / "env")
+    found = importlib.metadata.distributions(path=[str(tmp_path / "env" / SITE)])
+    there = {dist.metadata["Name"]: dist for dist in found}
+    assert set(there) == {"cli-tool", "schemes"}
+    for dist in there.values():
+        files = dist.files or []
+        assert len(files) > 5
+        for file in files:
+            data = Path(str(file.locate())).read_bytes()
+            if file.hash is not None:
+                digest = urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+                assert (file.hash.value, file.size) == (digest, len(data))
+            else:
+                assert file.name == "RECORD" or file.suffix == ".pyc"
+    entry = {point.name: point.value for point in there["cli-tool"].entry_points}
+    assert entry == {"cli-tool": "cli_tool:main", "cli-tool-gui": "cli_tool:main"}
+
+
+def test_bytecode_is_never_compared_with_its_source(tmp_path: Path, wheelhouse: Path) -> None:
+    layer = layer_of(tmp_path, wheelhouse / "alpha-1.0-py3-none-any.whl")
+    cached = f"{SITE}/alpha/__pycache__/__init__.cpython-{HOST.python.replace('.', '')}.pyc"
+    assert contents(layer)[cached][4:8] == b"\x01\0\0\0"
+    python = fake_installation([layer], tmp_path / "env")
+    source, compiled = (tmp_path / "env" / path for path in (f"{SITE}/alpha/__init__.py", cached))
+    before = compiled.stat().st_mtime_ns
+    source.write_text("VERSION = 'from the changed source'\n")  # another time, another content
+    code = "import alpha; print(alpha.VERSION)"
+    done = subprocess.run([python, "-v", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1.0\n"
+    assert f"code object from '{compiled}'" in done.stderr
+    assert compiled.stat().st_mtime_ns == before
+
+
+def test_what_does_not_compile_is_shipped_as_it_is(tmp_path: Path) -> None:
+    files = {"t/__init__.py": "", "t/template.py": "{{ name }} = \n", "t/two.py": "print 'py2'\n"}
+    found = contents(layer_of(tmp_path, make_wheel(tmp_path, "t", files=files)))
+    assert f"{SITE}/t/template.py" in found
+    assert sum(path.endswith(".pyc") for path in found) == 1
+
+
+def test_no_bytecode_for_another_python(tmp_path: Path, wheelhouse: Path) -> None:
+    found = contents(layer_of(tmp_path, wheelhouse / "alpha-1.0-py3-none-any.whl", OTHER))
+    assert f"lib/python{OTHER.python}/site-packages/alpha/__init__.py" in found
+    assert not any(path.endswith(".pyc") for path in found)
+
+
+def test_bytecode_in_a_wheel_is_not_trusted(tmp_path: Path) -> None:
+    files = {"p/__init__.py": "", "p/__pycache__/evil.cpython-311.pyc": b"evil"}
+    found = contents(layer_of(tmp_path, make_wheel(tmp_path, "p", files=files)))
+    assert not any(data == b"evil" for data in found.values())
+
+
+def test_a_compiled_extension_keeps_its_mode_and_name(tmp_path: Path, native_wheel: Path) -> None:
+    layer = layer_of(tmp_path, native_wheel)
+    (entry,) = [entry for entry in index_of(layer).files if entry.path.endswith(".so")]
+    assert entry.path.startswith(f"{SITE}/native_ext.")
+    python = fake_installation([layer], tmp_path / "env")
+    code = "import native_ext; print(native_ext.answer())"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "42\n"
+
+
+@pytest.mark.parametrize("algorithm", ["sha384", "sha512"])
+def test_better_digests_than_sha256_count(algorithm: str, tmp_path: Path) -> None:
+    base = parts("strong", files={"strong/__init__.py": "", "strong/data.bin": b"data"})
+    assert contents(layer_of(tmp_path, rehashed(base, algorithm).write(tmp_path)))
+    lying = replace(
+        base, members=(*base.members[:1], replace(base.members[1], data=b"else"), *base.members[2:])
+    )
+    wheel = lying.write(tmp_path, rehashed(base, algorithm).record())
+    assert "strong/data.bin does not have the size and hash" in story(refusal(tmp_path, wheel))
+
+
+# --- unsound wheels ------------------------------------------------------------------------------
+
+
+def test_the_table_covers_every_kind() -> None:
+    assert set(FAULTS) == set(DAMAGED)
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_wheel_is_refused_by_name_and_fault(kind: str, tmp_path: Path) -> None:
+    error = refusal(tmp_path, DAMAGED[kind](tmp_path))
+    assert FAULTS[kind] in story(error)
+
+
+def test_all_members_that_do_not_fit_record_are_named_at_once(tmp_path: Path) -> None:
+    base = parts(
+        "bad", files={f"bad/{name}": "x = 1\n" for name in "abc"} | {"bad/d.py": "y = 1\n"}
+    )
+    rows = base.record()
+    rows[0][1] = rows[2][1] = rows[3][1]  # a and c get d's hash
+    assert story(refusal(tmp_path, base.write(tmp_path, rows))).count("does not have the size") == 2
+    rows = [["bad/ghost1", "sha256=x", "1"], ["bad/ghost2", "sha256=x", "1"], *base.record()[2:]]
+    text = story(refusal(tmp_path, base.write(tmp_path, rows)))
+    for name in ("bad/ghost1", "bad/ghost2", "bad/a", "bad/b"):
+        assert name in text
+
+
+def test_all_hostile_members_are_named_at_once(tmp_path: Path) -> None:
+    more = [Member(name=name, data=b"") for name in ("../one", "/two", "bad\\three", "bad/\n")]
+    text = story(refusal(tmp_path, parts("bad").with_members(*more).write(tmp_path)))
+    for name in ("../one", "/two", "three", "\\n"):
+        assert name in text
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["pyvenv.cfg", "bin/python", f"bin/python{HOST.python}", "pkgs", "pkgs/x", "project/train.py",
+     "assets/a", ".stager/manifest.json", "lib64/x", f"{SITE}/_stager_patches.pth",
+     f"{SITE}/_stager_imports.py"],
+)  # fmt: skip
+def test_parts_of_the_environment_itself_are_not_overwritten(place: str, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "bad", data={f"data/{place}": "mine", "data/project/too": ""})
+    text = story(refusal(tmp_path, wheel))
+    assert "would overwrite" in text
+    assert place.split("/", maxsplit=1)[0] in text
+    assert "project/too" in text, "the second one is not reported"
+
+
+def test_scripts_and_entry_points_cannot_take_the_interpreters_place(tmp_path: Path) -> None:
+    points = "[console_scripts]\npython3 = bad:main\n../../up = bad:main\n"
+    wheel = make_wheel(tmp_path, "bad", scripts={"python": "#!python\n"}, entry_points=points)
+    text = story(refusal(tmp_path, wheel))
+    for name in ("python3", "'../../up'", "python"):
+        assert name in text
+
+
+@pytest.mark.parametrize(
+    "points",
+    ["[console_scripts]\nx = no_function\n", "[console_scripts]\nx = a:%(b\n", "no section\n",
+     "[console_scripts]\nx = a:b\nx = c:d\n"],
+)  # fmt: skip
+def test_entry_points_that_make_no_sense(points: str, tmp_path: Path) -> None:
+    text = story(refusal(tmp_path, make_wheel(tmp_path, "bad", entry_points=points)))
+    assert "not a valid wheel" in text
+
+
+def test_a_file_that_is_also_a_directory(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "bad", files={"bad": "file", "bad/__init__.py": ""})
+    with pytest.raises(WheelError, match="also a directory"):
+        layer_of(tmp_path, wheel)
+
+
+@pytest.mark.timeout(20)
+def test_a_data_directory_that_is_a_file_does_not_hang(tmp_path: Path) -> None:
+    wheel = parts("bad").with_members(Member(name="bad-1.0.data", data=b"")).write(tmp_path)
+    assert "bad-1.0.data is a file" in story(refusal(tmp_path, wheel))
+
+
+def test_two_members_for_one_place(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "bad", files={"m.py": "a = 1\n"}, data={"purelib/m.py": "a = 2\n"})
+    assert "m.py is there twice" in story(refusal(tmp_path, wheel))
+
+
+def test_a_digest_that_proves_nothing(tmp_path: Path) -> None:
+    text = story(refusal(tmp_path, rehashed(parts("bad"), "md5").write(tmp_path)))
+    assert "md5" in text
+
+
+def test_an_encrypted_member(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "bad")
+    data = bytearray(wheel.read_bytes())
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(mark) + place] |= 1
+    wheel.write_bytes(data)
+    assert "encrypted" in story(refusal(tmp_path, wheel))
+
+
+@pytest.mark.parametrize("change", ["Wheel-Version: 2.0", "Wheel-Version: "])
+def test_a_wheel_of_another_format(change: str, tmp_path: Path) -> None:
+    base = parts("bad")
+    members = tuple(
+        replace(m, data=m.data.replace(b"Wheel-Version: 1.0", change.encode()))
+        for m in base.members
+    )
+    wheel = replace(base, members=members).write(tmp_path)
+    assert "Wheel-Version" in story(refusal(tmp_path, wheel))
+
+
+def test_any_changed_bit_is_harmless_or_refused(tmp_path: Path, wheelhouse: Path) -> None:
+    wheel = wheelhouse / "cli_tool-1.0-py3-none-any.whl"
+    raw, good = wheel.read_bytes(), contents(layer_of(tmp_path, wheel))
+    chance = random.Random(20240607)
+    refused = 0
+    for _ in range(400):
+        data = bytearray(raw)
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        wheel.write_bytes(data)
+        layer = tmp_path / "layer"
+        try:
+            with LayerWriter(tmp_path) as writer:
+                add_wheel(writer, wheel, HOST)
+                writer.write(layer, ORIGIN)
+        except WheelError:
+            refused += 1
+            continue
+        index = {entry.path: entry.sha256 for entry in index_of(layer).files}
+        changed = {
+            path for path in good if index.get(path) != hashlib.sha256(good[path]).hexdigest()
+        }
+        # Only RECORD itself has no digest; what it says is made anew from what was found.
+        assert not changed
+    assert refused > 100
+
+
+def rehashed(base: Parts, algorithm: str) -> Parts:
+    """The wheel with a RECORD in another algorithm, as a member like any other."""
+
+    class Rehashed(Parts):
+        def record(self) -> list[list[str]]:
+            rows = []
+            for member in self.members:
+                digest = hashlib.new(algorithm, member.data).digest()
+                value = urlsafe_b64encode(digest).decode().rstrip("=")
+                rows.append([member.name, f"{algorithm}={value}", str(len(member.data))])
+            return [*rows, [f"{self.dist_info}/RECORD", "", ""]]
+
+    return Rehashed(filename=base.filename, dist_info=base.dist_info, members=base.members)
+
+
+def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
+    wheel = tmp_path / "bad-1.0-py3-none-any.whl"
+    wheel.write_text("<html>404</html>")
+    assert "damaged or cut short" in story(refusal(tmp_path, wheel))
+    assert "not a valid wheel" in story(refusal(tmp_path, write_zip(wheel, [])))

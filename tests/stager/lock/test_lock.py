@@ -1,0 +1,818 @@
+import hashlib
+import logging
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from packaging.pylock import Pylock
+from packaging.tags import Tag
+
+from stager.config import load
+from stager.core import toml
+from stager.core.errors import ConfigError, ResolveError, StagerError
+from stager.core.store import Store
+from stager.core.values import Digest, Target
+from stager.lock.lock import Lock, ResolveOptions, make_lock, read_lock, render
+from stager.lock.spec import Spec, read_spec
+from tests.support.index_server import Index, serve
+from tests.support.sources import make_sdist
+from tests.support.wheelhouse import make_wheel
+
+HERE = Target.of_host()
+BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
+Ask = Callable[..., Spec]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "offline")
+
+
+@pytest.fixture
+def ask(root: Path) -> Ask:
+    """Read a spec from these entries of ``requirements``; other keys by keyword."""
+
+    def read(*requirements: str, **more: object) -> Spec:
+        table = {"requirements": list(requirements)}
+        table |= {key.replace("_", "-"): value for key, value in more.items()}
+        return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))
+
+    return read
+
+
+@pytest.fixture
+def lock(root: Path, store: Store, ask: Ask) -> Callable[..., Lock]:
+    """Lock these requirements with a resolver, and see that the file says the same."""
+
+    def make(resolver: str, *requirements: str, offline: bool = False, **more: object) -> Lock:
+        spec = ask(*requirements, **more)
+        options = ResolveOptions(resolver=resolver, offline=offline)  # type: ignore[arg-type]
+        path = root / "pylock.toml"
+        made = make_lock(spec, path=path, store=store, options=options, reachable=lambda _: False)
+        assert read_lock(path, spec.target) == made
+        assert made.is_current(spec)
+        return made
+
+    return make
+
+
+def fails(lock: Callable[..., Lock], *args: object, **more: object) -> ResolveError:
+    with pytest.raises(ResolveError) as caught:
+        lock(*args, **more)
+    assert "Traceback" not in "".join(caught.value.context)
+    return caught.value
+
+
+def versions(lock: Lock) -> dict[str, str]:
+    return {file.name: str(file.version) for file in lock.files}
+
+
+def project(folder: Path, name: str, version: str = "1.0", more: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = f"""\
+    [build-system]
+    requires = ["setuptools"]
+    build-backend = "setuptools.build_meta"
+    [project]
+    name = "{name}"
+    version = "{version}"
+    {more}
+    [tool.setuptools]
+    packages = ["{name.replace("-", "_")}"]
+    """
+    (folder / "pyproject.toml").write_text(dedent(text))
+    package = folder / name.replace("-", "_")
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text("X = 1\n")
+    return folder
+
+
+@pytest.fixture
+def with_setuptools(wheelhouse: Path, build_wheels: Path, index_env: object) -> Path:
+    for wheel in build_wheels.iterdir():
+        (wheelhouse / wheel.name).write_bytes(wheel.read_bytes())
+    return wheelhouse
+
+
+# --- what a lock holds ---------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("index_env")
+def test_both_resolvers_give_the_same_file(
+    lock: Callable[..., Lock], root: Path, wheelhouse: Path
+) -> None:
+    texts = []
+    for resolver in ("uv", "pip-tools"):
+        made = lock(resolver, "alpha", "my-odd.name", constraints=["beta<2"])
+        assert versions(made) == {"alpha": "1.0", "beta": "1.1", "my-odd-name": "1.0"}
+        texts.append((root / "pylock.toml").read_bytes())
+    assert texts[0] == texts[1]
+    beta = made.files[1]
+    file = wheelhouse / "beta-1.1-py3-none-any.whl"
+    assert beta.path == file
+    assert beta.url is None
+    assert beta.size == file.stat().st_size
+    assert beta.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("index_env")
+def test_the_file_follows_pep_751(lock: Callable[..., Lock], root: Path) -> None:
+    lock("uv", "alpha")
+    data = toml.read(root / "pylock.toml")
+    document = Pylock.from_dict(data)
+    assert str(document.lock_version) == "1.0"
+    assert document.created_by == "stager"
+    chosen = list(document.select(environment=HERE.environment(), tags=list(HERE.tags())))
+    assert [package.name for package, _ in chosen] == ["alpha", "beta"]
+    assert data["tool"]["stager"]["python"] == HERE.python
+    assert data["tool"]["stager"]["platform"] == HERE.platform
+    assert not list(root.glob(".pylock*"))  # the temporary sibling is gone
+
+
+@pytest.mark.usefixtures("index_env")
+def test_a_lock_is_current_until_the_spec_changes(lock: Callable[..., Lock], ask: Ask) -> None:
+    made = lock("uv", "alpha")
+    assert made.is_current(ask("alpha"))
+    assert not made.is_current(ask("alpha", "beta"))
+    assert not made.is_current(ask("alpha", python="3.99"))
+
+
+@pytest.mark.usefixtures("index_env")
+def test_the_digest_covers_content_not_place(lock: Callable[..., Lock], tmp_path: Path) -> None:
+    made = lock("uv", "alpha")
+    moved = replace(made.files[0], path=tmp_path / "elsewhere")
+    again = replace(made, files=(moved, *made.files[1:]))
+    (tmp_path / "pylock.toml").write_text(render(again))
+    read = read_lock(tmp_path / "pylock.toml", HERE)
+    assert read.digest == made.digest
+    other = replace(made.files[0], sha256=Digest("0" * 64))
+    (tmp_path / "pylock.toml").write_text(render(replace(made, files=(other, *made.files[1:]))))
+    assert read_lock(tmp_path / "pylock.toml", HERE).digest != made.digest
+
+
+@BOTH
+def test_an_sdist_is_locked_where_there_is_no_wheel(
+    lock: Callable[..., Lock], with_setuptools: Path, resolver: str
+) -> None:
+    sdist = make_sdist(with_setuptools, "from-source")
+    (file,) = lock(resolver, "from-source").files
+    assert file.path == sdist
+    assert not file.is_wheel
+
+
+@BOTH
+@pytest.mark.usefixtures("index_env")
+def test_a_wheel_file_is_locked_as_that_file(
+    lock: Callable[..., Lock], tmp_path: Path, resolver: str
+) -> None:
+    mine = make_wheel(tmp_path / "mine", "beta", "1.1", files={"beta.py": "MINE = True\n"})
+    made = lock(resolver, "alpha", str(mine))
+    assert versions(made)["beta"] == "1.1"  # not 2.0, which the index has
+    assert made.files[1].path == mine
+
+
+@BOTH
+def test_a_local_build_version_wins(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, resolver: str
+) -> None:
+    make_wheel(wheelhouse, "torch", "2.13.0", requires=["nvidia-cublas", "triton"])
+    make_wheel(wheelhouse, "torch", "2.13.0+cpu")
+    made = lock(resolver, "torch==2.13.0", torch_backend="cpu")
+    assert versions(made) == {"torch": "2.13.0+cpu"}
+
+
+# --- other targets -------------------------------------------------------------------------------
+
+
+def other_python() -> Target:
+    minor = 10 if HERE.python != "3.10" else 12
+    return Target(python=f"3.{minor}", platform="manylinux_2_28_x86_64")
+
+
+def test_uv_locks_for_another_python(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
+) -> None:
+    target = other_python()
+    for tag in (target.python_tag, HERE.python_tag):
+        make_wheel(wheelhouse, "fast", tag=f"{tag}-{tag}-manylinux_2_17_x86_64")
+    make_wheel(wheelhouse, "old-only", requires=[f"beta; python_version != '{target.python}'"])
+    made = lock("uv", "fast", "old-only", python=target.python, platform=target.platform)
+    assert made.target == target
+    assert set(versions(made)) == {"fast", "old-only"}
+    assert made.files[0].filename.endswith(f"{target.python_tag}-manylinux_2_17_x86_64.whl")
+
+
+@pytest.mark.usefixtures("index_env")
+def test_pip_tools_refuses_another_python(lock: Callable[..., Lock]) -> None:
+    error = fails(lock, "pip-tools", "alpha", python=other_python().python)
+    assert "only for the Python and machine it runs on" in error.message
+    assert "uv" in error.hint
+
+
+@BOTH
+def test_an_older_libc_gets_the_older_wheel(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, resolver: str
+) -> None:
+    machine, tag = HERE.machine, HERE.python_tag
+    for libc in ("manylinux_2_17", "manylinux_2_28"):
+        make_wheel(wheelhouse, "fast", tag=f"{tag}-{tag}-{libc}_{machine}")
+    old = lock(resolver, "fast", platform=f"manylinux_2_17_{machine}")
+    assert "manylinux_2_17" in old.files[0].filename
+    new = lock(resolver, "fast", platform=f"manylinux_2_28_{machine}")
+    assert "manylinux_2_28" in new.files[0].filename
+
+
+# --- no solution ---------------------------------------------------------------------------------
+
+
+@BOTH
+def test_all_reasons_at_once(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, resolver: str
+) -> None:
+    make_wheel(wheelhouse, "wants-old", requires=["beta<1.1"])
+    make_wheel(wheelhouse, "needs-ghost", requires=["ghost-of-a-package"])
+    error = fails(
+        lock,
+        resolver,
+        "no-such-thing",
+        "cli-tool==9",
+        "alpha",
+        "wants-old",
+        "needs-ghost",
+        "ns-one",
+    )
+    told = "\n".join(error.context)
+    assert "4 problems" in error.message
+    assert len(error.context) == 4
+    assert all("\n" not in line for line in error.context)
+    assert "no-such-thing" in told
+    assert "cli-tool" in told
+    assert "ghost-of-a-package" in told
+    conflict = next(line for line in error.context if "wants-old" in line)
+    assert "alpha" in conflict
+    assert "beta" in conflict
+    assert "ns-one" not in told
+    assert error.hint
+
+
+@BOTH
+def test_no_wheel_for_the_target_lists_all_with_what_exists(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
+) -> None:
+    make_wheel(wheelhouse, "mac-only", "1.0", tag="cp311-cp311-macosx_11_0_arm64")
+    make_wheel(wheelhouse, "mac-only", "1.1", tag="cp311-cp311-macosx_12_0_arm64")
+    make_wheel(wheelhouse, "old-only", "3.0", tag="cp27-cp27mu-manylinux1_x86_64")
+    make_wheel(wheelhouse, "old-only", "3.0", tag="cp27-cp27m-win32")
+    error = fails(lock, resolver, "mac-only", "alpha", "old-only==3.0")
+    where = f"no wheel for {HERE.python_tag} on {HERE.platform}"
+    assert sorted(error.context) == [
+        f"mac-only 1.1: {where}; there are cp311-cp311-macosx_12_0_arm64",
+        f"old-only 3.0: {where}; there are cp27-cp27m-win32, cp27-cp27mu-manylinux1_x86_64",
+    ]
+    assert not (root / "pylock.toml").exists()
+
+
+def test_uv_lists_missing_wheels_below_one_requirement(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
+) -> None:
+    make_wheel(wheelhouse, "mac-only", tag="cp311-cp311-macosx_11_0_arm64")
+    make_wheel(wheelhouse, "win-only", tag="cp311-cp311-win_amd64")
+    make_wheel(wheelhouse, "parent", requires=["mac-only", "win-only"])
+    error = fails(lock, "uv", "parent", "alpha")
+    assert [line.partition(":")[0] for line in error.context] == ["mac-only 1.0", "win-only 1.0"]
+
+
+def test_pip_tools_lists_all_files_missing_for_an_older_libc(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
+) -> None:
+    machine, tag = HERE.machine, HERE.python_tag
+    for name in ("new-one", "new-two"):
+        make_wheel(wheelhouse, name, tag=f"{tag}-{tag}-manylinux_2_28_{machine}")
+    error = fails(
+        lock, "pip-tools", "new-one", "new-two", "alpha", platform=f"manylinux_2_17_{machine}"
+    )
+    assert [line.partition(":")[0] for line in error.context] == ["new-one 1.0", "new-two 1.0"]
+    assert "manylinux_2_28" in error.context[0]
+
+
+@BOTH
+def test_cuda_packages_are_refused_for_the_cpu(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
+) -> None:
+    for name in ("nvidia-cublas", "triton", "cuda-bindings"):
+        make_wheel(wheelhouse, name)
+    make_wheel(wheelhouse, "torch", "2.13.0", requires=["nvidia-cublas", "triton", "cuda-bindings"])
+    error = fails(lock, resolver, "torch", "alpha", torch_backend="cpu")
+    assert error.context[:-1] == ("cuda-bindings 1.0", "nvidia-cublas 1.0", "triton 1.0")
+    assert "torch==2.13.0+cpu" in error.hint
+    assert not (root / "pylock.toml").exists()
+    assert "triton" in versions(lock(resolver, "torch"))
+
+
+@BOTH
+def test_an_index_that_does_not_answer(
+    lock: Callable[..., Lock], root: Path, monkeypatch: pytest.MonkeyPatch, resolver: str
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://me:hidden@127.0.0.1:9/simple")
+    error = fails(lock, resolver, "alpha")
+    assert "cannot be reached" in error.message
+    assert "hidden" not in "".join(error.context)
+
+
+# --- PyTorch's own index -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("index_env")
+@pytest.mark.parametrize(
+    ("backend", "answers", "added"),
+    [
+        ("cpu", True, ["https://download.pytorch.org/whl/cpu"]),
+        ("cu126", True, ["https://download.pytorch.org/whl/cu126"]),
+        ("cpu", False, []),
+        ("none", True, []),
+    ],
+)
+def test_the_torch_index_is_added_when_it_answers(
+    root: Path, store: Store, ask: Ask, backend: str, answers: bool, added: list[str]
+) -> None:
+    asked = []
+
+    def reachable(url: str) -> bool:
+        asked.append(url)
+        return answers
+
+    made = make_lock(
+        ask("alpha", torch_backend=backend),
+        path=root / "pylock.toml",
+        store=store,
+        options=ResolveOptions(resolver="uv"),
+        reachable=reachable,
+    )
+    assert list(made.indexes.extra_index_urls) == added
+    assert asked == ([] if backend == "none" else [f"https://download.pytorch.org/whl/{backend}/"])
+
+
+DEAD = "http://127.0.0.1:9/whl/"
+
+
+@BOTH
+def test_a_torch_index_that_gives_no_answer_is_named(
+    ask: Ask,
+    index_env: object,
+    wheelhouse: Path,
+    root: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    resolver: str,
+) -> None:
+    monkeypatch.setattr("stager.lock.lock.TORCH_INDEX", DEAD)
+    make_wheel(wheelhouse, "triton")
+    make_wheel(wheelhouse, "torch", "2.13.0", requires=["triton"])
+    make_wheel(wheelhouse, "accelerated", requires=["torch"])
+    options = ResolveOptions(resolver=resolver)  # type: ignore[arg-type]
+    for requirement, backend, said in (
+        ("torch", "cpu", "the lock pulls 1 CUDA packages"),
+        ("torch==2.13.0+cpu", "cpu", "the requirements have no solution"),
+        ("accelerated", "cu126", "only torch 2.13.0 can be had, which is not that build"),
+    ):
+        spec = ask(requirement, torch_backend=backend)
+        with pytest.raises(ResolveError, match=re.escape(said)) as caught:
+            make_lock(spec, path=root / "pylock.toml", store=store, options=options)
+        left_out = f"{DEAD}{backend}, which environment.torch-backend adds, gave no answer"
+        assert left_out in caught.value.context[-1]
+        assert "where that index can be reached" in caught.value.hint
+    make_wheel(wheelhouse, "torch", "2.13.0+cu126")
+    spec = ask("accelerated", torch_backend="cu126")
+    made = make_lock(spec, path=root / "pylock.toml", store=store, options=options)
+    assert versions(made)["torch"] == "2.13.0+cu126"  # as good, wherever it comes from
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_local_project_is_built_first(
+    lock: Callable[..., Lock], with_setuptools: Path, root: Path, store: Store, resolver: str
+) -> None:
+    more = 'dependencies = ["alpha"]\noptional-dependencies = {more = ["ns-one"]}'
+    lib = project(root / "my lib", "my-lib", more=more.replace("\n", "\n    "))
+    made = lock(resolver, "./my lib[more]", "beta<2")
+    assert versions(made) == {"alpha": "1.0", "beta": "1.1", "my-lib": "1.0", "ns-one": "1.0"}
+    wheel = made.files[2]
+    assert wheel.filename == "my_lib-1.0-py3-none-any.whl"
+    assert wheel.path is not None
+    assert wheel.path.is_relative_to(store.built)
+    assert made.sources == ((wheel.filename, "my lib"),)
+    assert sorted(path.name for path in lib.iterdir()) == ["my_lib", "pyproject.toml"]
+
+
+def test_a_local_project_is_built_once_for_each_content(
+    lock: Callable[..., Lock], ask: Ask, with_setuptools: Path, root: Path, tmp_path: Path
+) -> None:
+    lib = project(root / "mylib", "my-lib")
+    first = lock("uv", "./mylib")
+    stamp = first.files[0].path.stat().st_mtime_ns  # type: ignore[union-attr]
+    again = lock("uv", "./mylib")
+    assert again.files[0].path.stat().st_mtime_ns == stamp  # type: ignore[union-attr]
+    (lib / "my_lib" / "__init__.py").write_text("X = 2\n")
+    assert not again.is_current(ask("./mylib"))
+    assert lock("uv", "./mylib").files[0].sha256 != first.files[0].sha256
+    # Elsewhere, later, the same content gives the same bytes.
+    (lib / "my_lib" / "__init__.py").write_text("X = 1\n")
+    options = ResolveOptions(resolver="uv")
+    elsewhere = make_lock(
+        ask("./mylib"), path=root / "pylock.toml", store=Store(tmp_path / "two"), options=options
+    )
+    assert elsewhere.digest == first.digest
+
+
+def test_from_version_control(
+    lock: Callable[..., Lock], with_setuptools: Path, tmp_path: Path
+) -> None:
+    repo = project(tmp_path / "repo", "from-git")
+    for argv in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "one"],
+    ):
+        subprocess.run(["git", *argv], cwd=repo, check=True)
+    made = lock("uv", f"from-git @ git+file://{repo}")
+    assert versions(made) == {"from-git": "1.0"}
+    assert made.sources == (("from_git-1.0-py3-none-any.whl", f"git+file://{repo}"),)
+
+
+def test_sources_that_cannot_be_built_are_all_named(
+    lock: Callable[..., Lock], with_setuptools: Path, root: Path
+) -> None:
+    for name in ("one", "two"):
+        folder = project(root / name, name)
+        (folder / "pyproject.toml").write_text("[build-system]\nrequires = ['no-such-backend']\n")
+    project(root / "three", "three")
+    error = fails(lock, "uv", "./one", "./two", "./three")
+    assert [line.partition(":")[0] for line in error.context] == ["one", "two"]
+    assert "no-such-backend" in error.context[0]
+
+
+# --- a lock the user brings ----------------------------------------------------------------------
+
+GIVEN = """\
+lock-version = "1.0"
+created-by = "someone"
+
+[[packages]]
+name = "alpha"
+version = "1.0"
+wheels = [{ path = "wheelhouse/alpha-1.0-py3-none-any.whl", hashes = { sha256 = "ALPHA" } }]
+
+[[packages]]
+name = "fast"
+version = "1.0"
+wheels = [
+    { url = "https://example.org/fast-1.0-cp310-cp310-manylinux_2_17_x86_64.whl", size = 1, hashes = { sha256 = "ONE" } },
+    { url = "https://example.org/fast-1.0-cp312-cp312-manylinux_2_17_x86_64.whl", size = 2, hashes = { sha256 = "TWO" } },
+]
+
+[[packages]]
+name = "colorama"
+version = "1.0"
+marker = "sys_platform == 'win32'"
+wheels = [{ url = "https://example.org/colorama-1.0-py3-none-any.whl", hashes = { sha256 = "ONE" } }]
+"""  # noqa: E501
+
+
+@pytest.fixture
+def given(root: Path, wheelhouse: Path) -> Path:
+    digest = hashlib.sha256((wheelhouse / "alpha-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    text = GIVEN.replace("ALPHA", digest).replace("ONE", "1" * 64).replace("TWO", "2" * 64)
+    path = root / "pylock.lab.toml"
+    path.write_text(text.replace("wheelhouse/", f"{wheelhouse}/"))
+    return path
+
+
+def test_a_given_lock_is_taken_as_it_is(
+    lock: Callable[..., Lock], given: Path, wheelhouse: Path
+) -> None:
+    target = {"python": "3.12", "platform": "manylinux_2_28_x86_64"}
+    made = lock("uv", given.name, **target)
+    assert versions(made) == {"alpha": "1.0", "fast": "1.0"}
+    alpha, fast = made.files
+    assert alpha.path == wheelhouse / "alpha-1.0-py3-none-any.whl"
+    assert fast.sha256 == "2" * 64
+    assert fast.url == "https://example.org/fast-1.0-cp312-cp312-manylinux_2_17_x86_64.whl"
+
+
+def test_a_given_lock_at_the_locks_own_place_is_not_written(
+    ask: Ask, given: Path, store: Store
+) -> None:
+    before = given.read_bytes()
+    spec = ask(given.name, python="3.12", platform="manylinux_2_28_x86_64")
+    made = make_lock(spec, path=given, store=store, options=ResolveOptions())
+    assert given.read_bytes() == before
+    read = read_lock(given, spec.target)
+    assert read.spec_digest is None
+    assert read.is_current(spec)
+    assert read.digest == made.digest
+
+
+def test_a_given_lock_without_files_for_the_target(
+    lock: Callable[..., Lock], given: Path, ask: Ask
+) -> None:
+    target = {"python": "3.13", "platform": "manylinux_2_28_x86_64"}
+    error = fails(lock, "uv", given.name, **target)
+    expected = (
+        "fast 1.0: no wheel for cp313 on manylinux_2_28_x86_64; there are "
+        "cp310-cp310-manylinux_2_17_x86_64, cp312-cp312-manylinux_2_17_x86_64",
+    )
+    assert error.context == expected
+    with pytest.raises(ResolveError) as caught:
+        read_lock(given, ask(given.name, **target).target)
+    assert caught.value.context == expected
+
+
+# --- offline -------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_offline_only_the_store_counts(
+    lock: Callable[..., Lock], store: Store, index_env: object, resolver: str
+) -> None:
+    make_wheel(store.wheels, "alpha", requires=["beta"])
+    error = fails(lock, resolver, "alpha", offline=True)  # though the configured folder has beta
+    assert "beta" in "".join(error.context)
+    assert "offline root" in error.hint
+    make_wheel(store.wheels, "beta", "1.0")
+    made = lock(resolver, "alpha", offline=True)
+    assert versions(made) == {"alpha": "1.0", "beta": "1.0"}
+
+
+# --- indexes and passwords -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def index(wheelhouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """An index with a password; pip's own configuration is silenced."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_INDEX_URL"):
+        monkeypatch.setenv(name, "")
+    with serve(Index(folder=wheelhouse, user="me", password="s3cret-pass")) as running:
+        yield running
+
+
+@BOTH
+def test_passwords_of_pips_configuration_stay_out(
+    lock: Callable[..., Lock],
+    index: Index,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    resolver: str,
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
+    caplog.set_level(logging.DEBUG)
+    made = lock(resolver, "alpha")
+    assert versions(made) == {"alpha": "1.0", "beta": "2.0"}
+    assert made.files[0].url == f"http://127.0.0.1:{index.port}/files/alpha-1.0-py3-none-any.whl"
+    # A HEAD request without the password is refused: the size came by way of pip.
+    assert made.files[0].size == (index.folder / "alpha-1.0-py3-none-any.whl").stat().st_size
+    error = fails(lock, resolver, "alpha", "no-such-thing")
+    told = caplog.text + error.message + "".join(error.context)
+    assert "run: " in told
+    assert "s3cret-pass" not in told
+    assert "s3cret-pass" not in (root / "pylock.toml").read_text()
+
+
+@BOTH
+def test_an_index_that_refuses_us(
+    lock: Callable[..., Lock], index: Index, monkeypatch: pytest.MonkeyPatch, resolver: str
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password.replace("s3cret", "wr0ng"))
+    error = fails(lock, resolver, "alpha")
+    assert "refuses" in error.message
+    assert "401" in error.context[0]
+    assert "wr0ng" not in error.context[0]
+
+
+@BOTH
+def test_passwords_in_requirement_files_stay_out(
+    lock: Callable[..., Lock],
+    index: Index,
+    root: Path,
+    caplog: pytest.LogCaptureFixture,
+    resolver: str,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    (root / "r.txt").write_text(f"--index-url {index.url_with_password}\nalpha\n")
+    made = lock(resolver, "r.txt")
+    assert made.indexes.index_url == index.url
+    text = (root / "pylock.toml").read_text()
+    assert index.url in text
+    assert "s3cret-pass" not in text + caplog.text
+
+
+@BOTH
+def test_passwords_from_the_environment(
+    lock: Callable[..., Lock],
+    index: Index,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resolver: str,
+) -> None:
+    monkeypatch.setenv("INDEX_PASSWORD", "s3cret-pass")
+    monkeypatch.setenv("INDEX_USER", "me")
+    url = index.url.replace("//", "//${INDEX_USER}:${INDEX_PASSWORD}@")
+    (root / "r.txt").write_text(f"--index-url {url}\nalpha\n")
+    made = lock(resolver, "r.txt")
+    assert made.indexes.index_url == url  # the names of variables tell nothing
+    assert "s3cret-pass" not in (root / "pylock.toml").read_text()
+
+
+@BOTH
+def test_an_index_without_digests_or_lengths(
+    lock: Callable[..., Lock], index: Index, monkeypatch: pytest.MonkeyPatch, resolver: str
+) -> None:
+    index.user, index.hashes, index.lengths = "", False, False
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
+    made = lock(resolver, "alpha")
+    for file in made.files:
+        served = index.folder / file.filename
+        assert file.sha256 == hashlib.sha256(served.read_bytes()).hexdigest()
+        assert file.size == served.stat().st_size
+
+
+@BOTH
+def test_the_best_version_over_all_indexes(
+    lock: Callable[..., Lock],
+    index: Index,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resolver: str,
+) -> None:
+    more = tmp_path / "more"
+    make_wheel(more, "beta", "3.0")
+    make_wheel(more, "beta", "1.5")
+    with serve(Index(folder=more)) as second:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", second.url)
+        assert versions(lock(resolver, "beta")) == {"beta": "3.0"}
+        assert versions(lock(resolver, "beta<3")) == {"beta": "2.0"}
+
+
+@BOTH
+def test_a_wheel_named_by_url(
+    lock: Callable[..., Lock], index: Index, monkeypatch: pytest.MonkeyPatch, resolver: str
+) -> None:
+    index.user = ""
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
+    url = f"http://127.0.0.1:{index.port}/files/beta-1.1-py3-none-any.whl"
+    made = lock(resolver, f"beta @ {url}")
+    (file,) = made.files
+    assert file.url == url
+    served = (index.folder / file.filename).read_bytes()
+    assert file.sha256 == hashlib.sha256(served).hexdigest()
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "not a lock that can be read"),
+        ('lock-version = "9.0"\ncreated-by = "x"\npackages = []\n', "not supported"),
+        ('lock-version = "1.0"\ncreated-by = "stager"\n[tool.stager]\npython = 3\n', "damaged"),
+        (
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\n'
+            '[packages.vcs]\ntype = "git"\nurl = "u"\ncommit-id = "c"\n',
+            "version control",
+        ),
+        (
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
+            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {md5 = "0"}}]\n',
+            "no sha256",
+        ),
+        (
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
+            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n',
+            "not a sha256",
+        ),
+        (
+            'lock-version = "1.0"\ncreated-by = "x"\nrequires-python = "<3"\n[[packages]]\n'
+            'name = "a"\nversion = "1"\n'
+            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n',
+            "is not for Python",
+        ),
+        (
+            'lock-version = "1.0"\ncreated-by = "x"\n' + '[[packages]]\nname = "a"\nversion = "1"\n'
+            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n' * 2,
+            "more than one file",
+        ),
+    ],
+)
+def test_a_lock_that_cannot_be_used(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "pylock.toml"
+    path.write_text(text)
+    with pytest.raises(StagerError) as caught:
+        read_lock(path, HERE)
+    assert expected in caught.value.message
+    assert str(path) in caught.value.message
+
+
+def test_no_lock(tmp_path: Path) -> None:
+    with pytest.raises(ResolveError, match="no lock at") as caught:
+        read_lock(tmp_path / "pylock.toml", HERE)
+    assert "stager lock" in caught.value.hint
+
+
+@pytest.mark.usefixtures("index_env")
+def test_a_name_pep_751_does_not_know(ask: Ask, root: Path, store: Store) -> None:
+    with pytest.raises(ConfigError, match=r"lock\.toml is not a name for a lock"):
+        make_lock(ask("alpha"), path=root / "lock.toml", store=store, options=ResolveOptions())
+
+
+def test_no_such_resolver(ask: Ask, root: Path, store: Store) -> None:
+    options = ResolveOptions(resolver="conda")  # type: ignore[arg-type]
+    with pytest.raises(ResolveError, match="no resolver is called 'conda'"):
+        make_lock(ask("alpha"), path=root / "pylock.toml", store=store, options=options)
+
+
+def test_the_tags_of_the_test_wheels_are_foreign() -> None:
+    """The tests above rest on it: what they call another platform is one."""
+    assert Tag("cp27", "cp27m", "win32") not in set(HERE.tags())
+
+
+# --- the real index ------------------------------------------------------------------------------
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_the_real_index(lock: Callable[..., Lock], root: Path) -> None:
+    texts = []
+    for resolver in ("uv", "pip-tools"):
+        made = lock(resolver, "colorama==0.4.6", "markupsafe==3.0.2")
+        assert versions(made) == {"colorama": "0.4.6", "markupsafe": "3.0.2"}
+        assert all(file.size for file in made.files)
+        texts.append({(file.filename, file.sha256, file.size) for file in made.files})
+    assert texts[0] == texts[1]
+
+
+# --- hashes in requirement files -----------------------------------------------------------------
+
+
+@BOTH
+def test_a_file_that_the_hashes_rule_out_is_refused(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
+) -> None:
+    """As pip has it: the lab's build of a version is not the one that a stranger's index offers."""
+    good = hashlib.sha256((wheelhouse / "beta-2.0-py3-none-any.whl").read_bytes()).hexdigest()
+    (root / "r.txt").write_text(f"beta==2.0 \\\n  --hash=sha256:{'0' * 64}\n")
+    error = fails(lock, resolver, "r.txt")
+    assert "beta-2.0-py3-none-any.whl: its sha256 is " + good in error.context[0]
+    assert "--index-url" in error.hint
+    assert not (root / "pylock.toml").exists()
+    (root / "r.txt").write_text(
+        f"beta==2.0 --hash=sha256:{'0' * 64} --hash sha256:{good.upper()}\n"
+    )
+    made = lock(resolver, "r.txt")
+    assert versions(made) == {"beta": "2.0"}
+    (root / "limits.txt").write_text(f"beta==2.0 --hash=sha256:{'1' * 64}\n")
+    assert fails(lock, resolver, "beta", constraints=["limits.txt"]).context
+
+
+def test_hashes_are_part_of_what_a_lock_is_made_for(
+    lock: Callable[..., Lock], index_env: object, ask: Ask, root: Path
+) -> None:
+    made = lock("uv", "beta==2.0")
+    (root / "r.txt").write_text(f"beta==2.0 --hash=sha256:{'0' * 64}\n")
+    assert not made.is_current(ask("r.txt"))
+    (root / "r.txt").write_text(f"beta==2.0 --hash=sha512:{'0' * 128}\n")
+    with pytest.raises(ConfigError) as caught:
+        ask("r.txt")
+    assert caught.value.context == ("r.txt:1: only hashes of sha256 can be checked",)
+
+
+@BOTH
+def test_hashes_leave_the_choice_of_pytorchs_build_alone(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
+) -> None:
+    plain = make_wheel(wheelhouse, "torch", "2.13.0")
+    make_wheel(wheelhouse, "torch", "2.13.0+cpu")
+    digest = hashlib.sha256(plain.read_bytes()).hexdigest()
+    (root / "r.txt").write_text(f"torch==2.13.0 --hash=sha256:{digest}\n")
+    assert versions(lock(resolver, "r.txt", torch_backend="cpu")) == {"torch": "2.13.0+cpu"}
+    assert fails(lock, resolver, "r.txt").context

@@ -1,0 +1,417 @@
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from stager.config import load
+from stager.core.errors import ConfigError
+from stager.core.values import Target
+from stager.lock.indexes import Indexes
+from stager.lock.spec import Spec, read_spec
+from tests.support.wheelhouse import make_wheel
+
+Ask = Callable[..., Spec]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def ask(root: Path) -> Ask:
+    """Read a spec from these entries of ``requirements``; other keys by keyword."""
+
+    def read(*requirements: str, **more: object) -> Spec:
+        table = {"requirements": list(requirements)}
+        table |= {key.replace("_", "-"): value for key, value in more.items()}
+        return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))
+
+    return read
+
+
+def problems(ask: Ask, *requirements: str, **more: object) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        ask(*requirements, **more)
+    assert caught.value.hint
+    return caught.value.context
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dedent(text))
+    return path
+
+
+def project(folder: Path, name: str = "my-lib", version: str = "1.0") -> Path:
+    write(
+        folder,
+        "pyproject.toml",
+        f"""\
+        [build-system]
+        requires = ["setuptools"]
+        build-backend = "setuptools.build_meta"
+        [project]
+        name = "{name}"
+        version = "{version}"
+        """,
+    )
+    module = re.sub(r"\W", "_", name)
+    write(folder, f"{module}/__init__.py", "X = 1\n")
+    return folder
+
+
+# --- strings and requirement files ---------------------------------------------------------------
+
+
+def test_strings_are_normalised(ask: Ask) -> None:
+    spec = ask("numpy >= 2,<3", 'My.Pkg[B,a] ;python_version<"4"', "numpy >= 2,<3")
+    assert spec.requirements == ("numpy<3,>=2", 'my-pkg[a,b] ; python_version < "4"')
+
+
+def test_the_target_is_this_machine_unless_named(ask: Ask) -> None:
+    assert ask("a").target == Target.of_host()
+    named = ask("a", python="3.12", platform="manylinux_2_28_aarch64").target
+    assert named == Target(python="3.12", platform="manylinux_2_28_aarch64")
+
+
+def test_a_requirement_file_as_pip_reads_it(
+    ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXTRA", "more")
+    write(
+        root,
+        "requirements.in",
+        """\
+        # a comment
+        alpha==1.0  # another
+        beta \\
+            >=2 \\
+            ; python_version > "3"
+        gamma==1 --hash=sha256:abc \\
+            --hash=sha256:def
+        odd@https://example.org/odd-1.0-py3-none-any.whl#egg=odd
+        -r sub/${EXTRA}.txt
+        -c limits.txt
+        --requirement=sub/last.txt
+        --require-hashes
+        """,
+    )
+    write(root, "sub/more.txt", "delta\n-r ../requirements.in\n-c more-limits.txt\n")
+    write(root, "sub/more-limits.txt", "delta<9\n")
+    write(root, "sub/last.txt", "last")
+    write(root, "limits.txt", "\ufeffalpha<2\n-r sub/nested.txt\n")
+    write(root, "sub/nested.txt", "beta<3\n")
+    spec = ask("requirements.in", constraints=["gamma<2"])
+    assert spec.requirements == (
+        "alpha==1.0",
+        'beta>=2 ; python_version > "3"',
+        "gamma==1",
+        "odd @ https://example.org/odd-1.0-py3-none-any.whl#egg=odd",
+        "delta",
+        "last",
+    )
+    # What a constraint file includes limits versions, too.
+    assert sorted(spec.constraints) == ["alpha<2", "beta<3", "delta<9", "gamma<2"]
+    assert [path.name for path in spec.sources] == [
+        "requirements.in",
+        "more.txt",
+        "more-limits.txt",
+        "limits.txt",
+        "nested.txt",
+        "last.txt",
+    ]
+
+
+def test_index_options(ask: Ask, root: Path) -> None:
+    (root / "wheels").mkdir()
+    write(
+        root,
+        "deep/requirements.txt",
+        """\
+        -i https://${USER_NAME}:${PASSWORD}@one.example/simple
+        --extra-index-url https://two.example/simple
+        --extra-index-url=https://three.example/simple
+        -f ../wheels
+        --find-links https://files.example/
+        --trusted-host two.example
+        --only-binary :all:
+        --no-binary=gamma,delta
+        --pre
+        --prefer-binary
+        alpha
+        """,
+    )
+    assert ask("deep/requirements.txt").indexes == Indexes(
+        index_url="https://${USER_NAME}:${PASSWORD}@one.example/simple",
+        extra_index_urls=("https://two.example/simple", "https://three.example/simple"),
+        find_links=(str(root / "wheels"), "https://files.example/"),
+        trusted_hosts=("two.example",),
+        only_binary=(":all:",),
+        no_binary=("gamma", "delta"),
+        pre=True,
+    )
+
+
+def test_all_problems_with_file_and_line(ask: Ask, root: Path) -> None:
+    write(
+        root,
+        "a.txt",
+        """\
+        good==1
+        bad requirement
+        -e ./editable
+        --editable=git+https://example.org/x.git
+
+        fine --global-option=x
+        -r missing.txt
+        -r https://example.org/r.txt
+        --unheard-of thing
+        -r
+        ./nowhere
+        """,
+    )
+    write(root, "limits.txt", "x y\n")
+    found = problems(ask, "a.txt", "b.txt", "-e .", constraints=["limits.txt"])
+    starts = [line.partition(": ")[0] for line in found]
+    assert starts == [
+        "a.txt:3",
+        "a.txt:4",
+        "a.txt:6",
+        "a.txt:7",
+        "a.txt:8",
+        "a.txt:9",
+        "a.txt:10",
+        "environment.requirements",
+        "environment.requirements",
+        "a.txt:2",
+        "a.txt:11",
+        "limits.txt:1",
+    ]
+    assert "which the nodes do not have" in found[0]
+    assert "cannot read missing.txt: No such file" in found[3]
+    assert "cannot read b.txt" in found[7]
+    assert "which the nodes do not have" in found[8]
+
+
+# --- pyproject.toml ------------------------------------------------------------------------------
+
+PYPROJECT = """\
+[project]
+name = "The-Project"
+dependencies = ["alpha>=1"]
+[project.optional-dependencies]
+train = ["beta"]
+plot = ["gamma"]
+All = ["the.project[train,plot]", "delta"]
+[dependency-groups]
+lint = ["ruff"]
+dev = ["pytest", {include-group = "lint"}]
+loop = [{include-group = "loop"}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("pyproject.toml", ("alpha>=1",)),
+        ("pyproject.toml[train]", ("alpha>=1", "beta")),
+        ("pyproject.toml[Train, plot]", ("alpha>=1", "beta", "gamma")),
+        ("pyproject.toml[all]", ("alpha>=1", "delta", "beta", "gamma")),
+        ("pyproject.toml:dev", ("pytest", "ruff")),
+        ("./pyproject.toml:lint,dev", ("ruff", "pytest")),
+    ],
+)
+def test_pyproject(ask: Ask, root: Path, entry: str, expected: tuple[str, ...]) -> None:
+    write(root, "pyproject.toml", PYPROJECT)
+    assert ask(entry).requirements == expected
+
+
+def test_pyproject_problems(ask: Ask, root: Path) -> None:
+    write(root, "pyproject.toml", PYPROJECT)
+    write(root, "dyn/pyproject.toml", "[project]\nname='x'\ndynamic=['dependencies']\n")
+    write(root, "odd/pyproject.toml", "[project]\nname='x'\ndependencies='alpha'\n")
+    found = problems(
+        ask,
+        "pyproject.toml[none]",
+        "pyproject.toml:none",
+        "pyproject.toml:loop",
+        "dyn/pyproject.toml",
+        "odd/pyproject.toml",
+        "gone/pyproject.toml",
+    )
+    assert "no extra 'none'; there are All, plot, train" in found[0]
+    assert "no dependency group 'none'; there are dev, lint, loop" in found[1]
+    assert "loop includes itself" in found[2]
+    assert "dynamic" in found[3]
+    assert "must be a list of strings" in found[4]
+    assert "No such file" in found[5]
+    assert len(found) == 6
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_a_source(ask: Ask, root: Path) -> None:
+    project(root / "mylib")
+    for entry in (
+        "./mylib",
+        "mylib/",
+        str(root / "mylib"),
+        (root / "mylib").as_uri(),
+        f"my-lib @ {(root / 'mylib').as_uri()}",
+    ):
+        spec = ask(entry)
+        assert spec.requirements == ()
+        (source,) = spec.local_projects
+        assert source.requirement == str(root / "mylib")
+        assert source.label == "mylib"
+        assert not source.moving
+
+
+def test_extras_and_marker_of_a_source(ask: Ask, root: Path) -> None:
+    project(root / "mylib")
+    (source,) = ask('./mylib[b, a] ; python_version > "3"').local_projects
+    assert source.suffix == "[a,b]"
+    assert source.marker == 'python_version > "3"'
+
+
+def test_a_path_in_a_file_starts_at_the_file_or_the_root(ask: Ask, root: Path) -> None:
+    project(root / "mylib")
+    project(root / "deep/other", "other")
+    write(root, "deep/r.txt", "./mylib\n./other\n")
+    labels = [source.label for source in ask("deep/r.txt").local_projects]
+    assert labels == ["mylib", "deep/other"]
+
+
+def test_files_and_urls(ask: Ask, root: Path) -> None:
+    wheel = make_wheel(root / "wheels", "Some.Thing", "2.0")
+    sdist = write(root, "dist/thing-1.0.tar.gz", "not looked into yet")
+    commit = "0" * 40
+    spec = ask(
+        f"./wheels/{wheel.name}",
+        "dist/thing-1.0.tar.gz",
+        f"git+https://user:secret@example.org/x.git@{commit}",
+        "named @ git+https://example.org/y.git@main",
+        "remote @ https://example.org/remote-1.0.tar.gz",
+        "https://example.org/far-1.0-py3-none-any.whl",
+    )
+    assert spec.requirements == (
+        f"some-thing @ {wheel.as_uri()}",
+        "far @ https://example.org/far-1.0-py3-none-any.whl",
+    )
+    file, pinned, branch, remote = spec.local_projects
+    assert file.requirement == str(sdist)
+    assert (pinned.label, pinned.moving) == (f"git+https://example.org/x.git@{commit}", False)
+    assert "secret" in pinned.requirement  # pip needs it; only the label is written down
+    assert branch.requirement == "named @ git+https://example.org/y.git@main"
+    assert branch.moving
+    assert remote.moving
+
+
+def test_a_folder_that_cannot_be_installed(ask: Ask, root: Path) -> None:
+    (root / "plain").mkdir()
+    (line,) = problems(ask, "./plain")
+    assert "neither pyproject.toml nor setup.py" in line
+
+
+# --- the digest ----------------------------------------------------------------------------------
+
+
+def test_the_digest_follows_what_matters(ask: Ask, root: Path) -> None:
+    write(root, "r.txt", "alpha\n")
+    base = ask("r.txt").digest
+    assert ask("r.txt").digest == base
+    assert ask("alpha").digest == base  # where a requirement stands makes no difference
+    write(root, "r.txt", "# a comment\nalpha\n")
+    assert ask("r.txt").digest == base
+    others = [
+        ask("alpha>1").digest,
+        ask("alpha", constraints=["alpha<2"]).digest,
+        ask("alpha", python="3.12").digest,
+        ask("alpha", platform="manylinux_2_17_x86_64").digest,
+        ask("alpha", torch_backend="cpu").digest,
+    ]
+    write(root, "r.txt", "--extra-index-url https://example.org/simple\nalpha\n")
+    others.append(ask("r.txt").digest)
+    assert len({base, *others}) == 7
+
+
+def test_the_digest_does_not_depend_on_passwords_or_places(
+    ask: Ask, root: Path, tmp_path: Path
+) -> None:
+    project(root / "mylib")
+    make_wheel(root / "wheels", "thing")
+    write(root, "r.txt", "-i https://u:one@example.org/simple\n-f wheels\n./mylib\n")
+    entries = ["r.txt", "wheels/thing-1.0-py3-none-any.whl"]
+    first = ask(*entries).digest
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(root, moved)
+    write(moved, "r.txt", "-i https://u:two@example.org/simple\n-f wheels\n./mylib\n")
+    table = {"environment": {"requirements": entries}}
+    again = read_spec(load.parse(table, root=moved, source=moved / "stager.toml"))
+    assert again.digest == first
+    make_wheel(root / "wheels", "thing", files={"thing.py": "changed = 1\n"})
+    assert ask(*entries).digest != first
+
+
+def test_the_digest_of_a_folder_is_that_of_its_sources(ask: Ask, root: Path) -> None:
+    lib = project(root / "mylib")
+    first = ask("./mylib").digest
+    for left_behind in ("build/lib/x.py", "my_lib.egg-info/PKG-INFO", "my_lib/__pycache__/x.pyc"):
+        write(lib, left_behind, "x")
+    write(lib, "pylock.toml", "a lock is made from the sources, not the other way round")
+    write(lib, "env/pyvenv.cfg", "")
+    write(lib, "env/lib/x.py", "")
+    assert ask("./mylib").digest == first
+    write(lib, "my_lib/more.py", "")
+    assert ask("./mylib").digest != first
+
+
+def test_what_git_ignores_does_not_count(ask: Ask, root: Path) -> None:
+    lib = project(root / "mylib")
+    for argv in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *argv], cwd=lib, check=True)
+    write(lib, ".gitignore", "runs/\n")
+    first = ask("./mylib").digest
+    write(lib, "runs/big.bin", "x")
+    assert ask("./mylib").digest == first
+    write(lib, "new.py", "not added yet, but it would be")
+    assert ask("./mylib").digest != first
+
+
+def test_outputs_and_the_offline_root_inside_the_project_do_not_count(root: Path) -> None:
+    project(root)
+    table = {
+        "environment": {"requirements": ["."], "offline-root": "store"},
+        "project": {"outputs": ["out"]},
+    }
+    settings = load.parse(table, root=root, source=root / "stager.toml")
+    first = read_spec(settings)
+    assert first.local_projects[0].label == "."
+    write(root, "out/metrics.json", "{}")
+    write(root, "store/wheels/x", "")
+    assert read_spec(settings).digest == first.digest
+
+
+# --- a lock the user brings ----------------------------------------------------------------------
+
+
+def test_a_given_lock_stands_alone(ask: Ask, root: Path) -> None:
+    path = write(root, "pylock.lab.toml", "x = 1\n")
+    spec = ask("pylock.lab.toml")
+    assert spec.pylock == path
+    assert spec.requirements == ()
+    write(root, "pylock.lab.toml", "x = 2\n")
+    assert ask("pylock.lab.toml").digest != spec.digest
+    (line,) = problems(ask, "pylock.lab.toml", "numpy")
+    assert "must stand alone" in line
+    (line,) = problems(ask, "pylock.gone.toml")
+    assert "no such file" in line

@@ -1,0 +1,393 @@
+"""The logs of a job as one stream: order, names, choice, errors, and following."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bundle.driver.logs import Logs
+from stager.catalogue.catalogue import match
+from stager.core.errors import StagerError
+from stager.diagnosis.diagnose import diagnose
+from stager.logs.clock import stamp
+from stager.logs.error_lines import errors_of
+from stager.logs.files import LogFile, find, of_job
+from stager.logs.lines import Line
+from stager.logs.merge import Wanted, follow, merged
+
+TRACE = """\
+Traceback (most recent call last):
+  File "/home/you/train.py", line {line}, in <module>
+    main()
+{closing}
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a directory of somebody else's logs: file names to texts."""
+
+    def make(**texts: str) -> Path:
+        folder = tmp_path / "foreign"
+        folder.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (folder / name.replace("__", ".")).write_text(text)
+        return folder
+
+    return make
+
+
+def shown(lines: Iterator[Line]) -> list[str]:
+    return [f"{line.who}: {line.text}" for line in lines]
+
+
+def all_of(folder: Path, **wanted: object) -> list[str]:
+    return shown(merged(find(str(folder), folder), Wanted(**wanted)))  # type: ignore[arg-type]
+
+
+# --- a job of stager's own -----------------------------------------------------------------------
+
+
+class Written:
+    """The files of a job, written by the driver's own code at times of our choosing."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from bundle.protocol.digest import Digest
+        from bundle.protocol.job import Job
+        from bundle.protocol.requires import Requires
+        from tests.support.bundles import BASE_PYTHON
+        from tests.support.jobs import LAUNCH
+
+        self.folder, self.now = folder, 1000.0
+        monkeypatch.setattr("bundle.driver.logs.time.time", lambda: self.now)
+        requires = Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28")
+        job = Job(
+            id="17",
+            name="a.17.b",
+            allocation="local",
+            nodes=("n1", "n2"),
+            bundle="/bundle",
+            bundle_id=Digest("0" * 64),
+            requires=requires,
+            room=(1, 1),
+            packages=(),
+            imports=(),
+            node_root="auto",
+            run_dir=str(folder),
+            log_dir=str(folder),
+            action="run",
+            import_modules=False,
+            python_hints=(BASE_PYTHON,),
+            launch=LAUNCH,
+        )
+        self.logs = Logs(job)
+
+    def say(self, at: float, node: str, task: int, *lines: str) -> None:
+        self.now = at
+        self.logs.lines(node, task, list(lines))
+
+    def end(self) -> None:
+        self.logs.event(json.dumps({"v": 1, "event": "job", "nodes": ["n1", "n2"]}))
+        self.logs.event(json.dumps({"v": 1, "event": "result", "ok": True}))
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    return Written(tmp_path / "logs", monkeypatch)
+
+
+def test_lines_come_in_the_order_in_which_they_were_written(written: Written) -> None:
+    written.say(1001, "n2", 1, "first")
+    written.say(1002, "n1", 0, "second", "third")
+    written.say(1003, "n2", 1, "fourth, with ü and \x1b[1m")
+    written.say(1004, "n1", 0, "fifth")
+    found = list(merged(of_job(written.folder, "17"), Wanted()))
+    assert [line.text for line in found] == [
+        "first",
+        "second",
+        "third",
+        "fourth, with ü and \x1b[1m",
+        "fifth",
+    ]
+    assert [line.who for line in found] == ["n2 1", "n1 0", "n1 0", "n2 1", "n1 0"]
+    assert [line.time for line in found] == [1001, 1002, 1002, 1003, 1004]
+    assert [line.number for line in found] == [1, 1, 2, 2, 3]
+
+
+def test_what_a_log_has_beyond_the_order_is_not_lost(written: Written) -> None:
+    written.say(1001, "n1", 0, "kept")
+    with (written.folder / "a.17.b.17.n1.0.out").open("a") as log:
+        log.write("after the driver was killed\n")
+    with (written.folder / "order.17.tsv").open("a") as order:
+        order.write("1002.0\tn1\t")
+    assert all_of(written.folder) == ["n1 0: kept", "n1 0: after the driver was killed"]
+
+
+def test_more_logs_than_files_may_be_open(written: Written) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for task in range(400):
+        written.say(1000 + task, "n1", task, f"rank {task}")
+    for task in range(400):
+        written.say(1400 + task, "n1", task, f"again {task}")
+    for handle in written.logs._files.values():
+        handle.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        found = all_of(written.folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(found) == 800
+    assert found[0] == "n1 0: rank 0"
+    assert found[-1] == "n1 399: again 399"
+
+
+def test_following_ends_with_the_job(written: Written) -> None:
+    written.say(1001, "n1", 0, "before")
+    steps: list[Callable[[], None]] = [
+        lambda: written.say(1002, "n2", 1, "a new rank"),
+        lambda: written.say(1003, "n1", 0, "more", "and more"),
+        written.end,
+    ]
+    stream = follow(lambda: of_job(written.folder, "17"), Wanted(), sleep=lambda _: steps.pop(0)())
+    assert shown(stream) == ["n1 0: before", "n2 1: a new rank", "n1 0: more", "n1 0: and more"]
+    assert steps == []
+
+
+def test_a_line_that_is_half_written_is_followed_when_it_is_whole(foreign: object) -> None:
+    folder = foreign(a__out="whole\nhal")  # type: ignore[operator]
+    seen: list[str] = []
+
+    def grow(_: float) -> None:
+        with (folder / "a.out").open("a") as log:
+            log.write("f\n")
+
+    for line in follow(lambda: find(str(folder), folder), Wanted(), sleep=grow):
+        seen.append(line.text)
+        if len(seen) == 2:
+            break
+    assert seen == ["whole", "half"]
+
+
+def test_the_newest_job_is_meant_where_none_is_named(tmp_path: Path) -> None:
+    for job, at in (("9", 100), ("10", 300), ("11", 200)):
+        path = tmp_path / f"events.{job}.jsonl"
+        path.write_text("")
+        os.utime(path, (at, at))
+    assert find(None, tmp_path).job_id == "10"
+    assert find("9", tmp_path).job_id == "9"
+    assert find(str(tmp_path), tmp_path / "elsewhere").job_id == "10"
+    with pytest.raises(StagerError) as caught:
+        find("12", tmp_path)
+    assert "no logs of job 12" in caught.value.message
+    assert "9, 11, 10" in caught.value.hint
+
+
+@pytest.mark.parametrize("folder", ["", "empty"])
+def test_there_is_nothing_to_read(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StagerError) as caught:
+        find(str(tmp_path / folder) if folder else None, tmp_path / "no-such-place")
+    assert "there are no logs" in caught.value.message
+
+
+# --- logs of somebody else's launcher ------------------------------------------------------------
+
+
+def test_stamps_put_foreign_logs_in_order(foreign: Callable[..., Path]) -> None:
+    folder = foreign(
+        train__77__node01__0__out="[2026-11-22 05:21:31,5] one\nno stamp\n2026-11-22T05:21:35 six",
+        train__77__node02__1__out="W1122 05:21:32.1 4711 x.py:1] three\n05 four\n",
+    )
+    for path in folder.iterdir():
+        os.utime(path, (1795324895, 1795324895))
+    assert all_of(folder) == [
+        "node01 0: [2026-11-22 05:21:31,5] one",
+        "node01 0: no stamp",
+        "node02 1: W1122 05:21:32.1 4711 x.py:1] three",
+        "node02 1: 05 four",
+        "node01 0: 2026-11-22T05:21:35 six",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "second"),
+    [
+        (b"E1122 05:21:32.123456 4711 x.py] y", 32.123456),
+        (b"[rank3]:[W1122 05:21:32.5 socket.cpp:460] z", 32.5),
+        (b"2026-11-22 05:21:32,250 INFO x", 32.25),
+        (b"  time      : 2026-11-22_05:21:32", 32.0),
+        (b"11/22/2026 05:21:32 - WARNING - x", 32.0),
+        (b"slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2026-11-22T05:21:32 ***", 32.0),
+    ],
+)
+def test_stamps(line: bytes, second: float) -> None:
+    found = stamp(line, 2026)
+    assert found is not None
+    assert found % 60 == pytest.approx(second)
+    assert (stamp(line, 1999) == found) == (b"1122" not in line)
+
+
+@pytest.mark.parametrize(
+    "line", [b"step 05:21:32", b"E9922 05:21:32.1 x", b"W1122 99:21:32.1 x", b"loss 2026", b""]
+)
+def test_what_is_no_stamp(line: bytes) -> None:
+    assert stamp(line, 2026) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "rank"),
+    [
+        ("train.77.node01.3.out", "node01", 3),
+        ("train.77_4.gpu-a12.0.err", "gpu-a12", 0),
+        ("rank_5.log", "", 5),
+        ("worker-node07.log", "worker-node07", None),
+        ("logs/node07/rank2.txt", "node07", 2),
+        ("slurm-4711.out", "", None),
+        ("attempt_0/1/stderr.log", "", None),
+    ],
+)
+def test_names_tell_node_and_rank(tmp_path: Path, name: str, node: str, rank: int | None) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x\n")
+    (log,) = find(str(tmp_path), tmp_path).logs
+    assert (log.node, log.rank) == (node, rank)
+
+
+def test_files_that_are_no_logs_are_left_alone(foreign: Callable[..., Path]) -> None:
+    folder = foreign(a__log="a line\n", model__pt="x", train__py="x")
+    (folder / "blob").write_bytes(b"\0\1\2")
+    assert [log.path.name for log in find(str(folder), folder).logs] == ["a.log"]
+
+
+# --- which lines ---------------------------------------------------------------------------------
+
+
+def test_ranks_nodes_and_patterns_choose(written: Written) -> None:
+    for task in range(4):
+        written.say(1000 + task, f"n{task // 2 + 1}", task, f"step {task}", "loss 0.5")
+    assert all_of(written.folder, ranks=(2,)) == ["n2 2: step 2", "n2 2: loss 0.5"]
+    assert all_of(written.folder, nodes=("n1",), pattern=re.compile("step")) == [
+        "n1 0: step 0",
+        "n1 1: step 1",
+    ]
+    with pytest.raises(StagerError) as caught:
+        all_of(written.folder, ranks=(9,))
+    assert caught.value.hint == "the logs are of ranks 0 to 3 on n1, n2"
+
+
+def test_marks_in_a_shared_log_choose_too(foreign: Callable[..., Path]) -> None:
+    folder = foreign(slurm_77__out="[rank1]: one\nnobody's\n[default0]:zero\n")
+    assert all_of(folder, ranks=(1,)) == ["1: one"]
+    theirs = ["slurm_77.out: nobody's", "slurm_77.out: [default0]:zero"]
+    assert all_of(folder) == ["1: one", *theirs]
+
+
+def test_errors_come_once_and_without_noise(foreign: Callable[..., Path]) -> None:
+    noise = (
+        "/x/y.py:3: UserWarning: an error might be near\n  warnings.warn(\n"
+        "[c10d] The hostname of the client socket cannot be "
+        "retrieved. err=-3\nepoch 1 loss 0.3\n"
+    )
+    trace = TRACE.format(line=12, closing="ValueError: row 17 is bad")
+    again = TRACE.format(line=12, closing="ValueError: row 18 is bad")
+    folder = foreign(
+        t__7__n1__0__out=noise + trace + "go on\n",
+        t__7__n1__1__out=noise + again,
+        t__7__n1__2__out=again + TRACE.format(line=3, closing="KeyError: 'x'"),
+    )
+    found = all_of(folder, errors=True)
+    assert found[:4] == [f"n1 0: {line}" for line in trace.splitlines()]
+    assert (
+        found[4] == "n1 1: ValueError: row 18 is bad  (the same traceback as above, here as well)"
+    )
+    assert found[5:] == [
+        f"n1 2: {line}" for line in TRACE.format(line=3, closing="KeyError: 'x'").splitlines()
+    ]
+
+
+def test_a_job_without_ranks_has_no_logs(tmp_path: Path) -> None:
+    (tmp_path / "events.5.jsonl").write_text("")
+    with pytest.raises(StagerError) as caught:
+        all_of(tmp_path)
+    assert "stager diagnose" in caught.value.hint
+
+
+# --- files that mean no good ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["n.7.node1.0.out", "order.7.tsv", "events.7.jsonl"])
+def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / "n.7.batch.out").write_text("said\n")
+    (tmp_path / "job.7.json").write_text("{}")
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "n.7.node1.1.out").symlink_to("/dev/zero")
+    found = list(merged(of_job(tmp_path, "7"), Wanted()))
+    assert [line.text for line in found] == ["said"]
+    assert diagnose(of_job(tmp_path, "7")).first is None
+
+
+@pytest.mark.parametrize("row", ["1\tn1\t0\t-5", f"1\tn1\t0\t{'9' * 40}", "inf\tn1\t0\t2", "x"])
+def test_an_order_that_cannot_be_true_is_left(tmp_path: Path, row: str) -> None:
+    (tmp_path / "events.7.jsonl").write_text("")
+    (tmp_path / "n.7.n1.0.out").write_text("one\ntwo\n")
+    (tmp_path / "order.7.tsv").write_text(f"5.0\tn1\t0\t4\n{row}\n")
+    found = list(merged(of_job(tmp_path, "7"), Wanted()))
+    assert [(line.time, line.text) for line in found] == [(5.0, "one"), (5.0, "two")]
+
+
+def test_many_files_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"rank{number}.log").write_text("hi\n")
+    calls = 0
+
+    def counted(self: LogFile, other: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return self is other
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogFile, "__eq__", counted)
+        assert len(all_of(tmp_path)) == 3000
+    assert calls < 3000
+
+
+def test_what_nobody_may_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rank0.log").write_text("x\n")
+    monkeypatch.setattr("stager.logs.files.os.access", lambda *_: False)  # root reads all
+    with pytest.raises(StagerError, match="cannot be read"):
+        find(str(tmp_path / "rank0.log"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"), [(">/dev/full", 1, "No space left"), ("2>&-", 0, "")]
+)
+def test_output_that_cannot_be_written(
+    tmp_path: Path, redirected: str, code: int, said: str
+) -> None:
+    (tmp_path / "rank0.log").write_text("ValueError: x\n" * 9)
+    stager = Path(sys.executable).with_name("stager")
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" logs "$1" {redirected}', stager, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert code or done.stdout.count("ValueError") == 9
+
+
+def test_long_lines_take_no_long_time() -> None:
+    for character in "_A1 [":
+        assert match(character * 300_000) is None
+        list(errors_of([Line(0.0, Path("x"), 1, character * 300_000, "", None)]))

@@ -1,0 +1,306 @@
+"""The bundle file: what is in it, what is refused, and that nothing damaged gets in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from packaging.utils import parse_wheel_filename
+
+from bundle.format.archive import BundleFile
+from bundle.format.layer import HEAD_PREFIX, head_summary
+from stager.core.errors import BundleError, SpaceError, WheelError
+from stager.core.store import Store
+from stager.core.values import Digest, Target, Wheel
+from stager.layers.build import make_layers
+from stager.pack.bundle import Contents, Packed, _short_name, pack, requires
+from stager.pack.decompressor import decompressor_lock
+from stager.pack.program import make_node_program
+from tests.support.building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
+from tests.support.wheelhouse import conflicting_pair, make_wheel, standard_set
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def fitting_set(folder: Path) -> list[Path]:
+    """The standard wheels without the versions of one that stand in each other's way."""
+    return [wheel for wheel in standard_set(folder) if "beta-1" not in wheel.name]
+
+
+def contents_of(wheels: list[Path], store: Store, decompressor: Path | None = None) -> Contents:
+    """Make the layers of wheels; what a bundle of them is made from."""
+    made = make_layers([source_of(wheel) for wheel in wheels], store=store, target=HOST, jobs=2)
+    return Contents(
+        name="demo",
+        target=HOST,
+        wheels=tuple(map(wheel_of, wheels)),
+        layers=made.layers,
+        decompressor=wheel_of(decompressor) if decompressor else None,
+        packages=("alpha",),
+        imports=("alpha",),
+    )
+
+
+def packed(wheels: list[Path], store: Store, decompressor: Path | None = None) -> Packed:
+    with store.lock():
+        return pack(contents_of(wheels, store, decompressor), store)
+
+
+def test_the_bundle_is_a_tar_in_the_promised_order(
+    tmp_path: Path, store: Store, zstandard_wheel: Path
+) -> None:
+    made = packed(fitting_set(tmp_path / "wheels"), store, zstandard_wheel)
+    lines = listing(made.path)
+    names = [line.rsplit(None, 1)[1] for line in lines]
+    assert names[:2] == ["manifest.json", "node.pyz"]
+    assert names[2].startswith("zstandard-")
+    layers = made.manifest.layers
+    frames = [f"layers/{layer.id}.tar.zst" for layer in layers]
+    assert names[3:] == [*(f"heads/{layer.id}" for layer in layers), *frames]
+    assert all(line.startswith("-rw-r--r-- 0/0 ") and "1970-01-01" in line for line in lines)
+    assert made.path.stat().st_size == made.size
+    assert made.path.name == f"demo-{made.manifest.id[:12]}.pkgs.tar"
+    assert not made.reused
+
+
+def test_the_layers_in_it_are_those_of_the_store(tmp_path: Path, store: Store) -> None:
+    made = packed(fitting_set(tmp_path / "wheels"), store)
+    out = tmp_path / "out"
+    out.mkdir()
+    subprocess.run(["tar", "-xf", made.path, "-C", out], check=True)
+    for layer in made.manifest.layers:
+        head, frames = ((out / name).read_bytes() for name, _ in layer.members)
+        assert head + frames == store.layer(layer.id).read_bytes()
+    raw = json.loads((out / "manifest.json").read_bytes())
+    assert Digest(raw["id"]) == made.manifest.id
+    assert [layer["name"] for layer in raw["layers"]] == [la.name for la in made.manifest.layers]
+
+
+def test_two_stores_give_the_same_bytes(tmp_path: Path, zstandard_wheel: Path) -> None:
+    bundles = []
+    for number in range(2):
+        wheels = fitting_set(tmp_path / f"wheels{number}")
+        bundles.append(packed(wheels, Store(tmp_path / f"s{number}"), zstandard_wheel).path)
+    assert bundles[0].name == bundles[1].name
+    assert bundles[0].read_bytes() == bundles[1].read_bytes()
+
+
+def test_a_second_time_writes_nothing(tmp_path: Path, store: Store) -> None:
+    wheels = fitting_set(tmp_path / "wheels")
+    first = packed(wheels, store)
+    before = first.path.stat()
+    again = packed(wheels, store)
+    assert again.reused
+    assert again.path.stat().st_mtime_ns == before.st_mtime_ns
+    assert again.path.stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "seal gone", "seal garbled", "gone"])
+def test_a_bundle_that_was_touched_is_written_again(
+    damage: str, tmp_path: Path, store: Store
+) -> None:
+    wheels = [make_wheel(tmp_path, "alpha")]
+    made = packed(wheels, store)
+    good = made.path.read_bytes()
+    (seal,) = store.seals.iterdir()
+    if damage == "flip":
+        made.path.write_bytes(good[:-2000] + bytes([good[-2000] ^ 1]) + good[-1999:])
+    elif damage == "cut":
+        os.truncate(made.path, len(good) - 1)
+    elif damage == "longer":
+        made.path.write_bytes(good + b"x")
+    elif damage == "gone":
+        made.path.unlink()
+    elif damage == "seal gone":
+        seal.unlink()
+    else:
+        seal.write_bytes(b"\xff\xfe")
+    again = packed(wheels, store)
+    assert not again.reused
+    assert again.path.read_bytes() == good
+    assert packed(wheels, store).reused
+
+
+# --- packages that do not fit together -----------------------------------------------------------
+
+
+def test_two_wheels_with_different_files_of_one_name_are_refused(
+    tmp_path: Path, store: Store
+) -> None:
+    pair = list(conflicting_pair(tmp_path))
+    with pytest.raises(WheelError, match="do not fit together") as caught:
+        packed(pair, store)
+    text = "\n".join(caught.value.context)
+    assert "clash/shared.py: in clash-one 1.0 and clash-two 1.0" in text
+    assert caught.value.hint
+    assert list(store.bundles.iterdir()) == []
+
+
+def test_all_such_files_are_named(tmp_path: Path, store: Store) -> None:
+    files = [{f"m{n}.py": f"WHO = {who}\n" for n in range(3)} for who in (1, 2)]
+    wheels = [
+        make_wheel(tmp_path, name, files=content)
+        for name, content in zip(("one", "two"), files, strict=True)
+    ]
+    with pytest.raises(WheelError) as caught:
+        packed(wheels, store)
+    for number in range(3):
+        assert any(f"m{number}.py" in line for line in caught.value.context)
+
+
+def test_two_wheels_with_equal_files_are_accepted(tmp_path: Path, store: Store) -> None:
+    wheels = [make_wheel(tmp_path, name, files={"shared.py": "X = 1\n"}) for name in ("a", "b")]
+    assert packed(wheels, store).path.exists()
+
+
+def test_a_file_where_another_package_has_a_directory(tmp_path: Path, store: Store) -> None:
+    wheels = [
+        make_wheel(tmp_path, "one", files={"thing": "a file"}),
+        make_wheel(tmp_path, "two", files={"thing/__init__.py": ""}),
+    ]
+    for order in (wheels, wheels[::-1]):
+        with pytest.raises(WheelError) as caught:
+            packed(order, store)
+        (line,) = caught.value.context
+        assert line.endswith("site-packages/thing: a file in one 1.0, a directory in two 1.0")
+
+
+# --- a damaged store -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["head", "index", "frame"])
+def test_a_flipped_bit_in_a_stored_layer_makes_no_bundle(
+    place: str, tmp_path: Path, store: Store
+) -> None:
+    wheels = fitting_set(tmp_path / "wheels")
+    with store.lock():
+        contents = contents_of(wheels, store)
+        layer = store.layer(contents.layers[0].id)
+        data = bytearray(layer.read_bytes())
+        size = head_summary(bytes(data[:HEAD_PREFIX])).head_size
+        data[{"head": HEAD_PREFIX - 1, "index": size // 2 + 20, "frame": size + 5}[place]] ^= 4
+        layer.write_bytes(data)
+        with pytest.raises(BundleError, match=r"the stored layer of alpha 1\.0 is dam") as caught:
+            pack(contents, store)
+        assert str(layer) in caught.value.context
+        assert not layer.exists()
+    assert list(store.bundles.iterdir()) == []
+    assert left_in_tmp(store) == []
+    assert packed(wheels, store).path.exists(), "the next build does not mend it"
+    assert frames_of(layer)
+
+
+def test_a_layer_that_is_gone_is_named(tmp_path: Path, store: Store) -> None:
+    with store.lock():
+        contents = contents_of([make_wheel(tmp_path, "alpha")], store)
+        store.layer(contents.layers[0].id).unlink()
+        with pytest.raises(BundleError, match=r"alpha 1\.0"):
+            pack(contents, store)
+
+
+def test_room_is_asked_for_before_anything_is_written(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.lock():
+        contents = contents_of([make_wheel(tmp_path, "alpha")], store)
+        state = list(os.statvfs(store.root))
+        state[4] = 0  # f_bavail
+        monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(state))
+        with pytest.raises(SpaceError, match="the bundle: need"):
+            pack(contents, store)
+    assert list(store.bundles.iterdir()) == []
+
+
+# --- the far side's program ----------------------------------------------------------------------
+
+
+def test_the_node_program_is_the_far_side_byte_for_byte() -> None:
+    program = make_node_program()
+    assert program == make_node_program()
+    repo = Path(__file__).resolve().parents[3]
+    modules = {path.relative_to(repo).as_posix(): path for path in (repo / "bundle").rglob("*.py")}
+    assert "bundle/node/root.py" in modules
+    with zipfile.ZipFile(BytesIO(program)) as archive:
+        assert archive.namelist() == sorted(["__main__.py", *modules])
+        for name, path in modules.items():
+            assert archive.read(name) == path.read_bytes()
+
+
+def test_the_node_program_runs_without_any_package(tmp_path: Path) -> None:
+    program = tmp_path / "node.pyz"
+    program.write_bytes(make_node_program())
+    argv = [sys.executable, "-I", "-S", str(program), "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path, env={})
+    assert done.returncode == 0, done.stderr
+    assert "node.pyz" in done.stdout
+
+
+def test_every_part_is_checked_by_the_reader(
+    tmp_path: Path, store: Store, zstandard_wheel: Path
+) -> None:
+    made = packed([make_wheel(tmp_path, "alpha")], store, zstandard_wheel)
+    with BundleFile(str(made.path)) as bundle:
+        part = bundle.manifest.decompressor
+        assert part is not None
+        assert bundle.part(part) == zstandard_wheel.read_bytes()
+        assert bundle.part(bundle.manifest.node) == make_node_program()
+        assert bundle.manifest == made.manifest
+
+
+# --- what a node must have -----------------------------------------------------------------------
+
+
+def wheels_tagged(*tags: str) -> list[Wheel]:
+    found = []
+    for number, tag in enumerate(tags):
+        path = Path(f"p{number}-1.0-{tag}.whl")
+        name, version = parse_wheel_filename(path.name)[:2]
+        found.append(Wheel(name=name, version=version, path=path, sha256=Digest.of(b""), size=0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tags", "version"),
+    [
+        ([], "0.0"),
+        (["py3-none-any"], "0.0"),
+        (["cp311-cp311-manylinux1_x86_64"], "2.5"),
+        (["cp311-cp311-manylinux2010_x86_64.manylinux_2_12_x86_64"], "2.12"),
+        (["cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64", "py3-none-any"], "2.17"),
+        (["cp311-abi3-manylinux_2_24_x86_64", "cp311-cp311-manylinux_2_27_x86_64"], "2.27"),
+        # One that runs on the older of its two tags needs no more than that.
+        (["cp311-cp311-manylinux_2_17_x86_64.manylinux_2_28_x86_64"], "2.17"),
+        (["cp311-cp311-linux_x86_64"], "2.28"),
+    ],
+)
+def test_a_node_needs_the_newest_c_library_of_any_wheel(tags: list[str], version: str) -> None:
+    target = Target(python="3.11", platform="manylinux_2_28_x86_64")
+    needs = requires(target, wheels_tagged(*tags))
+    assert (needs.python, needs.machine, needs.libc) == ("3.11", "x86_64", "glibc")
+    assert needs.libc_version == version
+
+
+def test_musl_has_versions_of_its_own() -> None:
+    target = Target(python="3.11", platform="musllinux_1_2_x86_64")
+    needs = requires(target, wheels_tagged("cp311-cp311-musllinux_1_1_x86_64"))
+    assert (needs.libc, needs.libc_version) == ("musl", "1.1")
+
+
+@pytest.mark.parametrize("python", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+def test_the_decompressors_member_name_fits_a_tar_header(python: str) -> None:
+    for platform in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64"):
+        lock = decompressor_lock(Target(python=python, platform=platform))
+        assert lock is not None
+        name = _short_name(lock.files[0].filename)
+        assert len(name) <= 100
+        assert re.fullmatch(r"zstandard-[\d.]+-cp\d+-cp\d+-\w+\.whl", name)

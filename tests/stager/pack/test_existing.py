@@ -1,0 +1,171 @@
+"""Bundles that exist: opening them, the program inside, and which one is a project's newest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bundle.format.archive import BundleFile
+from bundle.protocol.digest import Digest
+from stager.core.errors import BundleError
+from stager.core.store import Store
+from stager.pack.existing import (
+    Newest,
+    clear_away,
+    is_named,
+    made_here,
+    manifest_of,
+    newest,
+    node_program,
+    opened,
+    remember,
+)
+from stager.pack.program import make_node_program
+from tests.support.building import Project
+
+
+@pytest.fixture(scope="module")
+def no_bundle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files that are no bundles, by what they are."""
+    folder = tmp_path_factory.mktemp("no-bundles")
+    files = {
+        "empty": b"",
+        "text": b"not a bundle\n" * 100,
+        "zeros": bytes(1 << 16),
+        "other tar": b"hello.txt".ljust(1024, b"\0"),
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    (folder / "folder").mkdir()
+    return {path.name: path for path in folder.iterdir()} | {"absent": folder / "nothing here"}
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "zeros", "other tar", "folder", "absent"])
+def test_what_is_no_bundle_is_an_error_with_its_path(kind: str, no_bundle: dict[str, Path]) -> None:
+    with pytest.raises(BundleError) as caught:
+        manifest_of(no_bundle[kind])
+    assert str(no_bundle[kind]) in caught.value.message
+    assert "stager build" in caught.value.hint
+
+
+def test_the_manifest_is_the_builds_own(project: Project) -> None:
+    packed = project.build().packed
+    assert manifest_of(packed.path) == packed.manifest
+
+
+def test_damage_found_later_is_a_bundle_error_too(project: Project) -> None:
+    packed = project.build().packed
+    data = bytearray(packed.path.read_bytes())
+    data[data.index(make_node_program()) + 100] ^= 1
+    packed.path.write_bytes(data)
+    with (
+        pytest.raises(BundleError, match=r"node\.pyz does not have the digest"),
+        opened(packed.path) as bundle,
+    ):
+        bundle.part(bundle.manifest.node)
+    for program in project.store.programs.iterdir():  # what the build has left is still whole
+        program.unlink()
+    with pytest.raises(BundleError, match=r"node\.pyz"):
+        node_program(packed.path, project.store)
+    assert list(project.store.programs.iterdir()) == []
+
+
+def test_the_node_program_is_laid_out_once_and_runs(project: Project) -> None:
+    packed = project.build().packed
+    program = node_program(packed.path, project.store)
+    assert program.read_bytes() == make_node_program()
+    before = program.stat().st_ino
+    assert node_program(packed.path, project.store).stat().st_ino == before
+    argv = [sys.executable, "-I", "-S", str(program), "unpack", "--help"]
+    assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
+def test_a_damaged_program_is_laid_out_anew(project: Project) -> None:
+    packed = project.build().packed
+    program = node_program(packed.path, project.store)
+    program.write_bytes(b"something else")
+    assert node_program(packed.path, project.store).read_bytes() == make_node_program()
+
+
+# --- the newest one ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def known(store: Store, tmp_path: Path) -> Newest:
+    """A bundle that is remembered for the project ``stager.toml``."""
+    made = Newest(
+        path=store.bundles / "p-1.pkgs.tar", id=Digest.of(b"id"), inputs=Digest.of(b"inputs")
+    )
+    made.path.write_bytes(b"a bundle")
+    remember(store, tmp_path / "stager.toml", made)
+    return made
+
+
+def test_what_is_remembered_is_found(store: Store, tmp_path: Path, known: Newest) -> None:
+    assert newest(store, tmp_path / "stager.toml") == known
+    (tmp_path / "alias").symlink_to(tmp_path)
+    assert newest(store, tmp_path / "alias" / "stager.toml") == known
+    assert newest(store, tmp_path / "other" / "stager.toml") is None
+
+
+def test_a_bundle_that_is_gone_is_not_the_newest(
+    store: Store, tmp_path: Path, known: Newest
+) -> None:
+    known.path.unlink()
+    assert newest(store, tmp_path / "stager.toml") is None
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["", "{", "[]", "{}", "null", '{"bundle": 3, "inputs": "x"}', '{"bundle": "b", "inputs": 3}',
+     b"\xff\xfe".decode("latin-1")],
+)  # fmt: skip
+def test_a_note_that_makes_no_sense_counts_as_none(
+    note: str, store: Store, tmp_path: Path, known: Newest
+) -> None:
+    (path,) = store.projects.iterdir()
+    assert json.loads(path.read_text())["project"] == str(tmp_path / "stager.toml")
+    path.write_text(note, encoding="latin-1")
+    assert newest(store, tmp_path / "stager.toml") is None
+
+
+def test_a_bundle_that_another_project_shares_is_named(
+    store: Store, tmp_path: Path, known: Newest
+) -> None:
+    other = Newest(path=store.bundles / "other.pkgs.tar", id=known.id, inputs=known.inputs)
+    remember(store, tmp_path / "two.toml", known)
+    remember(store, tmp_path / "stager.toml", other)
+    assert is_named(store, known.path)
+    remember(store, tmp_path / "two.toml", other)
+    assert not is_named(store, known.path)
+
+
+def test_a_bundle_in_use_is_not_cleared_away(project: Project) -> None:
+    packed = project.build().packed
+    with BundleFile(str(packed.path)):
+        assert not clear_away(packed.path)
+    assert packed.path.exists()
+    assert clear_away(packed.path)
+    assert not packed.path.exists()
+    assert not clear_away(packed.path), "it is gone already"
+
+
+def test_a_bundle_that_was_carried_here_was_not_made_here(project: Project, tmp_path: Path) -> None:
+    """Its index is somebody else's word: each of its files is compared while it is unpacked."""
+    packed = project.build().packed
+    key = packed.manifest.id
+    assert made_here(project.store, packed.path, key)
+    assert not made_here(project.store, packed.path, Digest.of(b"another"))
+    assert not made_here(project.store, tmp_path / "carried.pkgs.tar", key)
+    elsewhere = Store(tmp_path / "elsewhere")
+    assert not made_here(elsewhere, packed.path, key)
+    assert not elsewhere.root.exists()

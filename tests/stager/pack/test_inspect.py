@@ -1,0 +1,79 @@
+"""Looking into a bundle: the same numbers as the file and the layers themselves give."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from stager.core.errors import BundleError
+from stager.pack.inspect import inspect
+from tests.support.building import HOST, SITE, Project, contents
+
+
+def test_the_summary_agrees_with_the_bundle(project: Project) -> None:
+    packed = project.build().packed
+    report = inspect(packed.path, files=False)
+    assert (report["id"], report["name"]) == (packed.manifest.id, "project")
+    assert report["python"] == HOST.python
+    assert report["platform"] == f"{HOST.machine}, any {HOST.libc[0]}"
+    assert report["bundle_bytes"] == packed.path.stat().st_size
+    assert report["imports"] == ["alpha"]
+    kinds = [(layer["kind"], layer["name"], layer["version"]) for layer in report["layers"]]
+    assert kinds == [
+        ("wheel", "alpha", "1.0"),
+        ("wheel", "beta", "2.0"),
+        ("project", "project", ""),
+        ("trainer", "trainer", ""),
+    ]
+    assert report["files"] == sum(layer["files"] for layer in report["layers"])
+    assert report["unpacked_bytes"] == sum(layer["unpacked_bytes"] for layer in report["layers"])
+    assert "listing" not in report
+
+
+def test_the_listing_names_every_file_with_its_digest(project: Project) -> None:
+    packed = project.build().packed
+    listing = inspect(packed.path, files=True)["listing"]
+    found = {}
+    for layer in packed.manifest.layers:
+        for path, data in contents(project.store.layer(layer.id)).items():
+            digest = hashlib.sha256(data).hexdigest()
+            found[path] = {"layer": layer.name, "path": path, "size": len(data), "sha256": digest}
+    assert listing == [found[path] for path in [item["path"] for item in listing]]
+    assert len(listing) == len(found)
+    assert f"{SITE}/alpha/__init__.py" in found
+
+
+def test_a_compiled_wheel_shows_what_the_node_must_have(project: Project, native_wheel) -> None:  # type: ignore[no-untyped-def]
+    project.settings(str(native_wheel))
+    needs = ".".join(map(str, HOST.libc[1]))
+    report = inspect(project.build().packed.path, files=False)
+    assert report["platform"] == f"{HOST.machine}, {HOST.libc[0]} {needs} or newer"
+
+
+def test_damage_in_an_index_is_a_bundle_error(project: Project) -> None:
+    packed = project.build().packed
+    data = bytearray(packed.path.read_bytes())
+    data[data.index(b"heads/" + packed.manifest.layers[0].id.encode()) + 512 + 40] ^= 1
+    packed.path.write_bytes(data)
+    assert inspect(packed.path, files=False)
+    with pytest.raises(BundleError, match="alpha"):
+        inspect(packed.path, files=True)
+
+
+def test_the_command_prints_people_or_json(project: Project) -> None:
+    packed = project.build().packed
+    done = project.stager("inspect", str(packed.path))
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"project {packed.manifest.id}\n")
+    assert "beta 2.0" in done.stdout
+    done = project.stager("inspect", "--files", "--json", str(packed.path))
+    report = json.loads(done.stdout)
+    assert report["schema"] == 1
+    assert report["listing"]
+    done = project.stager("inspect", "nothing.pkgs.tar")
+    assert done.returncode == 1
+    assert "nothing.pkgs.tar" in done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,260 @@
+"""The proof of closure: what would fail on a node fails here, by name, and all of it at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.protocol.requires import Requires
+from stager.core.errors import BundleError, SpaceError
+from stager.core.values import Target
+from stager.pack.prove import prove, unmet
+from tests.support.building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
+from tests.support.namespaces import namespace, not_here
+from tests.support.wheelhouse import Member, make_wheel, parts
+
+
+def refusal(project: Project) -> BundleError:
+    with pytest.raises(BundleError) as caught:
+        project.build(prove=True)
+    assert left_in_tmp(project.store) == []
+    assert list(project.store.bundles.iterdir()) == [], "a bundle that would fail got a name"
+    return caught.value
+
+
+# --- builds --------------------------------------------------------------------------------------
+
+
+def test_a_complete_environment_is_proved_once(project: Project) -> None:
+    first, again, changed = Recorder(), Recorder(), Recorder()
+    built = project.build(first, prove=True)
+    assert built.proof is not None
+    assert built.proof.done
+    assert any("namespace with no network" in note or "nowhere" in note for note in first.notes)
+    assert project.build(again, prove=True).seconds["proof"] < built.seconds["proof"]
+    (project.root / "train.py").write_text("print('changed')\n")
+    assert project.build(changed, prove=True).made.built == 1
+    for recorder in (again, changed):
+        assert recorder.notes[-1] == "closure proved before: the same packages"
+    assert left_in_tmp(project.store) == []
+
+
+def test_a_requirement_in_metadata_that_a_given_lock_lacks(
+    project: Project, wheelhouse: Path
+) -> None:
+    project.locked(wheelhouse / "alpha-1.0-py3-none-any.whl")
+    error = refusal(project)
+    assert error.context == ("beta is missing; alpha needs it",)
+    assert "--no-prove" in error.hint
+    assert project.build(prove=False).packed.path.exists()
+
+
+def test_everything_that_is_missing_is_named(project: Project, tmp_path: Path) -> None:
+    wheels = [
+        make_wheel(tmp_path, "one", requires=["gone>=1", "two>=2", 'not-here; os_name == "nt"']),
+        make_wheel(tmp_path, "two", requires=["lost"], files={"two.py": "import nowhere\n"}),
+    ]
+    project.locked(*wheels)
+    text = "\n".join(refusal(project).context)
+    for line in ("gone is missing; one needs it", "two is 1.0; one needs two>=2", "lost is miss"):
+        assert line in text
+    assert "two: the module cannot be imported: ModuleNotFoundError: No module named" in text
+    assert "not-here" not in text
+
+
+def test_a_declared_import_that_fails_is_named(project: Project) -> None:
+    project.settings("alpha", more='imports = ["alpha", "alpha.nothing"]')
+    (line,) = refusal(project).context
+    assert line.startswith("alpha.nothing: the module is missing")
+
+
+def test_an_import_that_raises_anything_is_named(project: Project, wheelhouse: Path) -> None:
+    make_wheel(wheelhouse, "rude", files={"rude.py": "import sys\nsys.exit('no licence')\n"})
+    project.settings("rude")
+    (line,) = refusal(project).context
+    assert line == "rude: the module cannot be imported: SystemExit: no licence"
+
+
+def test_an_import_that_needs_the_network_fails(project: Project, wheelhouse: Path) -> None:
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
+        not_here("unshare -n is not permitted here")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 5).close()\n"
+        make_wheel(wheelhouse, "needy", files={"needy.py": code})
+        project.settings("needy")
+        (line,) = refusal(project).context
+        assert line.startswith("needy: the module cannot be imported: OSError: [Errno 101]")
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_where_no_namespace_is_allowed_proxies_lead_nowhere(
+    project: Project, wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbidden = tmp_path / "bin" / "unshare"
+    forbidden.parent.mkdir()
+    forbidden.write_text("#!/bin/sh\nexit 1\n")
+    forbidden.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{forbidden.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("NO_PROXY", "*")
+    code = "from urllib.request import urlopen\nurlopen('http://example.com/', timeout=5)\n"
+    make_wheel(wheelhouse, "needy", files={"needy.py": code})
+    project.settings("needy")
+    (line,) = refusal(project).context
+    assert "Connection refused" in line
+    recorder = Recorder()
+    assert project.settings("alpha").build(recorder, prove=True).proof
+    assert recorder.notes[-1].endswith("with all proxies leading nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"platform": "manylinux_2_28_riscv64"}, "this machine is no riscv64 with glibc"),
+        ({"platform": f"musllinux_1_2_{HOST.machine}"}, f"no {HOST.machine} with musl"),
+        ({"platform": f"manylinux_2_99_{HOST.machine}"}, "glibc is older here than 2.99"),
+        ({"python": "3.99"}, "there is no Python 3.99 here"),
+        ({"python": "3.98"}, "there is no Python 3.98 here"),
+    ],
+)
+def test_what_cannot_run_here_is_not_proved_and_says_why(
+    change: dict[str, str],
+    why: str,
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in = tmp_path / "bin" / "python3.98"  # as a version manager leaves on PATH
+    stand_in.parent.mkdir()
+    stand_in.write_text("#!/bin/sh\necho 'python3.98: command not found' >&2\nexit 127\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
+    packed = project.build().packed
+    target = replace(HOST, **change)
+    newest = f"{target.libc[1][0]}.{target.libc[1][1]}"
+    needs = Requires(target.python, target.machine, target.libc[0], newest)
+    manifest = replace(packed.manifest, requires=needs)
+    proof = prove(packed.path, manifest, store=project.store, target=target, requirements=[])
+    assert not proof.done
+    assert proof.how.endswith(why)
+    assert list(project.store.proofs.iterdir()) == []
+
+
+def test_too_little_room_for_the_proof(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = project.build()
+    need = built.packed.manifest.unpacked_size
+    state = list(os.statvfs(project.store.root))
+    state[4] = need // state[1]  # f_bavail, in units of f_frsize: what the files hold, no more
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(state))
+    with pytest.raises(SpaceError, match="the proof of closure: need"):
+        project.build(prove=True)
+    assert built.packed.path.exists(), "a bundle that was there before is not removed"
+
+
+# --- requirements in metadata --------------------------------------------------------------------
+
+
+def site_with(tmp_path: Path, *wheels: Path) -> Path:
+    return layers_of(tmp_path / "env", *wheels)
+
+
+def test_extras_count_where_somebody_asks_for_them(tmp_path: Path) -> None:
+    extra = "Provides-Extra: fast\nRequires-Dist: speed>=2 ; extra == 'fast'\n"
+    site = site_with(
+        tmp_path,
+        make_wheel(tmp_path, "lib", metadata_extra=extra),
+        make_wheel(tmp_path, "user", requires=["lib"]),
+        make_wheel(tmp_path, "speed"),
+    )
+    assert unmet(site, ["user"], HOST) == []
+    assert unmet(site, ["lib[fast]"], HOST) == ["speed is 1.0; lib needs speed>=2"]
+    more = tmp_path / "more"
+    make_wheel(more, "racer", requires=["lib[fast]"])
+    site_with(tmp_path, *more.iterdir())
+    assert unmet(site, [], HOST) == ["speed is 1.0; lib needs speed>=2"]
+
+
+def test_extras_of_extras_are_followed(tmp_path: Path) -> None:
+    extra = (
+        "Provides-Extra: all\nProvides-Extra: fast\nRequires-Dist: lib[fast] ; extra == 'all'\n"
+        "Requires-Dist: speed ; extra == 'fast'\n"
+    )
+    site = site_with(tmp_path, make_wheel(tmp_path, "lib", metadata_extra=extra))
+    assert unmet(site, ["lib"], HOST) == []
+    assert unmet(site, ["lib[all]"], HOST) == ["speed is missing; lib needs it"]
+
+
+def test_markers_are_those_of_the_target(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "m", requires=['arm; platform_machine == "aarch64"',
+                                                'intel; platform_machine == "x86_64"'])  # fmt: skip
+    site = site_with(tmp_path, wheel)
+    for machine, name in (("aarch64", "arm"), ("x86_64", "intel")):
+        target = Target(python=HOST.python, platform=f"manylinux_2_28_{machine}")
+        assert unmet(site, [], target) == [f"{name} is missing; m needs it"]
+    assert unmet(site, ['nt; sys_platform == "win32"'], HOST)[0].startswith(("arm", "intel"))
+
+
+def test_names_are_normalized_and_prereleases_count(tmp_path: Path) -> None:
+    site = site_with(
+        tmp_path,
+        make_wheel(tmp_path, "My.Odd_Name", "2.0rc1", spelled="My.Odd_Name"),
+        make_wheel(tmp_path, "user", requires=["my-odd.name>=1"]),
+    )
+    assert unmet(site, ["MY_odd-name", "user"], HOST) == []
+
+
+def test_what_the_user_asked_for_is_checked_too(tmp_path: Path) -> None:
+    site = site_with(tmp_path, make_wheel(tmp_path, "lib"))
+    assert unmet(site, ["lib==2", "other"], HOST) == [
+        "lib is 1.0; environment.requirements needs lib==2",
+        "other is missing; environment.requirements needs it",
+    ]
+
+
+def test_old_metadata_that_nobody_can_read_is_passed_over(tmp_path: Path) -> None:
+    site = site_with(tmp_path, make_wheel(tmp_path, "old", requires=["what (is) this"]))
+    assert unmet(site, ["old"], HOST) == []
+
+
+def test_metadata_without_a_name_is_a_fault(tmp_path: Path) -> None:
+    base = parts("bad")
+    members = tuple(m for m in base.members if not m.name.endswith("METADATA"))
+    empty = Member(name=f"{base.dist_info}/METADATA", data=b"Metadata-Version: 2.1\n")
+    site = site_with(tmp_path, replace(base, members=(*members, empty)).write(tmp_path))
+    assert unmet(site, [], HOST) == ["a package has metadata without name and version"]
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+def test_a_store_without_inodes_is_said_to_be_full_in_its_own_words(
+    project: Project, tmp_path: Path
+) -> None:
+    """No variable is named that nobody has set."""
+    files = {f"many/f{number}.txt": "" for number in range(400)}
+    project.locked(make_wheel(tmp_path, "many", files=files), more="[project]\npath = false")
+    project.build()
+    small = tmp_path / "small"
+    small.mkdir()
+    shell = f"mount -t tmpfs -o nr_inodes=350 none {small}\ncp -r {project.store.root}/* {small}"
+    code = f"""
+import os, subprocess
+env = {{**os.environ, "OFFLINE_ROOT": {str(small)!r}}}
+env.pop("STAGER_NODE_ROOT", None)
+done = subprocess.run({[*STAGER, "build", "--offline"]!r}, cwd={str(project.root)!r}, env=env,
+    capture_output=True, text=True)
+print(json.dumps([done.returncode, done.stderr]))
+"""
+    status, said = namespace("-m", shell, code)
+    assert status == 1
+    assert "not enough space for the proof of closure: need " in said
+    assert " inodes, have " in said
+    assert "STAGER_NODE_ROOT" not in said
+    assert "$OFFLINE_ROOT" in said

@@ -1,0 +1,121 @@
+"""Charts: round numbers on axes, lines in their places, amounts in words."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from bundle.protocol.counts import counted
+from stager.report.chart import Lines, bar, in_words, labels, line_chart, thinned
+from stager.report.numbers import decimal, duration, percent, ticks, time_ticks
+from tests.support.stories import Parsed
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (0, 2.3, ["0", "0.5", "1.0", "1.5", "2.0", "2.5"]),
+        (0, 100, ["0", "20", "40", "60", "80", "100"]),
+        (501, 560, ["500", "520", "540", "560"]),
+        (-1, 1, ["-1.0", "-0.5", "0", "0.5", "1.0"]),
+        (0, 0.004, ["0", "0.001", "0.002", "0.003", "0.004"]),
+        (0, 34_000, ["0", "10,000", "20,000", "30,000", "40,000"]),
+        (3, 3, ["2.6", "2.8", "3.0", "3.2", "3.4"]),
+        (0, 0, ["-1.0", "-0.5", "0", "0.5", "1.0"]),
+    ],
+)
+def test_ticks_are_round_and_reach_over_all(low: float, high: float, texts: list[str]) -> None:
+    found = ticks(low, high)
+    assert [text for _, text in found] == texts
+    assert found[0][0] <= low <= high <= found[-1][0]
+
+
+def test_ticks_for_any_numbers() -> None:
+    chance = random.Random(5)
+    for _ in range(2000):
+        low = chance.uniform(-1, 1) * 10 ** chance.uniform(-9, 14)
+        high = low + abs(chance.gauss(0, 1)) * 10 ** chance.uniform(-9, 14)
+        found = ticks(low, high)
+        width = found[-1][0] - found[0][0]
+        assert 2 <= len(found) <= 8, (low, high, found)
+        assert found[0][0] <= low + 1e-9 * width
+        assert found[-1][0] >= high - 1e-9 * width
+
+
+@pytest.mark.parametrize(
+    ("seconds", "texts", "unit"),
+    [
+        (12.0, ["0", "2", "4", "6", "8", "10", "12"], "seconds"),
+        (0.3, ["0", "0.05", "0.10", "0.15", "0.20", "0.25", "0.30"], "seconds"),
+        (300, ["0", "1", "2", "3", "4", "5"], "minutes"),
+        (3000, ["0", "10", "20", "30", "40", "50"], "minutes"),
+        (86400, ["0", "5", "10", "15", "20"], "hours"),
+        (0, ["0"], "seconds"),
+    ],
+)
+def test_times_are_round_on_a_clock(seconds: float, texts: list[str], unit: str) -> None:
+    found, named = time_ticks(seconds)
+    assert ([text for _, text in found], named) == (texts, unit)
+    assert all(0 <= value <= max(seconds, 0) + 1e-9 for value, _ in found)
+
+
+def test_amounts_in_words() -> None:
+    told = [duration(seconds) for seconds in (0, 0.084, 12.34, 59.96, 185, 3599.6, 7800, 90_000)]
+    assert told == [
+        *("0.00 s", "0.08 s", "12.3 s", "1 min 0 s", "3 min 5 s", "1 h 0 min", "2 h 10 min"),
+        "25 h 0 min",
+    ]
+    assert (counted(1, "node"), counted(1000, "node")) == ("1 node", "1,000 nodes")
+    assert (decimal(0.123456), decimal(123456.7)) == ("0.1235", "123,457")
+    assert (percent(-1), percent(1 / 3), percent(7)) == ("0%", "33.33%", "100%")
+
+
+def test_a_line_keeps_its_peaks() -> None:
+    points = [(float(x), math.sin(x / 50)) for x in range(10_000)]
+    points[7777] = (7777.0, 99.0)
+    points[3333] = (3333.0, -99.0)
+    found = thinned(points)
+    assert len(found) <= 402
+    assert {points[0], points[-1], points[7777], points[3333]} <= set(found)
+    assert list(found) == sorted(found)
+    assert thinned(points[:400]) == points[:400]
+
+
+def chart(points: list[tuple[float, float]], **more: object) -> Lines:
+    said = {"title": "Loss", "unit": "mean", "across": "step", "points": points, **more}
+    return Lines(**said)  # type: ignore[arg-type]
+
+
+def test_a_line_is_where_its_numbers_are() -> None:
+    page = Parsed(line_chart(chart([(0, 0.0), (5, 10.0), (10, 5.0)], dots=[((5, 10.0), "top")])))
+    assert page.all("path")[0].given["d"] == "M0 1000L500 0L1000 500"
+    (dot,) = page.all("circle")
+    assert (dot.given["cx"], dot.given["cy"], dot.text) == ("50%", "10", "top")
+    across = [text.given for text in page.all("text") if "%" in text.given["x"]]
+    assert [one["x"] for one in across] == ["0%", "20%", "40%", "60%", "80%", "100%"]
+    anchors = [one["text-anchor"] for one in across]
+    assert anchors == ["start", "middle", "middle", "middle", "middle", "end"]
+    (drawn,) = page.all("svg", role="img")
+    assert drawn.given["aria-label"] == in_words(chart([(0, 0.0), (5, 10.0), (10, 5.0)]))
+    assert drawn.given["aria-label"] == (
+        "Loss, mean: 0 at step 0, 5 at step 10; lowest 0 at 0, highest 10 at 5"
+    )
+
+
+@pytest.mark.parametrize("points", [[(1.0, 2.0)], [(0.0, 0.0)], [(1.0, 7.0), (2.0, 7.0)]])
+def test_a_line_of_little(points: list[tuple[float, float]]) -> None:
+    drawn = line_chart(chart(points))
+    assert "nan" not in drawn
+    assert Parsed(drawn).all("path")
+    only = Parsed(line_chart(chart([], dots=[((1.0, 2.0), "a")])))
+    assert len(only.all("circle")) == 1
+    assert only.all("path") == []
+
+
+def test_bars_and_labels_stay_in_their_box() -> None:
+    assert Parsed(bar(0.25)).all("rect")[0].given["width"] == "25%"
+    assert Parsed(bar(4)).all("rect")[0].given["width"] == "100%"
+    ends = [Parsed(one).all("text")[0].given["text-anchor"] for one in labels([(0.97, "x")], 1)]
+    assert ends == ["end"]

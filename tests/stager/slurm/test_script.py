@@ -1,0 +1,401 @@
+"""The batch script: whole golden files, what goes into them, and what bash makes of them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.protocol.digest import Digest
+from bundle.protocol.job import Job, parse
+from bundle.protocol.requires import Requires
+from stager.core.errors import ConfigError
+from stager.slurm.script import ScriptFacts, batch_script, submit_argv, submit_environment
+from tests.support.jobs import LAUNCH
+from tests.support.namespaces import entering
+
+REPO = Path(__file__).resolve().parents[3]
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+EXAMPLES = ("torchrun", "srun", "gloo", "nccl", "container", "requeue")
+
+JOB = Job(
+    id="",
+    name="demo",
+    allocation="slurm",
+    nodes=(),
+    bundle="/shared/bundles/demo-abababababab.pkgs.tar",
+    bundle_id=Digest("ab" * 32),
+    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
+    room=(1_600_000_000, 36_000),
+    packages=("torch",),
+    imports=("torch",),
+    node_root="auto",
+    run_dir="/shared/work",
+    log_dir="/shared/slurm_logs",
+    action="run",
+    import_modules=False,
+    python_hints=("/usr/bin/python3.11",),
+    launch=replace(LAUNCH, command=("train.py", "--epochs", "3"), nproc_per_node=2),
+    cpus_per_task=4,
+)
+FACTS = ScriptFacts(
+    job=JOB,
+    program=b"stands in for the far side's program, which is a zip file" * 3,
+    bundle_bytes=395_000_000,
+    nodes=(3, 3),
+    version="0.1.0",
+)
+SETTINGS = {
+    "run": replace(FACTS, partition="torch", time="00:30:00", exclude="node[02,05]"),
+    "verify": replace(
+        FACTS,
+        job=replace(JOB, action="verify", deep=True, cpus_per_task=None),
+        nodes=(2, 4),
+        account="lab",
+        gpus_per_node="a100:4",
+        sbatch_args=("--mem=8G", "--comment", 'a "b" \\c # d'),
+        made_with="stager script --nodes 2:4",
+    ),
+    "requeue": replace(
+        FACTS,
+        requeue=True,
+        embed=False,
+        nodes=(1, 1),
+        job=replace(
+            JOB, launch=replace(LAUNCH, command=("-m", "a\nb", "it's"), nproc_per_node=None)
+        ),
+    ),
+}
+
+
+START, END = "    base64 -d <<'END_OF_PROGRAM' | gzip -d\n", "END_OF_PROGRAM\n"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_golden(name: str) -> None:
+    """The whole script. After a wanted change run this file with WRITE_GOLDEN=1."""
+    golden = GOLDEN / f"{name}.sbatch"
+    text = batch_script(SETTINGS[name])
+    if SETTINGS[name].embed:  # its bytes depend on the zlib at hand
+        before, _, rest = text.partition(START)
+        text = f"{before}{START}@BASE64@\n{END}{rest.partition(END)[2]}"
+    if os.environ.get("WRITE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert max(len(line) for line in text.splitlines() if not line.startswith(("#", " "))) < 100
+
+
+def test_the_examples_are_what_the_script_says_today(tmp_path: Path) -> None:
+    generator = REPO / "scripts" / "examples.py"
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    subprocess.run([sys.executable, str(generator), str(folder)], check=True, timeout=60)
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+    assert sorted(written) == sorted(f"{name}.sbatch" for name in EXAMPLES)
+    for name, text in written.items():
+        kept = (REPO / "scripts" / name).read_text()
+        assert text == kept, f"run python scripts/examples.py; {name} is behind"
+
+
+def test_the_job_in_the_script_is_the_job(tmp_path: Path) -> None:
+    text = batch_script(SETTINGS["requeue"])
+    _, _, rest = text.partition("<<'END_OF_JOB'\n")
+    described, _, _ = rest.partition("\nEND_OF_JOB\n")
+    assert parse(json.loads(described)) == SETTINGS["requeue"].job
+    assert described.isascii()
+
+
+def test_a_job_is_told_the_earlier_the_longer_its_ranks_save() -> None:
+    job = SETTINGS["requeue"].job
+    patient = replace(job, launch=replace(job.launch, grace_seconds=300))
+    text = batch_script(replace(SETTINGS["requeue"], job=patient))
+    assert "#SBATCH --signal=B:USR1@383\n" in text
+    assert "# 383 s before the time limit" in text
+
+
+def test_nothing_begins_a_line_of_its_own() -> None:
+    """A command may hold line breaks; in the comment it shows them, in the job they are escaped."""
+    text = batch_script(SETTINGS["requeue"])
+    assert "#   command  -m 'a\\nb' 'it'\"'\"'s'\n" in text
+    assert "\nb'" not in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"partition": "a\n#SBATCH --uid=0"}, "cluster.partition"),
+        ({"time": "1:00\r"}, "cluster.time"),
+        ({"exclude": "n1\x00"}, "cluster.exclude"),
+        ({"account": "x\u2028y"}, "cluster.account"),
+        ({"sbatch_args": ("--mem=1G", "--comment=a\nb")}, "cluster.salloc-args"),
+        ({"gpus_per_node": "4\n"}, "cluster.gpus-per-node"),
+    ],
+)
+def test_values_that_cannot_stand_in_a_directive(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        batch_script(replace(FACTS, **changed))
+    assert message in str(caught.value)
+
+
+def test_submitting() -> None:
+    assert submit_argv(FACTS) == ["sbatch", "--parsable", "--export=ALL"]
+    set_all = replace(FACTS, partition="p", account="a", time="10", exclude="n1")
+    assert submit_argv(set_all, wait=True) == [
+        *["sbatch", "--parsable", "--wait", "--export=ALL"],
+        *["--partition=p", "--account=a", "--time=10"],
+    ]
+    with pytest.raises(ConfigError, match="partition"):
+        submit_argv(replace(FACTS, partition="a\nb"))
+
+
+OWN = {"PATH": "/bin", "LANG": "C", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
+SITE = {"SBATCH_ACCOUNT": "lab", "SALLOC_PARTITION": "p", "SLURM_CONF": "/c", "SLURM_JWT": "t"}
+RANK = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "MASTER_PORT": "1",
+    "TORCHELASTIC_RUN_ID": "x",
+    "PMI_RANK": "",
+}
+
+
+def test_the_environment_of_a_new_job() -> None:
+    headers = {"SBATCH_OUTPUT": "x", "SBATCH_EXPORT": "NONE", "SBATCH_NO_REQUEUE": "1"}
+    assert submit_environment({**OWN, **SITE, **RANK, **headers}) == {**OWN, **SITE}
+
+
+def test_the_environment_of_a_new_job_from_within_a_job() -> None:
+    enclosing = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NNODES": "3",
+        "SRUN_DEBUG": "3",
+        "SLURMD_NODENAME": "a",
+    }
+    kept = {name: SITE[name] for name in ("SLURM_CONF", "SLURM_JWT")}
+    assert submit_environment({**OWN, **SITE, **enclosing}) == {**OWN, **kept}
+
+
+def test_secrets_stay_behind_unless_named() -> None:
+    secrets = {"HF_TOKEN": "hf", "WANDB_API_KEY": "w", "DB_PASSWORD": "p"}
+    assert submit_environment({**OWN, **secrets}) == OWN
+    assert submit_environment({**OWN, **secrets}, ["HF_TOKEN"]) == {**OWN, "HF_TOKEN": "hf"}
+
+
+def test_the_log_is_the_scripts_own(tmp_path: Path, tmp: Path) -> None:
+    """Slurm gives it /dev/null; the directory is made where it is missing."""
+    logs = tmp_path / "a b" / "logs"
+    path = script(tmp_path, job=replace(JOB, log_dir=f"{logs}/", python_hints=(sys.executable,)))
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), "SLURM_JOB_ID": "12"}
+    for _ in range(2):  # the second time it is appended to
+        with open(os.devnull, "w") as nowhere:
+            done = subprocess.run(
+                ["bash", str(path)], env=env, stdout=nowhere, check=False, timeout=60
+            )
+        assert done.returncode == 0
+    assert [file.name for file in logs.iterdir()] == ["demo.12.batch.out"]
+    assert (logs / "demo.12.batch.out").read_text().count("\ndriver ") == 2
+
+
+# --- run by bash ------------------------------------------------------------------------------
+
+DRIVER = """
+import json, os, signal, sys, time
+assert sys.argv[1] == "drive" and sys.flags.isolated and sys.flags.no_site
+json.load(open(sys.argv[2]))
+here = os.path.dirname(sys.argv[2])
+assert os.stat(here).st_mode & 0o777 == 0o700
+def end(number, frame):
+    for other in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(other, lambda number, frame: None)
+    os.write(1, b"signal %s\\n" % signal.Signals(number).name.encode())
+    time.sleep(0.2)
+    sys.exit(130)
+for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+    signal.signal(getattr(signal, name), end)
+print("driver", here, flush=True)
+if "DRIVER_WAITS" in os.environ:
+    time.sleep(60)
+sys.exit(int(os.environ.get("DRIVER_CODE", "0")))
+"""
+
+
+def driver(padding: bytes = b"") -> bytes:
+    """A program that stands where the far side's would; what it does itself is tested elsewhere."""
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr("__main__.py", DRIVER)
+        archive.writestr("padding", padding)
+    return held.getvalue()
+
+
+def script(folder: Path, **changed: Any) -> Path:
+    """A batch script in a folder, for any Python that is there."""
+    job = replace(JOB, python_hints=(sys.executable,), log_dir=str(folder))
+    made = replace(FACTS, **{"program": driver(), "job": job, **changed})
+    path = folder / "job.sbatch"
+    path.write_text(batch_script(made), encoding="utf-8")
+    return path
+
+
+def run(command: list[str], tmp: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), **variables}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def tmp(tmp_path: Path) -> Path:
+    """A temporary directory of the node's."""
+    folder = tmp_path / "node tmp"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("code", [0, 3, 130])
+def test_the_exit_status_is_the_drivers(tmp_path: Path, tmp: Path, code: int) -> None:
+    for requeue in (False, True):
+        path = script(tmp_path, requeue=requeue)
+        done = run(["bash", str(path)], tmp, DRIVER_CODE=str(code), SLURM_JOB_ID="12")
+        assert (done.returncode, done.stderr) == (code, "")
+        assert done.stdout.startswith("stager: job 12 restart 0 on ?: driver on ")
+        assert f"\ndriver {tmp}/stager-batch." in done.stdout
+        assert list(tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_signals_end_the_driver(tmp_path: Path, tmp: Path, name: str) -> None:
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), "DRIVER_WAITS": "1"}
+    process = subprocess.Popen(
+        ["bash", str(script(tmp_path))], env=env, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("driver"):
+        assert line
+    process.send_signal(getattr(signal, name))
+    time.sleep(0.05)
+    process.send_signal(getattr(signal, name))  # a second one does not end the wait for the first
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out == "signal SIGTERM\n"
+    assert list(tmp.iterdir()) == []
+
+
+def test_a_program_that_was_changed(tmp_path: Path, tmp: Path) -> None:
+    path = script(tmp_path)
+    lines = path.read_text().splitlines(keepends=True)
+    at = lines.index(START)
+    wrong = base64.b64encode(gzip.compress(driver() + b"#")).decode() + "\n"
+    lines[at + 1 : lines.index(END)] = [wrong]
+    path.write_text("".join(lines))
+    done = run(["bash", str(path)], tmp)
+    assert done.returncode == 3
+    assert "the program is damaged" in done.stderr
+    assert "driver" not in done.stdout
+    assert list(tmp.iterdir()) == []
+
+
+def test_a_script_that_was_cut_short(tmp_path: Path, tmp: Path) -> None:
+    """What does anything is its last line."""
+    path = script(tmp_path)
+    whole = path.read_text()
+    for part in (0.3, 0.6, 0.9):
+        path.write_text(whole[: int(len(whole) * part)])
+        done = run(["bash", str(path)], tmp)
+        assert "driver" not in done.stdout
+        assert list(tmp.iterdir()) == []
+
+
+def test_the_program_out_of_the_bundle(tmp_path: Path, tmp: Path) -> None:
+    bundle = tmp_path / "the bundle.tar"
+    manifest = tmp_path / "manifest.json"
+    bundle_id = hashlib.sha256(b'{"format":3,"name":"demo"}').hexdigest()
+    manifest.write_text(f'{{"format":3,"id":"{bundle_id}","name":"demo"}}')
+    job = replace(JOB, bundle=str(bundle), bundle_id=bundle_id)
+    path = script(tmp_path, embed=False, job=job)
+    done = run(["bash", str(path)], tmp)
+    assert done.returncode == 3
+    assert f"{bundle} cannot be read from this node" in done.stderr
+    assert "without --batch" in done.stderr
+
+    program = tmp_path / "node.pyz"
+    program.write_bytes(driver())
+    with tarfile.open(bundle, "w") as archive:
+        archive.add(manifest, "manifest.json")
+        archive.add(program, "node.pyz")
+    done = run(["bash", str(path)], tmp)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\ndriver " in done.stdout
+
+
+def test_a_full_temporary_directory_is_passed_over(tmp_path: Path) -> None:
+    """The shell's own here-document goes to the place that has room, too."""
+    path = script(tmp_path, program=driver(os.urandom(200_000)))
+    full, small = tmp_path / "full", tmp_path / "small"
+    shell = f"mkdir {full} {small}"
+    shell += "".join(f"; mount -t tmpfs -o size=128k none {folder}" for folder in (full, small))
+    shell += f"; head -c 128k /dev/zero >{full}/zeros"
+    command = [*entering("-m", shell), "bash", str(path)]
+    done = run(command, full, SLURM_TMPDIR=str(small))
+    assert done.returncode == 0, done.stderr
+    assert "\ndriver /tmp/stager-batch." in done.stdout
+    assert "No space left on device" in done.stderr
+
+
+def test_no_python(tmp_path: Path, tmp: Path) -> None:
+    """None of the names is there, nor in the usual places; one that is too old does not count."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    for name in ("mktemp", "base64", "gzip", "sha256sum", "rm", "uname", "cat"):
+        (empty / name).symlink_to(f"/usr/bin/{name}")
+    old = empty / "python3"
+    old.write_text("#!/bin/bash\nexit 1\n")  # as an older Python answers
+    old.chmod(0o755)
+    path = script(tmp_path, job=replace(JOB, python_hints=("/no/such/python3.11",)))
+    text = path.read_text()
+    usual = "/usr/bin/python3 /usr/local/bin/python3 /opt/*/bin/python3"
+    assert usual in text
+    path.write_text(text.replace(usual, ""))
+    done = run(["/bin/bash", str(path)], tmp, PATH=str(empty))
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"stager: {os.uname().nodename}: no Python from 3.9 on was found")
+    assert "/no/such/python3.11 python3" in done.stderr
+    assert f"--exclude={os.uname().nodename}" in done.stderr
+    assert list(tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "folder_bits"), [("private", 0o600, 0o700), ("group", 0o640, 0o750)]
+)
+def test_the_log_is_for_those_who_may_read_it(
+    tmp_path: Path, mode: str, bits: int, folder_bits: int
+) -> None:
+    """Whatever the umask, which the ranks keep."""
+    logs = tmp_path / "new" / "logs"
+    job = replace(JOB, log_dir=str(logs), log_mode=mode)
+    before_main = batch_script(replace(FACTS, job=job)).removesuffix("main\n")
+    program = f"umask 002\n{before_main}\nopen_log\numask"
+    for _ in range(2):  # the second time as after a requeue
+        subprocess.run(
+            ["bash", "-c", program],
+            env={**os.environ, "SLURM_JOB_ID": "7"},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    log = logs / "demo.7.batch.out"
+    assert log.read_text() == "0002\n0002\n"
+    assert log.stat().st_mode & 0o7777 == bits
+    assert logs.stat().st_mode & 0o7777 == folder_bits
+    assert log.stat().st_gid == logs.stat().st_gid

@@ -1,0 +1,383 @@
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from stager.core.digest_cache import CheckedFiles
+from stager.core.errors import ResolveError, WheelError
+from stager.core.processes import Completed, run
+from stager.core.store import Store, sha256_of
+from stager.core.values import Digest, LockedFile, Target, Wheel
+from stager.lock.indexes import Indexes
+from stager.lock.pylock import Lock
+from stager.lock.resolver import Found
+from stager.wheels.fetch import fetch
+from tests.support.index_server import Index, serve
+from tests.support.sources import make_sdist
+from tests.support.wheelhouse import make_wheel
+
+HERE = Target.of_host()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "offline")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """An index with two wheels; pip is configured for it and nothing else."""
+    folder = tmp_path / "served"
+    make_wheel(folder, "alpha")
+    make_wheel(folder, "beta", "2.0+local.1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.setenv(name, "")
+    with serve(Index(folder=folder)) as running:
+        monkeypatch.setenv("PIP_INDEX_URL", running.url)
+        yield running
+
+
+def locked(file: Path, index: Index | None = None, **changes: object) -> LockedFile:
+    """A lock's entry for a file on disk, or served."""
+    name, version = Found(filename=file.name).identity
+    url = f"http://127.0.0.1:{index.port}/files/{file.name}" if index else None
+    entry = LockedFile(
+        name=name,
+        version=version,
+        filename=file.name,
+        sha256=sha256_of(file),
+        size=file.stat().st_size,
+        url=url,
+        path=None if index else file,
+    )
+    return replace(entry, **changes)  # type: ignore[arg-type]
+
+
+def lock_of(
+    *files: LockedFile, target: Target = HERE, path: Path | None = None, **more: object
+) -> Lock:
+    lock = Lock(
+        path=path or Path("pylock.toml"),
+        target=target,
+        files=tuple(sorted(files, key=lambda file: file.name)),
+        spec_digest=None,
+        digest=Digest("0" * 64),
+        indexes=Indexes(),
+        sources=(),
+    )
+    return replace(lock, **more)  # type: ignore[arg-type]
+
+
+def served(index: Index) -> Lock:
+    return lock_of(*(locked(file, index) for file in sorted(index.folder.iterdir())))
+
+
+def counting() -> tuple[list[str], Callable[..., Completed]]:
+    """A runner that starts the real programs and notes which command of pip it was."""
+    calls: list[str] = []
+
+    def runner(argv: list[str], **options: object) -> Completed:
+        calls.append(argv[3])
+        return run(argv, **options)  # type: ignore[arg-type]
+
+    return calls, runner
+
+
+def fails(*args: object, **options: object) -> WheelError:
+    with pytest.raises(WheelError) as caught:
+        fetch(*args, **options)  # type: ignore[arg-type]
+    assert "Traceback" not in "".join(caught.value.context)
+    return caught.value
+
+
+# --- fetching ------------------------------------------------------------------------------------
+
+
+def test_files_are_downloaded_checked_and_kept(index: Index, store: Store) -> None:
+    lines: list[str] = []
+    calls, runner = counting()
+    wheels = fetch(served(index), store, offline=False, run=runner, progress=lines.append)
+    assert calls == ["download"]  # one for both
+    for wheel, file in zip(wheels, sorted(index.folder.iterdir()), strict=True):
+        name, version = Found(filename=file.name).identity
+        assert wheel == Wheel(
+            name=name,
+            version=version,
+            path=store.wheels / file.name,
+            sha256=sha256_of(file),
+            size=file.stat().st_size,
+        )
+        assert wheel.path.read_bytes() == file.read_bytes()
+    assert lines == ["downloading 2 of 2: alpha 1.0, beta 2.0+local.1"]
+    assert sorted(path.name for path in store.wheels.iterdir()) == [w.path.name for w in wheels]
+    assert not list((store.root / "tmp").iterdir())
+
+
+def test_what_is_there_is_not_fetched_again(index: Index, store: Store) -> None:
+    lock = served(index)
+    first = fetch(lock, store, offline=False)
+    calls, runner = counting()
+    assert fetch(lock, store, offline=True, run=runner) == first
+    assert calls == []
+
+
+def test_fifty_files_take_no_time(tmp_path: Path, store: Store) -> None:
+    files = [make_wheel(store.wheels, f"package-{number}") for number in range(50)]
+    lock = lock_of(*(locked(file, path=None) for file in files))
+    assert len(fetch(lock, store, offline=True)) == 50
+    start = time.perf_counter()
+    fetch(lock, store, offline=True)
+    assert time.perf_counter() - start < 0.2
+
+
+def test_a_file_from_a_folder_is_copied(tmp_path: Path, store: Store) -> None:
+    file = make_wheel(tmp_path / "mine", "alpha")
+    calls, runner = counting()
+    (wheel,) = fetch(lock_of(locked(file)), store, offline=True, run=runner)
+    assert calls == []
+    assert wheel.path == store.wheels / file.name
+    assert wheel.path.stat().st_ino != file.stat().st_ino  # editing one must not change the other
+
+
+def test_a_file_from_a_folder_that_is_gone_is_looked_up_by_name(
+    index: Index, store: Store, tmp_path: Path
+) -> None:
+    file = index.folder / "alpha-1.0-py3-none-any.whl"
+    lock = lock_of(locked(file, path=tmp_path / "gone" / file.name))
+    (wheel,) = fetch(lock, store, offline=False)
+    assert wheel.sha256 == sha256_of(file)
+
+
+def test_files_for_another_target(index: Index, store: Store) -> None:
+    target = Target(python="3.99", platform="manylinux_2_28_aarch64")
+    file = make_wheel(index.folder, "fast", tag="cp399-cp399-manylinux_2_17_aarch64")
+    (wheel,) = fetch(lock_of(locked(file, index), target=target), store, offline=False)
+    assert wheel.path.name == file.name
+
+
+def test_many_files_come_in_few_calls(index: Index, store: Store) -> None:
+    for number in range(18):
+        make_wheel(index.folder, f"package-{number:02}")
+    calls, runner = counting()
+    assert len(fetch(served(index), store, offline=False, run=runner)) == 20
+    assert calls == ["download"] * 3
+
+
+# --- passwords -----------------------------------------------------------------------------------
+
+
+def test_a_private_index_in_pips_configuration(
+    index: Index, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.user, index.password = "me", "s3cret-pass"
+    monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
+    assert len(fetch(served(index), store, offline=False)) == 2
+
+
+def test_a_private_index_of_the_spec(
+    index: Index,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    index.user, index.password = "me", "s3cret-pass"
+    monkeypatch.setenv("PIP_INDEX_URL", "")
+    known = Indexes(index_url=index.url_with_password)
+    lock = replace(served(index), indexes=known.without_credentials())
+    caplog.set_level(logging.DEBUG)
+    error = fails(lock, store, offline=False)
+    assert len(error.context) == 2
+    assert all("401" in line for line in error.context)
+    assert len(fetch(lock, store, offline=False, indexes=known)) == 2
+    assert "s3cret-pass" not in caplog.text
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+def test_a_file_that_differs_from_the_lock(index: Index, store: Store) -> None:
+    lock = served(index)
+    wrong = replace(lock.files[0], sha256=Digest("1" * 64))
+    error = fails(replace(lock, files=(wrong, lock.files[1])), store, offline=False)
+    (line,) = error.context
+    found = sha256_of(index.folder / wrong.filename)
+    assert wrong.filename in line
+    assert f"expected sha256 {'1' * 64}, found {found}" in line
+    assert "the lock is authoritative" in error.hint
+    # What was right has arrived, what was wrong has not.
+    assert [path.name for path in store.wheels.iterdir()] == [lock.files[1].filename]
+
+
+def test_a_file_in_a_folder_that_differs(tmp_path: Path, store: Store) -> None:
+    file = make_wheel(tmp_path / "mine", "alpha")
+    lock = lock_of(locked(file, sha256=Digest("1" * 64)))
+    (line,) = fails(lock, store, offline=False).context
+    assert line.startswith(f"{file}: differs from the lock")
+
+
+def test_a_truncated_download(index: Index, store: Store) -> None:
+    lock = served(index)
+    for file in index.folder.iterdir():
+        os.truncate(file, file.stat().st_size // 2)
+    error = fails(lock, store, offline=False)
+    assert len(error.context) == 2
+    assert not list(store.wheels.iterdir())
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_a_bad_file_in_the_store_is_replaced(index: Index, store: Store, same_size: bool) -> None:
+    lock = served(index)
+    wheels = fetch(lock, store, offline=False)
+    bad = wheels[0].path
+    content = bytearray(bad.read_bytes())
+    content[len(content) // 2] ^= 1
+    bad.write_bytes(bytes(content) if same_size else bytes(content[:100]))
+    (line,) = fails(lock, store, offline=True).context
+    assert line == (
+        f"{bad.name}: differs from the lock: expected sha256 {wheels[0].sha256}, "
+        f"found {sha256_of(bad)}"
+    )
+    assert fetch(lock, store, offline=False) == wheels
+    assert sha256_of(bad) == wheels[0].sha256
+
+
+def test_offline_all_missing_files_are_listed(index: Index, store: Store) -> None:
+    error = fails(served(index), store, offline=True)
+    assert error.context == (
+        "alpha-1.0-py3-none-any.whl: not in the offline root",
+        "beta-2.0+local.1-py3-none-any.whl: not in the offline root",
+    )
+    assert str(store.wheels) in error.hint
+    assert index.asked == []
+
+
+def test_files_that_are_gone_from_the_index(index: Index, store: Store) -> None:
+    lock = served(index)
+    shutil.rmtree(index.folder)
+    index.folder.mkdir()
+    error = fails(lock, store, offline=False)
+    assert [line.partition(":")[0] for line in error.context] == [
+        file.filename for file in lock.files
+    ]
+
+
+def test_no_network(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    file = make_wheel(tmp_path, "alpha")
+    lock = lock_of(locked(file, url="http://127.0.0.1:9/alpha-1.0-py3-none-any.whl", path=None))
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(ResolveError, match="cannot be reached") as caught:
+        fetch(lock, store, offline=False)
+    assert caught.value.hint
+
+
+# --- sdists and local projects -------------------------------------------------------------------
+
+
+@pytest.fixture
+def sdist_lock(sdist: Path, index_env: object) -> Lock:
+    return lock_of(locked(sdist))
+
+
+def test_an_sdist_is_built_once(sdist_lock: Lock, store: Store, tmp_path: Path) -> None:
+    calls, runner = counting()
+    (wheel,) = fetch(sdist_lock, store, offline=False, run=runner)
+    assert calls == ["wheel"]
+    assert wheel.name == "from-source"
+    assert wheel.version == Version("1.0")
+    assert wheel.path.parent == store.built / sdist_lock.files[0].sha256
+    assert wheel.sha256 == hashlib.sha256(wheel.path.read_bytes()).hexdigest()
+    assert fetch(sdist_lock, store, offline=True, run=runner) == (wheel,)
+    assert calls == ["wheel"]
+    # A wheel that was tampered with is built again, and has the same bytes as before.
+    wheel.path.write_bytes(wheel.path.read_bytes() + b"x")
+    assert fetch(sdist_lock, store, offline=False)[0].sha256 == wheel.sha256
+    elsewhere = fetch(sdist_lock, Store(tmp_path / "two"), offline=False)
+    assert elsewhere[0].sha256 == wheel.sha256
+
+
+def test_an_sdist_that_does_not_build(wheelhouse: Path, index_env: object, store: Store) -> None:
+    sdist = make_sdist(wheelhouse, "hopeless", files={"pyproject.toml": "[build-system]\nx = 1\n"})
+    (line,) = fails(lock_of(locked(sdist)), store, offline=False).context
+    assert line.startswith("hopeless-1.0.tar.gz: ")
+    assert "build-system" in line
+
+
+def test_a_local_project_is_built_again_where_its_wheel_is_gone(
+    sdist: Path, index_env: object, store: Store, tmp_path: Path
+) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    shutil.unpack_archive(sdist, root)
+    first = fetch(lock_of(locked(sdist)), store, offline=False)[0]
+    entry = LockedFile(
+        name=canonicalize_name("from-source"),
+        version=Version("1.0"),
+        filename=first.path.name,
+        sha256=first.sha256,
+        path=tmp_path / "gone" / first.path.name,
+    )
+    lock = lock_of(
+        entry,
+        path=root / "pylock.toml",
+        sources=((entry.filename, "from_source-1.0"),),
+    )
+    there = Store(tmp_path / "two")
+    assert fetch(lock, there, offline=False)[0].sha256 == first.sha256
+    (root / "from_source-1.0" / "from_source" / "__init__.py").write_text("CHANGED = 1\n")
+    (line,) = fails(lock, Store(tmp_path / "three"), offline=False).context
+    assert "differs from the lock" in line
+    shutil.rmtree(root / "from_source-1.0")
+    (line,) = fails(lock, Store(tmp_path / "four"), offline=False).context
+    assert "no such file or folder" in line
+
+
+# --- the record of what was checked --------------------------------------------------------------
+
+
+def test_a_digest_is_remembered_until_the_file_changes(store: Store) -> None:
+    path = store.wheels / "file"
+    path.write_bytes(b"one")
+    checked = CheckedFiles(store)
+    assert checked.digest(path) == hashlib.sha256(b"one").hexdigest()
+    checked.save()
+    record = (store.root / "checked.json").read_text()
+    # Proof that the record is used: a wrong one is believed as long as the file is the same.
+    (store.root / "checked.json").write_text(
+        record.replace(hashlib.sha256(b"one").hexdigest(), "2" * 64)
+    )
+    assert CheckedFiles(store).digest(path) == "2" * 64
+    path.write_bytes(b"two")
+    assert CheckedFiles(store).digest(path) == hashlib.sha256(b"two").hexdigest()
+    path.unlink()
+    assert CheckedFiles(store).digest(path) is None
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{", '{"wheels/file": 3}', '{"wheels/file": [1]}'])
+def test_a_damaged_record_counts_as_none(store: Store, record: str) -> None:
+    path = store.wheels / "file"
+    path.write_bytes(b"one")
+    (store.root / "checked.json").write_text(record)
+    assert CheckedFiles(store).digest(path) == hashlib.sha256(b"one").hexdigest()
+
+
+def test_the_record_forgets_files_that_are_gone(store: Store) -> None:
+    for name in ("one", "two"):
+        (store.wheels / name).write_bytes(b"x")
+        checked = CheckedFiles(store)
+        checked.digest(store.wheels / name)
+        checked.save()
+        (store.wheels / name).unlink()
+    assert "one" not in (store.root / "checked.json").read_text()

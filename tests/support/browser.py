@@ -1,0 +1,235 @@
+"""A real browser without a window, told what to do over a pipe: how pages are looked at in tests.
+
+Chromium speaks its DevTools protocol on two pipes: one JSON object a message, a NUL byte after it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.namespaces import not_here
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+QUIET = (
+    "--headless",
+    "--no-sandbox",  # tests may run as root
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+_SECONDS = 20.0
+# Puts the two pipes where Chromium expects them, wherever they are now.
+_AT_3_AND_4 = """\
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(word), fcntl.F_DUPFD, 10) for word in sys.argv[1:3]]
+for number, end in zip((3, 4), ends):
+    os.dup2(end, number)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Page:
+    """One page that is open, and what happened on it."""
+
+    def __init__(self, browser: Browser, path: Path, width: int, scheme: str) -> None:
+        """Open a file and wait until it is loaded.
+
+        Args:
+            browser: where.
+            path: the file.
+            width: of the window, in CSS pixels.
+            scheme: ``light`` or ``dark``.
+        """
+        self._browser = browser
+        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        said = browser.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session, self._target = said["sessionId"], target
+        self._width = width
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+        self._resize(900)
+        self.call("Page.navigate", url=path.as_uri())
+        browser.wait(lambda: "Page.loadEventFired" in self.told())
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Ask for something; returns the answer."""
+        return self._browser.call(method, self._session, **params)
+
+    def told(self) -> list[str]:
+        """The names of all that was told of this page."""
+        return [event["method"] for event in self._events()]
+
+    def errors(self) -> list[str]:
+        """What the page's console has: errors, refusals, exceptions."""
+        kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+        return [json.dumps(one["params"]) for one in self._events() if one["method"] in kinds]
+
+    def requests(self) -> list[str]:
+        """The addresses of everything that was asked for."""
+        sent = [one for one in self._events() if one["method"] == "Network.requestWillBeSent"]
+        return [one["params"]["request"]["url"] for one in sent]
+
+    def value(self, expression: str) -> Any:
+        """What an expression of JavaScript comes to; pages with a strict policy allow that too."""
+        said = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in said, said
+        return said["result"].get("value")
+
+    def later(self, promise: str) -> Any:
+        """What a promise comes to."""
+        said = self.call(
+            "Runtime.evaluate", expression=promise, returnByValue=True, awaitPromise=True
+        )
+        return said["result"].get("value")
+
+    def press(self, key: str, code: int) -> None:
+        """Press a key."""
+        text = "\r" if key == "Enter" else ""
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        for kind in ("keyDown", "keyUp"):
+            said = {"text": text} if text and kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, **named, **said)
+
+    def screenshot(self, path: Path) -> None:
+        """Write a picture of the whole page."""
+        self._resize(int(self.value("document.documentElement.scrollHeight")))
+        said = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(said["data"]))
+        self._resize(900)
+
+    def close(self) -> None:
+        """Close it."""
+        self._browser.call("Target.closeTarget", targetId=self._target)
+
+    def _resize(self, height: int) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=self._width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def _events(self) -> list[dict[str, Any]]:
+        return [one for one in self._browser.events if one.get("sessionId") == self._session]
+
+
+class Browser:
+    """A browser that runs.
+
+    Attributes:
+        events: everything that it told without being asked.
+    """
+
+    def __init__(self, program: str, folder: Path) -> None:
+        """Start it with a new, empty profile."""
+        self.events: list[dict[str, Any]] = []
+        self._rest, self._number = b"", 0
+        reads, self._in = os.pipe()
+        self._out, writes = os.pipe()
+        argv = [program, *QUIET, f"--user-data-dir={folder}", "about:blank"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _AT_3_AND_4, str(reads), str(writes), *argv],
+            pass_fds=(reads, writes),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "HOME": str(folder)},
+        )
+        os.close(reads)
+        os.close(writes)
+
+    def open(self, path: Path, width: int = 1200, scheme: str = "light") -> Page:
+        """A page with a file."""
+        return Page(self, path, width, scheme)
+
+    def call(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
+        """Ask the browser, or one of its pages, for something; returns the answer."""
+        self._number += 1
+        number = self._number
+        asked = {"id": number, "method": method, "params": params}
+        if session:
+            asked["sessionId"] = session
+        os.write(self._in, json.dumps(asked).encode() + b"\0")
+        answers: list[dict[str, Any]] = []
+        self.wait(lambda: bool(answers), answers.append, number)
+        assert "error" not in answers[0], f"{method}: {answers[0]['error']}"
+        return dict(answers[0]["result"])
+
+    def wait(self, done: Any, take: Any = None, number: int = 0) -> None:
+        """Read what the browser tells until something is done.
+
+        Args:
+            done: says whether it is.
+            take: is given the answer to the message of this number.
+            number: the message's.
+        """
+        until = time.monotonic() + _SECONDS
+        while not done():
+            left = until - time.monotonic()
+            ready, _, _ = select.select([self._out], [], [], max(0.0, left))
+            data = os.read(self._out, 1 << 16) if ready else b""
+            if not data:
+                pytest.fail(f"the browser says no more; exit status {self._process.poll()}")
+            *whole, self._rest = (self._rest + data).split(b"\0")
+            for raw in whole:
+                message = json.loads(raw)
+                if take is not None and message.get("id") == number:
+                    take(message)
+                elif "method" in message:
+                    self.events.append(message)
+
+    def close(self) -> None:
+        """End it, with all its processes."""
+        with contextlib.suppress(OSError):
+            os.write(self._in, json.dumps({"id": 0, "method": "Browser.close"}).encode() + b"\0")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._in)
+        os.close(self._out)
+
+
+def program() -> str:
+    """The browser's program; without one a test skips, but in CI it fails."""
+    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if found is None:
+        not_here("no Chromium here (Debian: apt-get install chromium)")
+    return str(found)
+
+
+@contextlib.contextmanager
+def browsing(folder: Path) -> Iterator[Browser]:
+    """A browser for as long as the block runs; its profile lies in a new folder."""
+    browser = Browser(program(), folder)
+    try:
+        yield browser
+    finally:
+        browser.close()
+        shutil.rmtree(folder, ignore_errors=True)

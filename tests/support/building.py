@@ -1,0 +1,258 @@
+"""Building in tests: a small project, the command line on it, and looking into what comes out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from bundle.format.layer import HEAD_PREFIX, Index, decode_head, head_summary
+from bundle.format.layer_origin import Origin
+from bundle.protocol.digest import Digest
+from stager.building.build import BuildOptions, Built, build
+from stager.config.load import load
+from stager.core.store import Store, sha256_of
+from stager.core.values import Target, Wheel
+from stager.layers.layer_file import LayerWriter
+from stager.layers.source import Source
+from stager.layers.tree import Tree, TreeFile
+from stager.layers.wheel import add_wheel
+from tests.support.namespaces import not_here
+
+STAGER = [sys.executable, "-m", "stager"]
+HOST = Target.of_host()
+SITE = f"lib/python{HOST.python}/site-packages"
+ORIGIN = Origin(kind="wheel", name="any", version="1", content=Digest.of(b"any"), options={})
+"""What a layer is said to be made from where nobody looks."""
+
+
+@dataclass
+class Recorder:
+    """A listener that remembers what it was told."""
+
+    phases: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def begin(self, phase: str) -> None:
+        self.phases.append(phase)
+
+    def step(self, what: str, done: int, total: int) -> None:
+        self.steps.append(f"{what} {done}/{total}")
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A folder with a ``stager.toml``, and the store it is built in."""
+
+    root: Path
+    """The folder."""
+    store: Store
+    """The offline root that the environment names."""
+
+    def settings(self, *requirements: str, more: str = "") -> Project:
+        """Write ``stager.toml``: these requirements, then further lines as they are."""
+        text = f"[environment]\nrequirements = {json.dumps(list(requirements))}\n{more}\n"
+        (self.root / "stager.toml").write_text(text)
+        return self
+
+    def locked(self, *wheels: Path, more: str = "") -> Project:
+        """Write a lock as a user would bring it: these wheels, and not what they need."""
+        lines = ['lock-version = "1.0"', 'created-by = "test"']
+        for wheel in wheels:
+            name, version = wheel.name.split("-")[:2]
+            file = f'path = "{wheel}", hashes = {{ sha256 = "{sha256_of(wheel)}" }}'
+            lines += ["[[packages]]", f'name = "{canonicalize_name(name)}"']
+            lines += [f'version = "{version}"', f"wheels = [{{ {file} }}]"]
+        (self.root / "pylock.user.toml").write_text("\n".join(lines) + "\n")
+        return self.settings("pylock.user.toml", more=more)
+
+    def build(self, recorder: Recorder | None = None, **options: Any) -> Built:
+        """Build in this process; without the proof, unless it is asked for."""
+        chosen = BuildOptions(**{"prove": False, **options})
+        return build(load(self.root), chosen, recorder or Recorder())
+
+    def stager(
+        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command line in the project's folder."""
+        return subprocess.run(
+            [*STAGER, *arguments],
+            cwd=self.root,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def zstandard_wheel(
+    tmp_path_factory: pytest.TempPathFactory, pip_settings: Mapping[str, str]
+) -> Path:
+    """The pinned decompressor for this interpreter, from the index that the caller's pip uses."""
+    folder = tmp_path_factory.mktemp("zstandard")
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder)]
+    argv += ["--only-binary", ":all:", "zstandard==0.25.0"]
+    done = subprocess.run(
+        argv, env={**os.environ, **pip_settings}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        not_here(f"no package index: {done.stderr.strip()[-300:]}")
+    return next(folder.iterdir())
+
+
+@pytest.fixture
+def project(tmp_path: Path, index_env: dict[str, str], zstandard_wheel: Path) -> Project:
+    """A project that needs ``alpha``, with the decompressor in its store already."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "train.py").write_text("import alpha\nprint('alpha', alpha.VERSION)\n")
+    made = Project(root=root, store=Store(Path(os.environ["OFFLINE_ROOT"])))
+    shutil.copy2(zstandard_wheel, made.store.wheels)
+    return made.settings("alpha")
+
+
+def wheel_of(path: Path) -> Wheel:
+    """A wheel file as the fetching stage hands it on; its name alone is looked at."""
+    name, version = path.name.split("-")[:2]
+    return Wheel(
+        name=canonicalize_name(name),
+        version=Version(version),
+        path=path,
+        sha256=sha256_of(path),
+        size=path.stat().st_size,
+    )
+
+
+def source_of(path: Path) -> Source:
+    """What the layer of a wheel is made from."""
+    return Source.of_wheel(wheel_of(path))
+
+
+def tree_of(folder: Path) -> Tree:
+    """Every file of a folder, as it is."""
+    files = [
+        TreeFile(path=str(path.relative_to(folder)), source=path, mode=0o644, size=0)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return Tree(files=tuple(files), links=(), skipped=())
+
+
+def index_of(layer: Path) -> Index:
+    """A layer's own list of what it holds."""
+    data = layer.read_bytes()
+    head = data[: head_summary(data[:HEAD_PREFIX]).head_size]
+    return decode_head(head, zstandard.ZstdDecompressor().decompress)
+
+
+def frames_of(layer: Path) -> list[bytes]:
+    """Each frame of a layer, decompressed by itself, its digest checked."""
+    data, frames = layer.read_bytes(), []
+    at = head_summary(data[:HEAD_PREFIX]).head_size
+    for frame in index_of(layer).frames:
+        packed = data[at : at + frame.size]
+        assert Digest.of(packed) == frame.sha256
+        frames.append(zstandard.ZstdDecompressor().decompress(packed))
+        assert len(frames[-1]) == frame.unpacked_size
+        at += frame.size
+    assert at == len(data)
+    return frames
+
+
+def contents(layer: Path) -> dict[str, bytes]:
+    """What ``zstd -d`` and the standard library's tar find in a layer: regular files by path."""
+    with tarfile.open(fileobj=BytesIO(plain_tar(layer))) as archive:
+        return {
+            member.name: (archive.extractfile(member) or BytesIO()).read()
+            for member in archive
+            if member.isreg()
+        }
+
+
+def plain_tar(layer: Path) -> bytes:
+    """A layer decompressed by the real ``zstd``."""
+    done = subprocess.run([program("zstd"), "-dcq", str(layer)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def listing(archive: bytes | Path) -> list[str]:
+    """The lines of the real ``tar -tv``, with numbers for owners and full times."""
+    argv = [program("tar"), "--numeric-owner", "--full-time", "--quoting-style=literal", "-tvf"]
+    data = None if isinstance(archive, Path) else archive
+    argv.append(str(archive) if isinstance(archive, Path) else "-")
+    env = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
+    done = subprocess.run(argv, input=data, capture_output=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+@cache
+def program(name: str) -> str:
+    """The path of a program that these tests compare with."""
+    found = shutil.which(name)
+    if found is None:
+        not_here(f"there is no {name} here")
+    return str(found)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The digest of each file under a folder."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def left_in_tmp(store: Store) -> list[Path]:
+    """What lies under the store's ``tmp/``."""
+    return list((store.root / "tmp").rglob("*"))
+
+
+def layers_of(folder: Path, *wheels: Path) -> Path:
+    """Wheels installed as their layers install them; returns the ``site-packages``."""
+    for wheel in wheels:
+        layer = wheel.with_suffix(".layer")
+        with LayerWriter(wheel.parent) as writer:
+            add_wheel(writer, wheel, HOST)
+            writer.write(layer, ORIGIN)
+        for path, data in contents(layer).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+    return folder / SITE
+
+
+def fake_installation(layers: Sequence[Path], folder: Path) -> Path:
+    """Layers unpacked by the real tar into a virtual environment; returns its interpreter."""
+    (folder / "bin").mkdir(parents=True)
+    for layer in layers:
+        subprocess.run(
+            [program("tar"), "-xf", "-", "-C", str(folder)], input=plain_tar(layer), check=True
+        )
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    for name in ("python", f"python{HOST.python}"):
+        (folder / "bin" / name).symlink_to(base)
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    return folder / "bin" / "python"

@@ -1,0 +1,232 @@
+"""Small real bundles, made the way ``stager build`` makes them, and forged ones.
+
+A forged bundle has true digests throughout, up to its id: what refuses it is not a digest but a
+check of what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from packaging.utils import parse_wheel_filename
+
+from bundle.format.archive import BundleFile
+from bundle.format.layer import origin_of, packed_index
+from bundle.format.manifest import member_header, padding
+from bundle.protocol.digest import Digest, canonical_json
+from stager.core.store import Store, sha256_of
+from stager.core.values import Target, Wheel
+from stager.layers.build import make_layers
+from stager.layers.project import project_files
+from stager.layers.source import Source
+from stager.pack.bundle import Contents, Packed, pack
+from stager.pack.decompressor import decompressor_lock
+from stager.wheels.fetch import fetch
+from tests.support.building import ORIGIN
+
+HERE = Target.of_host()
+BASE_PYTHON = os.path.realpath(Path(sys.base_prefix, "bin", f"python{HERE.python}"))
+"""The installation's own program for the Python that runs the tests."""
+OWN = f"stager-{os.geteuid()}"
+"""The name of this user's node root."""
+CLEAN = {"PATH": os.defpath, "LANG": "C.UTF-8"}
+
+_HEAD = struct.Struct("<IIQQQI")
+_SKIPPABLE = 0x184D2A50
+
+
+def wheel(path: Path) -> Wheel:
+    """A wheel file as the build knows it."""
+    name, version, _, _ = parse_wheel_filename(path.name)
+    size = path.stat().st_size
+    return Wheel(name=name, version=version, path=path, sha256=sha256_of(path), size=size)
+
+
+def fetch_decompressor(store: Store) -> Wheel | None:
+    """The real zstandard wheel for this interpreter; None from Python 3.14 on."""
+    lock = decompressor_lock(HERE)
+    return fetch(lock, store, offline=False)[0] if lock else None
+
+
+def make_bundle(
+    store: Store,
+    wheels: Sequence[Path],
+    *,
+    decompressor: Wheel | None,
+    project: Path | None = None,
+    **says: Any,
+) -> Packed:
+    """Build a bundle of these wheels and the files of a project for this machine.
+
+    Args:
+        store: where layers and the bundle go; layers that are there are used again.
+        wheels: wheel files.
+        decompressor: the zstandard wheel; None leaves it out.
+        project: the project's folder.
+        **says: further fields of ``Contents``.
+    """
+    found = tuple(map(wheel, wheels))
+    sources = [Source.of_wheel(one) for one in found]
+    if project is not None:
+        sources.append(Source.of_tree("project", "demo", project_files(project, []), "project"))
+    with store.lock():
+        made = make_layers(sources, store=store, target=HERE, jobs=2)
+        fields: dict[str, Any] = {"name": "demo", "packages": (), "imports": (), **says}
+        contents = Contents(
+            target=HERE, wheels=found, layers=made.layers, decompressor=decompressor, **fields
+        )
+        return pack(contents, store)
+
+
+def node_program(bundle: Path, folder: Path) -> Path:
+    """The far side's program, taken out of a bundle."""
+    path = folder / "node.pyz"
+    with BundleFile(str(bundle)) as opened:
+        path.write_bytes(opened.part(opened.manifest.node))
+    return path
+
+
+def run_node(
+    program: Path, *arguments: object, python: str = sys.executable, env: Mapping[str, str] = CLEAN
+) -> subprocess.CompletedProcess[str]:
+    """Run ``node.pyz`` as it is run on a node; a traceback fails the test."""
+    argv = [python, "-I", "-S", str(program), *map(str, arguments)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def refuses(program: Path, bundle: Path, base: Path) -> str:
+    """What unpacking says, which fails with a message of ours and leaves nothing."""
+    done = run_node(program, "unpack", bundle, base, "--python", BASE_PYTHON)
+    assert (done.returncode, done.stdout) == (1, ""), done.stdout
+    assert done.stderr.startswith("stager: ")
+    if (base / OWN).is_dir() and not (base / OWN).is_symlink():
+        assert left_over(base) == []
+    return done.stderr
+
+
+def left_over(base: Path) -> list[str]:
+    """What lies under a node root besides its own directories and locks."""
+    root = base / OWN
+    return sorted(
+        path.relative_to(root).as_posix()
+        for folder in ("envs", "incoming")
+        for path in root.glob(f"{folder}/*")
+    )
+
+
+def rot(path: Path) -> None:
+    """Change one byte of a file as a failing disk does: its length and its times stay."""
+    before = path.stat()
+    with path.open("r+b") as handle:
+        handle.seek(-1, os.SEEK_END)
+        last = handle.read(1)
+        handle.seek(-1, os.SEEK_END)
+        handle.write(bytes([last[0] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def tree(folder: Path) -> dict[str, tuple[str, object]]:
+    """Every file and link below a folder: its kind and mode, and its content or target.
+
+    The listing of an environment is left out: it holds a time.
+    """
+    found: dict[str, tuple[str, object]] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = ("link", os.readlink(path))
+        elif path.is_file() and name != ".stager/listing":
+            found[name] = (f"{path.stat().st_mode & 0o777:o}", path.read_bytes())
+    return found
+
+
+# --- forged bundles ------------------------------------------------------------------------------
+
+Raw = dict[str, Any]
+
+
+def forge(
+    real: Path,
+    target: Path,
+    *,
+    index: Callable[[Raw], None] = lambda raw: None,
+    manifest: Callable[[Raw], None] = lambda raw: None,
+    frames: Callable[[list[bytes]], None] = lambda frames: None,
+) -> Path:
+    """Copy a bundle of one layer, with another content and digests that fit it.
+
+    Args:
+        real: the bundle to copy.
+        target: the file to write.
+        index: changes the layer's index, as JSON; digests and sizes of frames are set after it.
+        manifest: changes the manifest, as JSON, last of all; its id is set after it.
+        frames: changes the compressed frames; lengths and digests are adapted.
+    """
+    with BundleFile(str(real)) as opened:
+        whole = opened.manifest
+        (layer,) = whole.layers
+        parts = [opened.part(part) for part in (whole.node, whole.decompressor) if part]
+        start = opened.frames_start(layer)
+        head = opened.head(layer)
+        made_from = origin_of(head).to_bytes()
+        raw: Raw = json.loads(zstandard.ZstdDecompressor().decompress(packed_index(head)))
+        pieces = []
+        for size, _, _ in raw["frames"]:
+            pieces.append(opened.read(start, size))
+            start += size
+    frames(pieces)
+    for frame, piece in zip(raw["frames"], pieces, strict=True):
+        frame[0], frame[2] = len(piece), Digest.of(piece)
+    index(raw)
+    head = forged_head(raw, sum(map(len, pieces)), made_from)
+    changed = replace(
+        layer,
+        head=Digest.of(head),
+        head_size=len(head),
+        size=len(head) + sum(map(len, pieces)),
+        unpacked_size=_total(raw),
+        files=len(raw["files"]),
+    )
+    say: Raw = json.loads(replace(whole, layers=(changed,)).to_bytes())
+    del say["id"]
+    manifest(say)
+    description = canonical_json({**say, "id": Digest.of(canonical_json(say))})
+    members = [(None, description), (whole.node.name, parts[0])]
+    members += [
+        (part.name, data)
+        for part, data in zip([whole.decompressor], parts[1:], strict=False)
+        if part
+    ]
+    members += [(changed.head_member, head), (changed.member, b"".join(pieces))]
+    with target.open("wb") as out:
+        for name, data in members:
+            out.write(member_header(name or "manifest.json", len(data)))
+            out.write(data + bytes(padding(len(data))))
+        out.write(bytes(1024))
+    return target
+
+
+def forged_head(raw: Raw, behind: int, made_from: bytes = ORIGIN.to_bytes()) -> bytes:
+    """A layer's head for an index that need not make sense."""
+    body = made_from + zstandard.ZstdCompressor().compress(json.dumps(raw).encode())
+    counts = (_total(raw), len(raw["files"]), len(made_from))
+    return (
+        _HEAD.pack(_SKIPPABLE, _HEAD.size - 8 + len(body), _HEAD.size + len(body) + behind, *counts)
+        + body
+    )
+
+
+def _total(raw: Raw) -> int:
+    sizes = [item[1] for item in raw["files"] if isinstance(item, list) and len(item) > 1]
+    return max(0, sum(size for size in sizes if type(size) is int)) % 2**63

@@ -1,0 +1,223 @@
+"""A Slurm cluster made by scripts/cluster, as tests see it, and the ways to break its nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.namespaces import needs_root, not_here
+from tests.support.processes import until
+
+REPO = Path(__file__).resolve().parents[2]
+SCRIPT = REPO / "scripts" / "cluster"
+STATES = Path("/run/stager-cluster")  # a directory for each cluster that stands
+_PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "munged")
+_HEALTHY = {"idle", "mixed", "allocated"}
+
+Done = subprocess.CompletedProcess[str]
+
+
+def script(
+    *arguments: str, check: bool = True, env: Mapping[str, str] | None = None, timeout: float = 240
+) -> Done:
+    """Run scripts/cluster.
+
+    Args:
+        arguments: its command line.
+        check: fail the test if it fails.
+        env: variables on top of this process's.
+        timeout: in seconds.
+    """
+    done = subprocess.run(
+        [str(SCRIPT), *arguments],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if check and done.returncode:
+        pytest.fail(f"scripts/cluster {' '.join(arguments)}: {done.stderr}")
+    return done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A cluster that stands.
+
+    Attributes:
+        name: as scripts/cluster knows it.
+        nodes: their names, in order.
+        shared: a directory that the login side and all nodes see; ``tmp_path`` is below ``/tmp``,
+            of which every node has its own.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    shared: Path
+
+    @property
+    def state_dir(self) -> Path:
+        """Where its configuration and its logs are."""
+        return STATES / self.name
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What points Slurm's commands at it."""
+        return {"SLURM_CONF": str(self.state_dir / "slurm.conf")}
+
+    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 120) -> Done:
+        """Run a command on the login side, one of Slurm's for example."""
+        done = subprocess.run(
+            list(argv),
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, (argv, done.stdout, done.stderr)
+        return done
+
+    def entering(self, node: str) -> list[str]:
+        """The beginning of a command line that runs on the node, beside Slurm."""
+        init = (self.state_dir / node / "init").read_text().strip()
+        return ["nsenter", f"--target={init}", "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def on(
+        self, node: str, argv: Sequence[str], *, check: bool = True, timeout: float = 60
+    ) -> Done:
+        """Run a command on the node, beside Slurm: a test's way to break things there.
+
+        Its working directory is ``/``; it sees the node's ``/tmp``, network and processes.
+        """
+        return self.run([*self.entering(node), *argv], check=check, timeout=timeout)
+
+    def address(self, node: str) -> str:
+        """The node's only address, beside loopback."""
+        return self._status()[node][1]
+
+    def slurmd(self, node: str) -> int | None:
+        """The number of the node's slurmd on the login side; None if it is dead."""
+        found = re.fullmatch(r"slurmd=(\d+)", self._status()[node][2])
+        return int(found[1]) if found else None
+
+    def state(self, node: str) -> str:
+        """As ``sinfo`` has it: ``idle``, ``mixed``, ``down*`` ..."""
+        return self._status()[node][0]
+
+    def wait_state(self, node: str, *states: str, seconds: float = 40) -> None:
+        """Wait until the node is in one of the states, or fail the test."""
+        if not until(lambda: self.state(node) in states, seconds):
+            pytest.fail(f"{node} is {self.state(node)} after {seconds} s, not one of {states}")
+
+    def stop_slurmd(self, node: str) -> None:
+        """Kill it; the processes of its jobs live on."""
+        script("stop", node, "--name", self.name)
+
+    def start_slurmd(self, node: str) -> None:
+        """Start it again, if it does not run."""
+        script("start", node, "--name", self.name)
+
+    def lose(self, node: str) -> None:
+        """Pull the node's plug: every process on it is gone, and its ``/tmp``."""
+        script("lose", node, "--name", self.name)
+
+    def controller(self) -> int | None:
+        """The number of its slurmctld; None while there is none."""
+        conf = os.fsencode(self.state_dir / "slurm.conf")
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has ended
+                continue
+            if words[0].endswith(b"slurmctld") and conf in words:
+                return int(entry.name)
+        return None
+
+    def stop_controller(self) -> None:
+        """End it as a restart would, with all it knows written down."""
+        number = self.controller()
+        assert number is not None
+        os.kill(number, signal.SIGTERM)
+        assert until(lambda: self.controller() is None, 30)
+
+    def start_controller(self) -> None:
+        """Start it again as ``scripts/cluster up`` does, which also runs a job of its own."""
+        program = shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        with (self.state_dir / "up.log").open("ab") as log:
+            subprocess.run(
+                ["setsid", str(program), "-f", str(self.state_dir / "slurm.conf")],
+                cwd="/",
+                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                check=True,
+            )
+
+    def settle(self) -> None:
+        """End the jobs that are left; bring back what was stopped or lost."""
+        if self.run(["squeue", "--noheader"]).stdout.strip():
+            self.run(["scancel", "--full", "--signal=KILL", "--user=root"], check=False)
+            self.run(["scancel", "--user=root"], check=False)
+        status = self._status().values()
+        if any(not state[2].startswith("slurmd=") or state[0] not in _HEALTHY for state in status):
+            script("up", "--name", self.name)
+        until(lambda: all(state[0] == "idle" for state in self._status().values()), 30)
+
+    def _status(self) -> dict[str, tuple[str, str, str]]:
+        """A node's state in Slurm, address and slurmd, by its name."""
+        lines = script("status", "--name", self.name, check=False).stdout.splitlines()
+        fields = [line.split() for line in lines]
+        return {node: (state, address, slurmd) for node, state, address, slurmd in fields}
+
+
+def needs_slurm() -> None:
+    """Skip the test where no cluster can be made; in CI, where one can, fail instead."""
+    needs_root()
+    places = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = [program for program in _PROGRAMS if not shutil.which(program, path=places)]
+    if missing:
+        not_here(f"Slurm is not installed: no {', '.join(missing)}")
+
+
+def make_cluster(name: str, *options: str) -> Cluster:
+    """Start a cluster; the caller ends it with :func:`remove_cluster`, whatever happens.
+
+    Args:
+        name: unique on this machine.
+        options: of ``scripts/cluster up``.
+    """
+    needs_slurm()
+    done = script("up", "--name", name, *options, check=False)
+    if "does not let root make namespaces" in done.stderr:
+        not_here(done.stderr)
+    assert done.returncode == 0, done.stderr
+    shared = Path("/var/tmp") / f"stager-{name}"
+    shared.mkdir()
+    nodes = tuple((STATES / name / "nodes").read_text().split())
+    return Cluster(name=name, nodes=nodes, shared=shared)
+
+
+def remove_cluster(name: str) -> None:
+    """Remove a cluster that :func:`make_cluster` made, or what there is of it."""
+    script("down", "--name", name)
+    shutil.rmtree(Path("/var/tmp") / f"stager-{name}", ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove the clusters of test runs that were killed: named ``test-``, the process, ``-...``."""
+    for place in STATES.glob("test-*"):
+        owner = place.name.split("-")[1]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            remove_cluster(place.name)

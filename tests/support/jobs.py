@@ -1,0 +1,74 @@
+"""Jobs for the far side in tests: job values for real bundles, and agents asked directly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bundle.format.manifest import room_for
+from bundle.protocol.job import Job, Launch
+from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON
+
+LAUNCH = Launch(
+    command=("t.py",),
+    nproc_per_node=1,
+    launcher="torchrun",
+    backend="auto",
+    interface="auto",
+    omp_num_threads=None,
+    max_restarts=0,
+)
+
+
+def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:
+    """A job that verifies a bundle on two local nodes, and logs below a folder."""
+    manifest = packed.manifest
+    job = Job(
+        id="4711",
+        name="demo",
+        allocation="local",
+        nodes=("local1", "local2"),
+        bundle=str(packed.path),
+        bundle_id=manifest.id,
+        requires=manifest.requires,
+        room=room_for(manifest.layers),
+        packages=manifest.packages,
+        imports=manifest.imports,
+        node_root="auto",
+        run_dir=str(folder),
+        log_dir=str(folder / "logs"),
+        action="verify",
+        import_modules=False,
+        python_hints=(BASE_PYTHON,),
+        launch=LAUNCH,
+    )
+    return replace(job, **changed)
+
+
+def ask(
+    program: Path, phase: str, job: Job | dict[str, Any], **request: Any
+) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and events of an agent on ``local1`` that is asked for one phase."""
+    asked = {
+        "v": 1,
+        "job": job.to_json() if isinstance(job, Job) else job,
+        "node": "local1",
+        "node_rank": 0,
+        "nodes_here": 1,
+        **request,
+    }
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(program), "agent", phase],
+        input=json.dumps(asked) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]

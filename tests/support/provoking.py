@@ -1,0 +1,339 @@
+"""Jobs on a real cluster to break things under: a small project, gates, and what must not stay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.environment.merge import STATE
+from tests.support.cluster import Cluster
+from tests.support.processes import until
+from tests.support.wheelhouse import standard_set
+
+STAGER = str(Path(sys.executable).with_name("stager"))
+ROOT = f"tmp/stager-{os.geteuid()}"
+"""The node root, below a node's ``/``."""
+
+LARGE = 150 << 20
+"""Bytes of the large project's assets."""
+
+PROGRAM = """\
+import atexit, os, signal, sys, threading, time
+rank, asked = int(os.environ["RANK"]), dict(word.split("=") for word in sys.argv[1:])
+where = " ".join(f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", "MASTER_ADDR"))
+print(f"[RANK {rank}] {where}", flush=True)
+what = asked.get(str(rank), asked.get("all", ""))
+if what == "sleep":
+    time.sleep(600)
+elif what == "linger":
+    time.sleep(3)
+elif what == "raise":
+    time.sleep(0.5)
+    raise ValueError("this rank is unhappy")
+elif what == "kill":
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+elif what == "term":  # by itself; nobody else wants it
+    os.kill(os.getpid(), signal.SIGTERM)
+elif what == "hang":
+    threading.Thread(target=time.sleep, args=(600,)).start()
+elif what == "atexit":
+    atexit.register(time.sleep, 600)
+elif what == "deaf":  # to a polite request
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+"""
+"""``train.py``: each rank does as it is told, by ``0=raise 1=sleep`` or ``all=sleep``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A finished command."""
+
+    code: int
+    report: dict[str, Any]
+    talk: str
+
+    @property
+    def error(self) -> dict[str, str]:
+        """Why there is no report."""
+        return dict(self.report["error"])
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        """The first failure."""
+        return dict(self.report["first_failure"])
+
+    def problems(self, node: str) -> str:
+        """What ``verify`` says is wrong with a node."""
+        (found,) = [one for one in self.report["nodes"] if one["node"] == node]
+        return "\n".join(found["problems"])
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A cluster, a project that is built, and a place for one test's logs."""
+
+    cluster: Cluster
+    root: Path
+    logs: Path
+    env: dict[str, str]
+    gates: list[Gate] = field(default_factory=list)
+
+    def start(self, action: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start ``stager`` as a shell does, in a process group of its own."""
+        return subprocess.Popen(
+            [STAGER, action, "--json", "--log-dir", str(self.logs), *arguments],
+            cwd=self.root,
+            env={**os.environ, **self.env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self, started: subprocess.Popen[str], seconds: float = 60) -> Said:
+        """Wait for the end of it."""
+        try:
+            out, err = started.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            pytest.fail(f"it has not ended after {seconds} s: {started.communicate()}")
+        assert "Traceback" not in err.replace("  | Traceback", ""), err
+        return Said(code=started.returncode, report=json.loads(out) if out else {}, talk=err)
+
+    def stager(self, action: str, *arguments: str, seconds: float = 60) -> Said:
+        """Run ``stager`` to its end."""
+        return self.finish(self.start(action, *arguments), seconds)
+
+    def gate(self, command: str, pattern: str = "") -> Gate:
+        """Hold the first such command of the driver's back; see :class:`Gate`."""
+        made = Gate(self.logs.parent / f"gate{len(self.gates)}-{self.logs.name}", command, pattern)
+        self.gates.append(made)
+        self.env["PATH"] = f"{made.folder}:{self.env.get('PATH', os.environ['PATH'])}"
+        return made
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What the driver has told so far."""
+        lines = [
+            line
+            for path in self.logs.glob("events.*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        found = [json.loads(line) for line in lines if line.endswith("}")]
+        return [event for event in found if event["event"] == kind]
+
+    def job_id(self) -> str:
+        """The job's number."""
+        return str(self.events("job")[0]["job_id"])
+
+    def lines(self) -> list[str]:
+        """What the ranks have written."""
+        found = sorted(self.logs.glob("*.node*.out"))
+        return [line for path in found for line in path.read_text().splitlines()]
+
+    def at_work(self, started: subprocess.Popen[str], ranks: int) -> None:
+        """Wait until so many ranks have begun."""
+        if not until(lambda: sum("[RANK" in line for line in self.lines()) >= ranks, 60):
+            os.killpg(started.pid, signal.SIGINT)
+            pytest.fail(f"the ranks did not begin: {started.communicate(timeout=60)}")
+
+    def place(self, node: str) -> Path:
+        """A node's root, seen from here."""
+        init = (self.cluster.state_dir / node / "init").read_text().strip()
+        return Path(f"/proc/{init}/root", ROOT)
+
+    def processes(self, node: str) -> dict[int, str]:
+        """What runs on a node besides its own services: command lines by number here."""
+        init = (self.cluster.state_dir / node / "init").read_text().strip()
+        own = ("slurmd", "sleep infinity", "unshare")
+        found: dict[int, str] = {}
+        try:
+            space = os.readlink(f"/proc/{init}/ns/pid")
+        except FileNotFoundError:  # the node was lost
+            return found
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if entry.name.isdigit() and os.readlink(entry / "ns" / "pid") == space:
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    if line and not line.startswith(own) and "node-init" not in line:
+                        found[int(entry.name)] = line
+        return found
+
+    def queued(self) -> str:
+        """The jobs that Slurm has."""
+        return self.cluster.run(["squeue", "--noheader"]).stdout
+
+    def left(self, *, killed: bool = False) -> list[str]:
+        """What must not stay: jobs, processes, pieces of files and half-made environments.
+
+        Args:
+            killed: whether agents were killed outright; their private directories stay then, for
+                `stager clean`.
+        """
+        found = self.queued().splitlines()
+        for node in self.cluster.nodes:
+            found += [f"{node} {line}" for line in self.processes(node).values()]
+            place = self.place(node)
+            with contextlib.suppress(FileNotFoundError):
+                found += [f"{node} {path}" for path in (place / "incoming").iterdir()]
+                jobs = (place / "jobs").iterdir()
+                found += [f"{node} {path}" for path in jobs if not killed]
+                found += [
+                    f"{node} {path}" for path in (place / "envs").iterdir() if not _whole(path)
+                ]
+        return found
+
+    def assert_clean(self, seconds: float = 30, *, killed: bool = False) -> None:
+        """Nothing stays, after a while at the latest; see :meth:`left`."""
+        if not until(lambda: not self.left(killed=killed), seconds):
+            pytest.fail(f"this is left after {seconds} s: {self.left(killed=killed)}")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Holds one of Slurm's commands back where the driver starts it, then lets the real one run.
+
+    So a test breaks something between two of the driver's steps, and not a moment too early.
+    """
+
+    folder: Path
+    command: str
+    pattern: str
+
+    def __post_init__(self) -> None:
+        """Put a script before the real command."""
+        self.folder.mkdir()
+        script = self.folder / self.command
+        script.write_text(f"""\
+#!/bin/sh
+case "$*" in *"{self.pattern}"*)
+    if mkdir "{self.folder}/once" 2>/dev/null; then
+        echo "$SLURM_JOB_ID" >"{self.folder}/note" && mv "{self.folder}/note" "{self.folder}/there"
+        while [ ! -e "{self.folder}/open" ]; do sleep 0.05; done
+    fi ;;
+esac
+exec {shutil.which(self.command)} "$@"
+""")
+        script.chmod(0o755)
+
+    def reached(self, started: subprocess.Popen[str], seconds: float = 40) -> str:
+        """Wait until the command is held back; returns the job's number."""
+        there = self.folder / "there"
+        if not until(lambda: there.exists() or started.poll() is not None, seconds):
+            os.killpg(started.pid, signal.SIGINT)
+        if not there.exists():
+            pytest.fail(f"{self.command} was not started: {started.communicate(timeout=60)}")
+        return there.read_text().strip()
+
+    def open(self) -> None:
+        """Let it go on."""
+        (self.folder / "open").touch()
+
+
+def build(place: Path, zstandard_wheel: Path, *, more: Mapping[str, bytes] = {}) -> Path:
+    """Build a project whose ranks Slurm starts, by the real command; returns its folder."""
+    root, offline, home = place / "project", place / "offline", place / "home"
+    for folder in (root, offline / "wheels", home, place / "wheelhouse"):
+        folder.mkdir(parents=True)
+    standard_set(place / "wheelhouse")
+    shutil.copy2(zstandard_wheel, offline / "wheels")
+    (root / "train.py").write_text(PROGRAM)
+    for name, data in more.items():
+        (root / name).write_bytes(data)
+    assets = f"[assets]\npaths = {json.dumps(sorted(more))}\n" if more else ""
+    (root / "stager.toml").write_text(
+        f'[environment]\nrequirements = ["alpha"]\n{assets}'
+        '[launch]\nlauncher = "srun"\nbackend = "gloo"\n'
+    )
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+        "HOME": str(home),
+        "OFFLINE_ROOT": str(offline),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(place / "wheelhouse"),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    done = subprocess.run(
+        [STAGER, "build", "--no-prove"],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def empty_nodes(cluster: Cluster) -> None:
+    """Take the node roots away: a test starts from nothing."""
+    for node in cluster.nodes:
+        init = (cluster.state_dir / node / "init").read_text().strip()
+        shutil.rmtree(Path(f"/proc/{init}/root", ROOT), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def instead(cluster: Cluster, node: str, changed: Mapping[str, Path]) -> Iterator[None]:
+    """Show other files on one node, by path, for as long as the block runs."""
+    put: list[str] = []
+    try:
+        for path, other in changed.items():
+            cluster.on(node, ["mount", "--bind", str(other), path])
+            put.append(path)
+        yield
+    finally:
+        for path in reversed(put):
+            cluster.on(node, ["umount", "--lazy", path], check=False)
+
+
+def _whole(environment: Path) -> bool:
+    """Whether an environment has all that is written last."""
+    return (environment / "pyvenv.cfg").exists() and (
+        environment / STATE / "manifest.json"
+    ).exists()
+
+
+@pytest.fixture(scope="session")
+def small_project(cluster: Cluster, zstandard_wheel: Path) -> Path:
+    """The folder of a small project that is built."""
+    return build(cluster.shared / "small", zstandard_wheel)
+
+
+@pytest.fixture(scope="session")
+def large_project(cluster: Cluster, zstandard_wheel: Path) -> Path:
+    """The same with assets that take a while to send and to unpack."""
+    return build(cluster.shared / "large", zstandard_wheel, more={"noise": os.urandom(LARGE)})
+
+
+@pytest.fixture
+def bench(cluster: Cluster, small_project: Path, shared: Path) -> Bench:
+    """The small project, on nodes that have nothing of it."""
+    return _bench(cluster, small_project, shared)
+
+
+@pytest.fixture
+def large_bench(cluster: Cluster, large_project: Path, shared: Path) -> Bench:
+    """The large project, on nodes that have nothing of it."""
+    return _bench(cluster, large_project, shared)
+
+
+def _bench(cluster: Cluster, root: Path, shared: Path) -> Bench:
+    empty_nodes(cluster)
+    logs = shared / "logs"
+    logs.mkdir()
+    # The fixture for all tests names a place that only the login side has.
+    os.environ.pop("STAGER_NODE_ROOT", None)
+    env = {"OFFLINE_ROOT": str(root.parent / "offline")}
+    return Bench(cluster=cluster, root=root, logs=logs, env=env)

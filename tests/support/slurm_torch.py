@@ -1,0 +1,131 @@
+"""Jobs on a real Slurm with the real PyTorch stack: how a test starts one and what it then sees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster import Cluster
+from tests.support.torch_project import STAGER, TorchProject
+
+PATIENCE = 300.0
+"""Seconds that a job may take, on a busy machine too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmRan:
+    """A finished job."""
+
+    code: int
+    """The exit code of ``stager``."""
+    report: dict[str, Any]
+    """The JSON object that it printed."""
+    stderr: str
+    """What it said."""
+    logs: Path
+    """Its log directory."""
+
+    @property
+    def id(self) -> str:
+        """The job's number."""
+        return str(self.report["job_id"])
+
+    def files(self) -> list[Path]:
+        """The logs of the ranks, in no order."""
+        return list(self.logs.glob(f"*.{self.id}.node*.out"))
+
+    def lines(self) -> list[str]:
+        """What all ranks wrote."""
+        return [line for path in self.files() for line in path.read_text().splitlines()]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What the far side told of one kind."""
+        text = (self.logs / f"events.{self.id}.jsonl").read_text()
+        found = [json.loads(line) for line in text.splitlines()]
+        return [event for event in found if event["event"] == kind]
+
+    def ranks(self) -> list[str]:
+        """The lines in which the ranks name themselves, sorted."""
+        return sorted(line for line in self.lines() if line.startswith("[RANK "))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmTorch:
+    """A built project, the cluster that its jobs run on, and a directory that all nodes see."""
+
+    project: TorchProject
+    """The project; its bundle lies where all nodes see it."""
+    cluster: Cluster
+    """Where the jobs run."""
+    work: Path
+    """Where this test's jobs are started from; ``logs`` in it gets the logs."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """All variables of the commands."""
+        kept = {k: v for k, v in self.project.env.items() if k != "STAGER_NODE_ROOT"}
+        return {**kept, **self.cluster.env}
+
+    def argv(self, action: str, *arguments: str | Path, bundle: Path | None = None) -> list[str]:
+        """The command line of a job; three nodes unless it says how many."""
+        options = ["--json", "--log-dir", str(self.work / "logs")]
+        options += ["--bundle", str(bundle or self.project.bundle)]
+        if "--nodes" not in arguments:
+            options += ["--nodes", "3"]
+        return [STAGER, action, *options, *map(str, arguments)]
+
+    def job(
+        self,
+        action: str,
+        *arguments: str | Path,
+        bundle: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        inside: tuple[str, ...] = (),
+    ) -> SlurmRan:
+        """Do a job to its end.
+
+        Args:
+            action: ``run``, ``verify`` or ``clean``.
+            arguments: further options, and the command after ``--``.
+            bundle: another one than the project's.
+            env: variables on top of the project's.
+            inside: the beginning of the command line, ``salloc`` for example.
+        """
+        done = subprocess.run(
+            [*inside, *self.argv(action, *arguments, bundle=bundle)],
+            cwd=self.work,
+            env={**self.env, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        try:
+            report = json.loads(done.stdout)
+        except ValueError:
+            raise AssertionError(f"no JSON alone: {done.stdout}{done.stderr}") from None
+        logs = self.work / "logs"
+        return SlurmRan(code=done.returncode, report=report, stderr=done.stderr, logs=logs)
+
+    def start(self, action: str, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Start a job as a shell would, in a process group of its own."""
+        return subprocess.Popen(
+            self.argv(action, *arguments),
+            cwd=self.work,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def clean(self) -> None:
+        """Take every environment off the nodes, so that the next job begins from nothing."""
+        for node in self.cluster.nodes:
+            self.cluster.on(node, ["sh", "-c", "rm -rf /tmp/stager-*"])

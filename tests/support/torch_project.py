@@ -1,0 +1,256 @@
+"""A project with the real PyTorch and Hugging Face stack, built once, and jobs that use it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import living
+
+STAGER = str(Path(sys.executable).with_name("stager"))
+"""The installed program, as a user runs it."""
+REQUIREMENTS = ("torch==2.13.0", "numpy", "transformers", "datasets", "accelerate")
+SETTINGS = f"""\
+[environment]
+requirements = {json.dumps(REQUIREMENTS)}
+torch-backend = "cpu"
+
+[cluster]
+nodes = 2
+
+[launch]
+nproc-per-node = 2
+"""
+# A user's program, as it would be without stager.
+TRAIN = """\
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group()
+rank = torch.tensor(float(dist.get_rank()))
+dist.all_reduce(rank)
+print(f"[RANK {dist.get_rank()}] WORLD_SIZE={dist.get_world_size()}", flush=True)
+print("sum of ranks:", rank.item(), "arguments:", sys.argv[1:], flush=True)
+dist.destroy_process_group()
+"""
+PASSED_ON = ("PATH", "LANG", "LC_", "TMPDIR", "TZ", "SSL_", "REQUESTS_CA", "UV_", "CI")
+"""What of the caller's variables the project's commands see, by their beginnings."""
+PASSED_ON += ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+PLACES = Path("/var/tmp")
+"""Where it is built: the nodes of a cluster on this machine have a ``/tmp`` of their own."""
+_PREFIX = "stager-torch-"
+COMMON = os.environ.get("STAGER_TEST_LAYERS")
+"""A directory that test processes have in common; read now, as tests do not see such variables."""
+ROOM = 8 << 30
+"""Bytes of memory that must be free for the node roots to be kept in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A finished job."""
+
+    code: int
+    """The exit code of ``stager``."""
+    report: dict[str, Any]
+    """The JSON object that it printed, and nothing else."""
+    stderr: str
+    """What it said."""
+    logs: Path
+    """Its log directory."""
+
+    def log(self, node: str) -> str:
+        """The logs of a node's ranks, one after the other."""
+        found = self.logs.glob(f"*.{self.report['job_id']}.{node}.*.out")
+        paths = sorted(found, key=lambda path: int(path.name.split(".")[-2]))
+        assert paths, f"{node} has no log"
+        return "".join(path.read_text() for path in paths)
+
+    def output(self) -> list[str]:
+        """The lines of all nodes' logs."""
+        return [line for node in self.report["nodes"] for line in self.log(node).splitlines()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchProject:
+    """The project's folder, what it was built into, and the variables of its commands."""
+
+    root: Path
+    """The project's folder."""
+    nodes: Path
+    """The directory that holds the node roots."""
+    env: Mapping[str, str]
+    """All variables of its commands."""
+    bundle: Path
+    """What the first build made."""
+    bundle_id: str
+    """Its id."""
+
+    def stager(
+        self,
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command line, in the project's folder unless another is given."""
+        return _stager(arguments, cwd or self.root, {**self.env, **(env or {})}, timeout)
+
+    def job(
+        self,
+        action: str,
+        *arguments: str | Path,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        bundle: Path | None = None,
+    ) -> Ran:
+        """Run ``verify`` or ``run`` on the bundle, from a directory that gets ``logs``.
+
+        Scripts lie in that directory and not in the project: the bundle stays what it is.
+        """
+        options = ["--json", "--log-dir", cwd / "logs", "--bundle", bundle or self.bundle]
+        if not {"--allocation"} & set(arguments):
+            options += ["--allocation", "local"]
+        if not {"--nodes"} & set(arguments):
+            options += ["--nodes", "2"]
+        if action == "run" and not {"--nproc-per-node"} & set(arguments):
+            options += ["--nproc-per-node", "2"]
+        done = self.stager(action, *options, *arguments, cwd=cwd, env=env)
+        try:
+            report = json.loads(done.stdout)
+        except ValueError:
+            raise AssertionError(
+                f"no JSON, or more than that:\n{done.stdout}{done.stderr}"
+            ) from None
+        return Ran(code=done.returncode, report=report, stderr=done.stderr, logs=cwd / "logs")
+
+    def run(self, script: str, *arguments: str, cwd: Path, options: tuple[str, ...] = ()) -> Ran:
+        """Run a program, given as its text, on two nodes with two ranks each."""
+        (cwd / "script.py").write_text(script)
+        return self.job("run", *options, "--", "script.py", *arguments, cwd=cwd)
+
+    def start(self, *arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+        """Start the command line as a shell would: in the foreground process group of its own."""
+        return subprocess.Popen(
+            [STAGER, *map(str, arguments)],
+            cwd=cwd,
+            env=dict(self.env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def left_over(self) -> list[str]:
+        """What a finished job must not leave: processes, and its private directories."""
+        return living(self.nodes, self.root.parent) + [
+            str(path) for path in self.nodes.rglob("jobs/*")
+        ]
+
+
+@pytest.fixture(scope="session")
+def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
+    """A project with PyTorch, built by the real command; gone when the tests are done."""
+    base = _place()
+    nodes = Path(tempfile.mkdtemp(prefix="stager-test-", dir=_quick_disk(base)))
+    for name in ("home", "project"):
+        (base / name).mkdir()
+    caches = os.environ.get("UV_CACHE_DIR", str(base / "cache" / "uv"))
+    env = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    env |= {
+        **pip_settings,
+        # What was downloaded for an earlier run of the tests is used again where that is wanted.
+        "PIP_CACHE_DIR": os.environ.get("PIP_CACHE_DIR", str(Path(caches).parent / "pip")),
+        "UV_CACHE_DIR": caches,
+        "HOME": str(base / "home"),
+        "OFFLINE_ROOT": str(base / "offline"),
+        "STAGER_NODE_ROOT": str(nodes),
+    }
+    (base / "project" / "stager.toml").write_text(SETTINGS)
+    (base / "project" / "train.py").write_text(TRAIN)
+    try:
+        with _layers_of_all(base / "offline" / "layers"):
+            done = _stager(("build", "--json"), base / "project", env, 900)
+            assert done.returncode == 0, done.stderr
+        made = json.loads(done.stdout)
+        yield TorchProject(
+            root=base / "project",
+            nodes=nodes,
+            env=env,
+            bundle=Path(made["bundle"]),
+            bundle_id=made["id"],
+        )
+    finally:
+        shutil.rmtree(nodes, ignore_errors=True)
+        shutil.rmtree(base, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _layers_of_all(layers: Path) -> Iterator[None]:
+    """Let test processes that run side by side compress the same wheels only once.
+
+    Each gets copies, as tests may harm theirs;
+    the build itself trusts none that is not as long as it says it is.
+    """
+    if not COMMON:
+        yield
+        return
+    kept = Path(COMMON, "layers")
+    with Path(COMMON, "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first = not kept.is_dir()
+        if not first:
+            shutil.copytree(kept, layers)
+        yield
+        if first:
+            shutil.copytree(layers, kept)
+
+
+def _place() -> Path:
+    """A new directory for everything else; those of test runs that were killed are removed."""
+    for other in PLACES.glob(f"{_PREFIX}*"):
+        owner = other.name[len(_PREFIX) :].split("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(other, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=PLACES))
+
+
+def _quick_disk(otherwise: Path) -> Path:
+    """A directory for the node roots: in memory if there is plenty, as on many clusters."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free > ROOM and _free_memory() > ROOM:
+        return memory
+    return otherwise
+
+
+def _free_memory() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    found = dict(line.split(":", 1) for line in lines)
+    return int(found["MemAvailable"].split()[0]) * 1024
+
+
+def _stager(
+    arguments: tuple[str | Path, ...], cwd: Path, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [STAGER, *map(str, arguments)],
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

@@ -1,0 +1,129 @@
+"""Reading labelled texts, and splitting them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.config import TrainerError, parse
+from trainer.data.texts import Row, load, read_csv
+
+REPO = Path(__file__).resolve().parents[3]
+AG_NEWS = REPO / ".." / "shared" / "data" / "ag_news.csv"
+
+
+def written(folder, text, name="rows.csv"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def corpus(path, *arguments):
+    return load(parse(["tiny-bert", "--data", str(path), *arguments]))
+
+
+def numbered(folder, count, name="rows.csv"):
+    text = "".join(f'"{n % 4 + 1}","title {n}","text"\n' for n in range(count))
+    return written(folder, text, name)
+
+
+def test_quotes_line_breaks_and_backslashes(tmp_path):
+    path = written(
+        tmp_path, '"3","He said ""no""","first\\second\nthird,  fourth"\n"1","b","ünïcode"\n'
+    )
+    assert read_csv(path) == [
+        Row(label=2, text='He said "no" first second third, fourth'),
+        Row(label=0, text="b ünïcode"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "header", ["", "class,title,description\n", '"Class Index","Title","Description"\n', "\ufeff"]
+)
+def test_a_header_or_none_gives_the_same_rows(tmp_path, header):
+    path = written(tmp_path, header + "1,a,b\n4,c,d\n\n")
+    assert read_csv(path) == [Row(label=0, text="a b"), Row(label=3, text="c d")]
+
+
+def test_wrong_rows_are_all_counted_and_the_first_named(tmp_path):
+    good = "1,a,b\n"
+    path = written(tmp_path, good + "0,a,b\n5,a,b\nx,a,b\n2,,\n3\n" + good + "9,a,b\n9,c,d\n")
+    with pytest.raises(TrainerError) as error:
+        read_csv(path)
+    text = str(error.value)
+    assert "7 of 9 rows cannot be used" in text
+    assert "line 2: the class is '0'" in text
+    assert "line 4: the class is 'x'" in text
+    assert "line 5: there is no text" in text
+    assert "and 2 more" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "named"), [(b"", "has no rows"), (b"1,\xff\xfe,b\n", "cannot be read as csv")]
+)
+def test_a_file_that_is_no_csv(tmp_path, content, named):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    with pytest.raises(TrainerError, match=named):
+        read_csv(path)
+
+
+def test_the_last_rows_are_held_out(tmp_path):
+    found = corpus(numbered(tmp_path, 20), "--held-out", "5")
+    assert [row.text for row in found.train] == [f"title {n} text" for n in range(15)]
+    assert [row.text for row in found.held_out] == [f"title {n} text" for n in range(15, 20)]
+
+
+def test_by_default_one_row_in_seven_is_held_out(tmp_path):
+    found = corpus(numbered(tmp_path, 70))
+    assert (len(found.train), len(found.held_out)) == (60, 10)
+
+
+def test_a_subset_is_of_training_rows_and_follows_the_seed(tmp_path):
+    path = numbered(tmp_path, 70)
+    first = corpus(path, "--subset", "20")
+    assert (len(first.train), len(first.held_out)) == (20, 10)
+    assert corpus(path, "--subset", "20") == first
+    assert corpus(path, "--subset", "20", "--seed", "1") != first
+    assert not set(first.train) & set(first.held_out)
+    assert len(corpus(path, "--subset", "5000").train) == 60
+
+
+@pytest.mark.parametrize("count", ["20", "21"])
+def test_holding_out_everything_is_refused(tmp_path, count):
+    with pytest.raises(TrainerError, match="leaves none of its 20 rows"):
+        corpus(numbered(tmp_path, 20), "--held-out", count)
+
+
+def test_one_class_alone_is_refused(tmp_path):
+    path = written(tmp_path, "1,a,b\n" * 20)
+    with pytest.raises(TrainerError, match="of 1 class, and"):
+        corpus(path)
+
+
+def test_a_folder_with_a_training_and_a_test_file(tmp_path):
+    numbered(tmp_path, 12, "train.csv")
+    numbered(tmp_path, 6, "test.csv")
+    found = corpus(tmp_path)
+    assert (len(found.train), len(found.held_out)) == (12, 6)
+    assert len(corpus(tmp_path, "--held-out", "4").held_out) == 4
+
+
+def test_a_folder_with_one_file_and_with_unclear_ones(tmp_path):
+    numbered(tmp_path, 14, "rows.csv")
+    assert len(corpus(tmp_path).train) == 12
+    numbered(tmp_path, 14, "more.csv")
+    with pytest.raises(TrainerError, match=r"more\.csv, rows\.csv"):
+        corpus(tmp_path)
+
+
+def test_ag_news_is_split_as_its_reference_results_were():
+    if not AG_NEWS.is_file():
+        pytest.skip("the AG News file is not on this machine")
+    every = read_csv(AG_NEWS)
+    found = corpus(AG_NEWS)
+    assert len(every) == 7600
+    assert (found.train, found.held_out) == (every[:6600], every[6600:])
+    assert sorted(row.label for row in every) == sorted([0, 1, 2, 3] * 1900)
+    assert "\\" not in "".join(row.text for row in every)

@@ -1,0 +1,198 @@
+"""Real training with real ranks: torchrun, Gloo and the Hugging Face libraries."""
+
+from __future__ import annotations
+
+import math
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.launching import REPO, SHARED, command, metrics, variables
+from trainer.network.dist import World
+from trainer.workloads.tiny_bert import evaluate, learning_rate, steps_an_epoch
+
+EXAMPLE = REPO / "examples" / "tiny-bert"
+CORPUS = ("--data", str(EXAMPLE / "data" / "sentences.csv"))
+WORDS = ("--vocab", str(EXAMPLE / "data" / "vocab.txt"))
+
+
+def train(ranks, folder, *arguments):
+    """Train under torchrun in ``folder``; returns the finished process, output as text."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    return subprocess.run(
+        command(ranks, folder, "tiny-bert", *arguments),
+        cwd=folder,
+        env=variables(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def test_steps_an_epoch():
+    assert steps_an_epoch(6600, 16, 1) == 413
+    assert steps_an_epoch(6600, 16, 4) == 104
+    assert steps_an_epoch(1, 16, 4) == 1
+
+
+def test_the_learning_rate_grows_with_the_step_and_stops_where_it_would_diverge():
+    assert learning_rate(16) == pytest.approx(1e-3)
+    assert learning_rate(32) == pytest.approx(1e-3 * math.sqrt(2))
+    assert learning_rate(64) == learning_rate(96) == learning_rate(4096) == pytest.approx(2e-3)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    done = train(2, folder, *CORPUS, *WORDS, "--epochs", "8")
+    assert done.returncode == 0, done.stderr
+    return folder / "tiny_out", done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_the_example(trained):
+    out, lines = trained
+    found = metrics(out)
+    assert found["accuracy"] > 0.75
+    assert found["loss"] < 0.9
+    assert found["samples_per_second"] == pytest.approx(2058 * 8 / found["train_seconds"], rel=1e-3)
+    assert (found["world_size"], found["epochs"]) == (2, 8)
+    assert (found["train_rows"], found["held_out_rows"]) == (2058, 342)
+    assert lines[-1].startswith(f"held-out accuracy {found['accuracy']:.3f} loss ")
+    assert lines[-1].endswith(" on 342 rows")
+
+
+@pytest.mark.slow
+def test_every_rank_reports_and_one_of_them_saves(trained):
+    out, lines = trained
+    for line in ("[RANK 0] WORLD_SIZE=2", "[RANK 1] WORLD_SIZE=2", "Saving model to tiny_out"):
+        assert lines.count(line) == 1
+    assert len([folder for folder in out.iterdir() if folder.name.startswith("checkpoint")]) == 2
+
+
+@pytest.mark.slow
+def test_progress_comes_every_ten_steps_and_starts_at_the_loss_of_a_guess(trained):
+    _, lines = trained
+    steps = [line.split() for line in lines if line.startswith("step ")]
+    assert [step[1] for step in steps] == [f"{n}/520" for n in range(10, 521, 10)]
+    # transformers 5 multiplies the loss by the number of ranks unless it is told not to.
+    assert float(steps[0][5]) == pytest.approx(math.log(4), rel=0.1)
+
+
+@pytest.mark.slow
+def test_what_was_saved_gives_the_accuracy_that_was_reported(trained):
+    import transformers
+
+    from trainer.config import parse
+    from trainer.data import texts, tokens
+
+    out, _ = trained
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    rows = texts.load(parse(["tiny-bert", *CORPUS])).held_out
+    held_out = tokens.encode(tokenizer, rows, 128)
+    accuracy, loss = evaluate(model, held_out, World(), tokenizer.pad_token_id)
+    assert accuracy == metrics(out)["accuracy"]
+    assert loss == pytest.approx(metrics(out)["loss"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_resume_goes_on_where_the_first_run_stopped(tmp_path):
+    small = (*CORPUS, *WORDS, "--subset", "200", "--resume")
+    first = train(2, tmp_path, *small, "--epochs", "1")
+    assert first.returncode == 0, first.stderr
+    assert "resuming" not in first.stdout
+    (tmp_path / "tiny_out" / "metrics.json").unlink()  # as if it had been stopped there
+
+    again = train(2, tmp_path, *small, "--epochs", "2")
+    assert again.returncode == 0, again.stderr
+    assert "resuming from tiny_out/checkpoint-7, after epoch 1" in again.stdout
+    assert "step 10/14 " in again.stdout
+    assert "step 7/" not in again.stdout
+    found = metrics(tmp_path / "tiny_out")
+    assert found["samples_per_second"] == pytest.approx(200 / found["train_seconds"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_an_unfit_vocabulary_stops_every_rank_and_one_speaks(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    words = tmp_path / "vocab.txt"
+    words.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nand\n", encoding="utf-8")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    # Without torchrun, which would end the second rank before it can end by itself.
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer", "tiny-bert", *CORPUS, "--vocab", str(words)],
+            cwd=tmp_path,
+            env=variables(
+                RANK=rank,
+                LOCAL_RANK=rank,
+                WORLD_SIZE="2",
+                LOCAL_WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert f"of the tokens are unknown to {words}" in said[0]
+    assert "hint: " in said[0]
+    assert "unknown" not in said[1]
+    assert "Traceback" not in said[0] + said[1]
+    assert not (tmp_path / "tiny_out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--data", "none.csv"], "--data none.csv: there is no such file"),
+        ([*WORDS], "ag_news is not in the Hugging Face cache"),
+        ([*CORPUS], "google/bert_uncased_L-2_H-128_A-2 is neither a folder nor in the"),
+    ],
+)
+def test_what_is_missing_is_named_in_one_message(tmp_path, arguments, named):
+    pytest.importorskip("datasets")
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "tiny-bert", *arguments],
+        cwd=tmp_path,
+        env=variables(HF_HOME=str(tmp_path / "empty")),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_four_ranks_train_on_real_news(tmp_path):
+    if not SHARED.is_dir():
+        pytest.skip("the AG News file is not on this machine")
+    real = ("--data", f"{SHARED}/ag_news.csv", "--vocab", f"{SHARED}/bert_uncased_vocab.txt")
+    done = train(4, tmp_path, *real, "--subset", "800", "--epochs", "1", "--out", "news")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert {f"[RANK {rank}] WORLD_SIZE=4" for rank in range(4)} <= set(lines)
+    assert (
+        "800 rows to train on, 1000 held out, 0.0% of the tokens unknown, 13 steps an epoch"
+        in lines
+    )
+    found = metrics(tmp_path / "news")
+    assert (found["world_size"], found["train_rows"], found["held_out_rows"]) == (4, 800, 1000)
+    assert found["loss"] < 1.5

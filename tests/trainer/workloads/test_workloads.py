@@ -1,0 +1,193 @@
+"""The workloads on real data, and what they say to data that are no good."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.launching import REAL, SHARED, losses, metrics, train, variables, weights
+from tests.trainer.data.test_images import mnist
+from trainer.config import parse
+from trainer.workloads import cifar10
+from trainer.workloads import mnist as digits
+
+torch = pytest.importorskip("torch")
+
+
+@REAL
+@pytest.mark.slow
+def test_mnist_on_four_ranks(tmp_path):
+    """8,000 images to train on and 2,000 held out, of the published test split."""
+    data = ("--data", str(SHARED.resolve()), "--held-out", "2000")
+    done = train(4, tmp_path, "mnist", *data, "--batch-size", "16", "--epochs", "3")
+    out = tmp_path / "mnist_out"
+    found = metrics(out)
+    assert found["accuracy"] >= 0.95
+    assert (found["train_rows"], found["held_out_rows"], found["world_size"]) == (8000, 2000, 4)
+    lines = re.findall(
+        r"^Epoch (\d) - Avg Loss: \d\.\d{6}, Accuracy: \d\d\.\d\d%$", done.stdout, re.M
+    )
+    assert lines == ["1", "2", "3"]
+    names = {path.name for path in out.glob("*.pt")}
+    assert names == {"best.pt", "model.pt"} | {f"checkpoint_epoch_{n}.pt" for n in (1, 2, 3)}
+    best = torch.load(out / "best.pt", weights_only=True)
+    assert best["best"] == pytest.approx(max(found["accuracy"], best["best"]))
+
+
+@REAL
+@pytest.mark.slow
+def test_cifar10_learns(tmp_path):
+    """A narrow network, so that it takes a minute or two on a CPU."""
+    data = ("--data", str(SHARED.resolve() / "cifar10_subset.npz"), "--width", "16")
+    train(2, tmp_path, "cifar10", *data, "--epochs", "16", "--batch-size", "16")
+    out = tmp_path / "cifar10_out"
+    curve = losses(out)
+    first, last = (
+        [curve[step] for step in sorted(curve)][part] for part in (slice(20), slice(-20, None))
+    )
+    assert sum(last) < 0.8 * sum(first)
+    assert metrics(out)["accuracy"] > 0.35
+
+
+def test_the_networks_have_their_published_sizes():
+    """ResNet-18 for small images and ten classes; either normalisation has as many weights."""
+    whole = cifar10.model(1, [64, 128, 256, 512])
+    assert sum(one.numel() for one in whole.parameters()) == 11_173_962
+    assert whole(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert digits.model(1)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_the_first_weights_are_the_seeds():
+    one, same, other = (digits.model(seed).state_dict() for seed in (1, 1, 2))
+    assert all(bool((one[key] == same[key]).all()) for key in one)
+    assert any(bool((one[key] != other[key]).any()) for key in one)
+
+
+def test_an_image_is_changed_by_its_row_and_not_by_its_rank():
+    pictures = torch.rand(6, 3, 32, 32)
+    numbers = torch.arange(6)
+    all_at_once = cifar10.shifted(pictures, numbers, 6, seed=3)
+    apart = [cifar10.shifted(pictures[n::2], numbers[n::2], 6, seed=3) for n in (0, 1)]
+    assert bool((all_at_once[0::2] == apart[0]).all())
+    assert bool((all_at_once[1::2] == apart[1]).all())
+    assert bool((all_at_once != cifar10.shifted(pictures, numbers, 6, seed=4)).any())
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def by_hand(folders, *arguments, **more):
+    """One torchrun a node, each started in a terminal of its own."""
+    port = str(free_port())
+    terminals = []
+    for node, folder in enumerate(folders):
+        launch = ["--nnodes", str(len(folders)), "--nproc-per-node", "1", "--node-rank", str(node)]
+        launch += ["--master-addr", "127.0.0.1", "--master-port", port]
+        launch += ["--log-dir", str(folder / "torchrun")]
+        argv = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "trainer", *arguments]
+        terminals.append(
+            subprocess.Popen(
+                argv,
+                cwd=folder,
+                env=variables(STAGER_NODE=folder.name, **more),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return terminals, [terminal.communicate(timeout=120)[0] for terminal in terminals]
+
+
+@pytest.mark.slow
+def test_the_two_terminal_way(tmp_path):
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    terminals, said = by_hand(folders, "mlp", "--epochs", "1", "--subset", "640")
+    assert [terminal.returncode for terminal in terminals] == [0, 0], said
+    assert metrics(folders[0] / "mlp_out")["world_size"] == 2
+    assert not (folders[1] / "mlp_out" / "model.pt").exists()
+
+
+@pytest.mark.slow
+def test_nccl_without_gpus_names_the_nodes(tmp_path):
+    """Before any of them waits for the others in NCCL."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    folders = [tmp_path / name for name in ("hpc01", "hpc02")]
+    for folder in folders:
+        folder.mkdir()
+    terminals, said = by_hand(folders, "mlp", PYTORCH_DIST_BACKEND="nccl")
+    assert all(terminal.returncode for terminal in terminals)
+    for node in ("hpc01", "hpc02"):
+        wanted = f"{node} has 0 GPUs for 1 processes, and PYTORCH_DIST_BACKEND is nccl"
+        assert wanted in said[0], said
+    assert "leave these nodes out, or use gloo" in said[0]
+
+
+@pytest.mark.slow
+def test_a_file_that_one_node_lacks(tmp_path):
+    """Rank 0 says which rank, and the others end with it instead of waiting for ever."""
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        (folder / "data").mkdir(parents=True)
+    mnist(folders[0] / "data", "t10k", 50)
+    started = time.monotonic()
+    terminals, said = by_hand(folders, "mnist", "--data", "data")
+    assert time.monotonic() - started < 60
+    assert all(terminal.returncode for terminal in terminals)
+    assert "error: on rank 1 of 2: --data data has no IDX files of MNIST" in said[0]
+
+
+@pytest.mark.slow
+def test_a_step_of_all_ranks_may_be_larger_than_the_data_but_not_that_of_one(tmp_path):
+    train(2, tmp_path, "mlp", "--subset", "10", "--batch-size", "8", "--epochs", "2")
+    assert sorted(losses(tmp_path / "mlp_out")) == [1, 2]
+    done = train(2, tmp_path, "mlp", "--subset", "10", "--batch-size", "11", code=1)
+    assert done.stderr.count("--batch-size 11: only 10 rows to train on") == 1
+
+
+@pytest.mark.slow
+def test_an_output_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    done = train(2, tmp_path, "mlp", "--out", "file/out", code=1)
+    assert done.stderr.count("--out file/out cannot be used: Not a directory") == 1
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_run(tmp_path):
+    train(0, tmp_path, "mlp", "--epochs", "1", "--subset", "320")
+    for more, why in [
+        (("mlp", "--subset", "640"), "rows 320, not 640"),
+        (("mlp", "--subset", "320", "--seed", "1"), "seed 42, not 1"),
+    ]:
+        done = train(0, tmp_path, *more, "--resume", "--out", "mlp_out", code=1)
+        assert "checkpoint_epoch_1.pt is of another run" in done.stderr
+        assert why in done.stderr
+
+
+@pytest.mark.slow
+def test_an_unfinished_run_is_not_overwritten_by_accident(tmp_path):
+    train(0, tmp_path, "mlp", "--epochs", "1", "--subset", "320")
+    before = weights(tmp_path / "mlp_out")
+    (tmp_path / "mlp_out" / "metrics.json").unlink()
+    done = train(0, tmp_path, "mlp", "--epochs", "1", "--subset", "320", code=1)
+    assert "has checkpoints of a run that did not finish" in done.stderr
+    assert "--resume goes on from there" in done.stderr
+    assert weights(tmp_path / "mlp_out").keys() == before.keys()
+    train(0, tmp_path, "mlp", "--epochs", "2", "--subset", "320", "--resume")
+    assert metrics(tmp_path / "mlp_out")["epochs"] == 2
+
+
+def test_mlp_has_no_data_to_name(capsys):
+    with pytest.raises(SystemExit):
+        parse(["mlp", "--data", "x"])
+    assert "unrecognized arguments: --data x" in capsys.readouterr().err
