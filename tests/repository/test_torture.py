@@ -94,7 +94,8 @@ def fails(round_: Round) -> str:
 )
 def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path) -> None:
     code = (
-        "import json, sys; from pathlib import Path; from tests.repository import test_torture as t; "
+        "import json, sys; from pathlib import Path; "
+        "from tests.repository import test_torture as t; "
         "from tests.torture import isolation; isolation.adopt_orphans(); "
         f"r = t.round_of(Path({str(tmp_path)!r})); "
         f"print(json.dumps(isolation.play(t.{attempt.__name__}, r, seconds=1, own=False)))"  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ def make_env(root: Path, python: str = sys.executable) -> Path:
     (packages,) = root.glob("lib/python3*/site-packages")
     (root / "pkgs").symlink_to(packages.relative_to(root))
     for name, line in (("imports", PTH_LINE), ("patches", patches.PTH_LINE)):
-        shutil.copy(BUNDLE / f"{name}.py", packages / f"_stager_{name}.py")
+        shutil.copy(BUNDLE / "environment" / f"{name}.py", packages / f"_stager_{name}.py")
         (packages / f"_stager_{name}.pth").write_text(line + "\n")
     modules = {
         "plain": SHOWS,
@@ -92,7 +92,7 @@ def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def test_the_file_stands_alone_and_loads_nothing(env: Path) -> None:
     imported = set()
-    for node in ast.walk(ast.parse((BUNDLE / "imports.py").read_text())):
+    for node in ast.walk(ast.parse((BUNDLE / "environment" / "imports.py").read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -37,7 +37,7 @@ class Node:
     def run(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run ``run_wrapper.py ARGV...``; a variable given as empty is not set."""
         wrapper = self.job_dir / "run_wrapper.py"
-        shutil.copy(BUNDLE / "wrapper.py", wrapper)
+        shutil.copy(BUNDLE / "launch" / "wrapper.py", wrapper)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("STAGER", "PYTHON"))}
         variables = {
             **inherited,
@@ -459,7 +459,7 @@ def test_every_python(version, node, tmp_path):
         pytest.skip(f"no Python {version} here")
     env = make_env(tmp_path / "env", python)
     packages = (env / "pkgs").resolve()
-    shutil.copy(BUNDLE / "patches.py", packages / "_stager_patches.py")
+    shutil.copy(BUNDLE / "environment" / "patches.py", packages / "_stager_patches.py")
     (packages / "_stager_patches.pth").write_text(PTH_LINE + "\n")
     here = Node(env=env, project=node.project, job_dir=node.job_dir, cwd=node.cwd)
     node.write("helper.py", "def square(x): return x * x")
@@ -500,7 +500,7 @@ def test_under_torchrun_with_record(node, tmp_path):
         """,
     )
     wrapper = node.job_dir / "run_wrapper.py"
-    shutil.copy(BUNDLE / "wrapper.py", wrapper)
+    shutil.copy(BUNDLE / "launch" / "wrapper.py", wrapper)
     variables = {
         **os.environ,
         "STAGER_PROJECT": str(node.project),

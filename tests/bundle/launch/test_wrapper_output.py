@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-WRAPPER = Path(__file__).resolve().parents[3] / "bundle" / "wrapper.py"
+WRAPPER = Path(__file__).resolve().parents[3] / "bundle" / "launch" / "wrapper.py"
 SCRIPT = """\
 import sys
 print("one", 2, [3])

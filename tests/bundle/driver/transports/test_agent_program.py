@@ -153,7 +153,7 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     said = done.stderr.decode()
     assert "ValueError: 'n2' is not in list" in said
     (line,) = re.findall(
-        r'File "/proc/self/fd/\d+/bundle/talking/hearing.py", line (\d+), in _own', said
+        r'File "/proc/self/fd/\d+/bundle/channel/agent_channel.py", line (\d+), in _own', said
     )
     source = (REPO / "bundle/channel/agent_channel.py").read_text().split("\n")
     assert 'asked["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
