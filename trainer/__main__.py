@@ -72,7 +72,7 @@ def _training(arguments: Sequence[str]) -> Work:
         _require(chosen.needed)
         world = dist.start(world, all_gpus=options.sync == "dp")
         dist.together(world, lambda: config.check(options))
-        workload = importlib.import_module(f".{chosen.module}", "trainer")
+        workload = importlib.import_module(f".workloads.{chosen.module}", "trainer")
         workload.run(options, world)
 
     return work
