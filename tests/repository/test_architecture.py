@@ -53,14 +53,44 @@ def test_the_far_side_is_python_3_9_syntax() -> None:
 # --- each module alone ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [m.name for m in (*STAGER, *BUNDLE)])
-def test_a_module_imports_alone(name: str, tmp_path: Path) -> None:
-    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); import {name}"
+EACH_ALONE = """
+import importlib, os, sys, traceback
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            module = importlib.import_module(name)
+            print(name, module.__file__, flush=True)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        print(f"{name} does not import alone", file=sys.stderr)
+"""
+"""Imports each module in a child of a Python that has imported none of them."""
+
+
+def import_each(python: str, place: Path, modules: list[Module], *flags: str) -> dict[str, str]:
+    """Import each module in a process of its own; return the file of each by its name."""
+    names = [module.name for module in modules]
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+        [python, *flags, "-c", EACH_ALONE, str(place), *names],
+        capture_output=True,
+        text=True,
+        cwd=place if place.is_dir() else place.parent,
+        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+    assert done.stderr == "", f"{python}: {done.stderr}"
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines] == names, "a module prints something"
+    return dict(lines)
+
+
+def test_each_module_imports_alone() -> None:
+    import_each(sys.executable, REPO, [*STAGER, *BUNDLE])
 
 
 def python_candidates() -> list[str]:
@@ -96,21 +126,9 @@ def far_side_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [m.name for m in BUNDLE])
-def test_a_far_side_module_imports_from_a_zip(
-    name: str, oldest_python: str, far_side_zip: Path, tmp_path: Path
-) -> None:
-    code = f"import sys; sys.path.insert(0, {str(far_side_zip)!r}); import {name} as m\n"
-    code += "print(m.__file__)"
-    done = subprocess.run(
-        [oldest_python, "-I", "-S", "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, f"{oldest_python}: {done.stderr}"
-    assert done.stdout.startswith(str(far_side_zip))
+def test_each_far_side_module_imports_from_a_zip(oldest_python: str, far_side_zip: Path) -> None:
+    files = import_each(oldest_python, far_side_zip, BUNDLE, "-I", "-S")
+    assert all(file.startswith(str(far_side_zip)) for file in files.values())
 
 
 # --- each rule catches what it is for ------------------------------------------------------------
