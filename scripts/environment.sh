@@ -38,6 +38,25 @@ find_python() {
         "name one with PYTHON=/path/to/python3"
 }
 
+# may_install: whether missing programs can be installed here.
+may_install() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null
+}
+
+# install_system_packages PACKAGE...: with apt-get, as root.
+install_system_packages() {
+    say "installing with apt-get: $*"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "$@"
+}
+
+# need_python: a bare Debian has no Python, or one without venv.
+need_python() {
+    if python3 -c 'import venv, ensurepip' 2>/dev/null; then return; fi
+    if may_install; then install_system_packages python3 python3-venv; fi
+}
+
 # make_venv DIR: a virtual environment, kept if it is there and works.
 make_venv() {
     local python
