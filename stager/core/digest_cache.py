@@ -20,7 +20,7 @@ from .values import Digest
 FILE_NAME = "checked.json"
 
 
-class CheckedFiles:
+class DigestCache:
     """The digests of one store's files; call :meth:`save` when done."""
 
     def __init__(self, store: Store) -> None:

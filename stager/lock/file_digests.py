@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ..core.digest_cache import CheckedFiles
+from ..core.digest_cache import DigestCache
 from ..core.errors import ResolveError
 from ..core.store import Store, sha256_of
 from ..core.values import LockedFile
 from .pip import Pip
 from .pylock import locked_files
-from .resolver import Found
+from .resolver import ResolvedFile
 
 HEAD_SECONDS = 10.0
 HEADS_AT_ONCE = 8
@@ -27,7 +27,7 @@ SizeOf = Callable[[str], "int | None"]
 
 
 def measure(
-    found: Sequence[Found], *, store: Store, pip: Pip, size_of: SizeOf | None = None
+    found: Sequence[ResolvedFile], *, store: Store, pip: Pip, size_of: SizeOf | None = None
 ) -> tuple[LockedFile, ...]:
     """Turn a resolver's answer into locked files, sorted by name.
 
@@ -40,8 +40,8 @@ def measure(
     Raises:
         ResolveError: a file whose digest cannot be learned.
     """
-    checked = CheckedFiles(store)
-    files = [_from_disk(file, store, checked) for file in found]
+    digest_cache = DigestCache(store)
+    files = [_from_disk(file, store, digest_cache) for file in found]
     asked = [file.url for file in files if file.url and file.size is None]
     with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
         sizes = dict(zip(asked, pool.map(size_of or content_length, asked), strict=True))
@@ -50,7 +50,7 @@ def measure(
         _download(file, store, pip) if file.url and None in (file.size, file.sha256) else file
         for file in files
     ]
-    checked.save()
+    digest_cache.save()
     return locked_files(files, source="the resolver's answer")
 
 
@@ -83,7 +83,7 @@ def _head(url: str, seconds: float) -> Mapping[str, str]:
         return dict(answer.headers.items())
 
 
-def _from_disk(file: Found, store: Store, checked: CheckedFiles) -> Found:
+def _from_disk(file: ResolvedFile, store: Store, digest_cache: DigestCache) -> ResolvedFile:
     """Fill in what a file on this machine tells."""
     if file.path:
         try:
@@ -92,13 +92,13 @@ def _from_disk(file: Found, store: Store, checked: CheckedFiles) -> Found:
             raise ResolveError(f"cannot read {file.path}: {exc.strerror or exc}") from exc
         return replace(file, size=size, sha256=file.sha256 or sha256_of(file.path))
     kept = store.wheels / file.filename
-    digest = checked.digest(kept)
+    digest = digest_cache.digest(kept)
     if digest and digest == file.sha256:
         return replace(file, size=kept.stat().st_size)
     return file
 
 
-def _download(file: Found, store: Store, pip: Pip) -> Found:
+def _download(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
     """Get a file into the store; one without a digest is believed on its first arrival."""
     if not file.filename.endswith(".whl"):
         return file  # pip would build it to learn its metadata

@@ -29,8 +29,8 @@ from . import refusals, sources
 from .file_digests import index_answers, measure
 from .indexes import TORCH_INDEX, Indexes
 from .pylock import Lock, locked_files, select
-from .resolve import ResolveOptions, absent_lines, resolve
-from .resolver import Found, Question, describe_absent
+from .resolve import ResolveOptions, resolve, unavailable_lines
+from .resolver import ResolvedFile, ResolveRequest, describe_unavailable
 from .spec import Spec
 
 __all__ = ["Lock", "ResolveOptions", "make_lock", "read_lock"]
@@ -70,16 +70,16 @@ def make_lock(
         )
     scratch = store.scratch("lock")
     try:
-        question, built = _question(spec, store, scratch, options, run)
-        silent = _silent_index(question, spec.torch_backend, reachable or index_answers)
+        request, built = _resolve_request(spec, store, scratch, options, run)
+        silent = _silent_index(request, spec.torch_backend, reachable or index_answers)
         if not silent:
-            question = replace(question, indexes=_with_torch(question, spec.torch_backend))
+            request = replace(request, indexes=_with_torch(request, spec.torch_backend))
         try:
-            found = _chosen(spec, question, options)
+            found = _chosen(spec, request, options)
             refusals.refuse_other_build(found, spec.torch_backend, silent)
         except ResolveError as exc:
             raise _with_reason(exc, silent) from exc
-        files = measure(found, store=store, pip=question.pip)
+        files = measure(found, store=store, pip=request.pip)
         refusals.refuse_other_files(files, spec)
     finally:
         remove(scratch)
@@ -89,7 +89,7 @@ def make_lock(
         files=files,
         spec_digest=spec.digest,
         digest=_digest_of(spec.target, files),
-        indexes=(spec.indexes if options.offline else question.indexes).without_credentials(),
+        indexes=(spec.indexes if options.offline else request.indexes).without_credentials(),
         sources=tuple((wheel, _beside(label, spec.root, path)) for wheel, label in built),
     )
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
@@ -130,7 +130,7 @@ def read_lock(path: Path, target: Target) -> Lock:
         raise ResolveError(
             f"{path} has no file for Python {target.python} on {target.platform}",
             hint="lock again for that target, or change environment.python and platform",
-            context=[describe_absent(one, target) for one in absent],
+            context=[describe_unavailable(one, target) for one in absent],
         )
     files = locked_files(found, source=str(path))
     built, indexes = about.get("sources"), about.get("indexes")
@@ -187,12 +187,12 @@ def render(lock: Lock) -> str:
     return toml.dumps(lock_file.to_dict())
 
 
-def _question(
+def _resolve_request(
     spec: Spec, store: Store, scratch: Path, options: ResolveOptions, run: Runner
-) -> tuple[Question, list[tuple[str, str]]]:
+) -> tuple[ResolveRequest, list[tuple[str, str]]]:
     """What to ask the resolver once sources are wheels; and those wheels, with their sources."""
     indexes = _offline_indexes(spec, store) if options.offline else spec.indexes
-    question = Question(
+    request = ResolveRequest(
         requirements=spec.requirements,
         constraints=spec.constraints,
         target=spec.target,
@@ -201,10 +201,10 @@ def _question(
         offline=options.offline,
         run=run,
     )
-    built = sources.build_all(spec.local_projects, store, question.pip)
+    built = sources.build_all(spec.local_projects, store, request.pip)
     extra = [sources.requirement_for(source, wheel) for source, wheel in built]
-    question = replace(question, requirements=(*spec.requirements, *extra))
-    return question, [(wheel.name, source.label) for source, wheel in built]
+    request = replace(request, requirements=(*spec.requirements, *extra))
+    return request, [(wheel.name, source.label) for source, wheel in built]
 
 
 def _offline_indexes(spec: Spec, store: Store) -> Indexes:
@@ -220,18 +220,18 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
     )
 
 
-def _with_torch(question: Question, backend: str | None) -> Indexes:
+def _with_torch(request: ResolveRequest, backend: str | None) -> Indexes:
     """The indexes, with PyTorch's own."""
-    if backend is None or question.offline:
-        return question.indexes
-    return question.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
+    if backend is None or request.offline:
+        return request.indexes
+    return request.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
 
 
 def _silent_index(
-    question: Question, backend: str | None, reachable: Callable[[str], bool]
+    request: ResolveRequest, backend: str | None, reachable: Callable[[str], bool]
 ) -> str | None:
     """PyTorch's own index if it gives no answer; local wheels may do without it."""
-    if backend is None or question.offline or reachable(f"{TORCH_INDEX}{backend}/"):
+    if backend is None or request.offline or reachable(f"{TORCH_INDEX}{backend}/"):
         return None
     return TORCH_INDEX + backend
 
@@ -246,23 +246,23 @@ def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
     return ResolveError(error.message, hint=more.removeprefix("; or "), context=context)
 
 
-def _chosen(spec: Spec, question: Question, options: ResolveOptions) -> list[Found]:
+def _chosen(spec: Spec, request: ResolveRequest, options: ResolveOptions) -> list[ResolvedFile]:
     """One file for each package: of the lock that the user brought, or the resolver's choice."""
-    found = _given(spec.pylock, question) if spec.pylock else resolve(question, options.resolver)
+    found = _given(spec.pylock, request) if spec.pylock else resolve(request, options.resolver)
     if spec.torch_backend == "cpu":
         refusals.refuse_cuda(found)  # before anything of several GB could be downloaded
     return found
 
 
-def _given(path: Path, question: Question) -> list[Found]:
+def _given(path: Path, request: ResolveRequest) -> list[ResolvedFile]:
     """The files of a lock that the user brought."""
     data = toml.read(path)
-    found, absent = select(data, question.target, base=path.parent, source=str(path))
+    found, absent = select(data, request.target, base=path.parent, source=str(path))
     if absent:
         raise ResolveError(
-            f"{path} has no file for Python {question.target.python} on {question.target.platform}",
+            f"{path} has no file for Python {request.target.python} on {request.target.platform}",
             hint="lock again for that target, or change environment.python and platform",
-            context=absent_lines(absent, question),
+            context=unavailable_lines(absent, request),
         )
     return found
 

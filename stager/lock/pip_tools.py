@@ -15,7 +15,7 @@ from ..core.errors import ResolveError
 from ..core.values import Target
 from .indexes import strip_credentials
 from .pip import HOUR, condense, index_unreachable, unreachable
-from .resolver import Absent, Found, NoSolution, Question, names_in
+from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 
 _NOT_FOUND = re.compile(
     r"Could not find a version that satisfies the requirement (?P<wanted>[^;\n(]+?)"
@@ -29,19 +29,19 @@ _CONFLICT = re.compile(
 class PipTools:
     """A solver that asks pip-tools, and pip for the files and for its reasons."""
 
-    def solve(self, question: Question) -> list[Found]:
+    def solve(self, request: ResolveRequest) -> list[ResolvedFile]:
         """Resolve with pip-tools, then let pip choose the file of each version.
 
         Raises:
             NoSolution: the requirements cannot all be met, or have no file for the target.
             ResolveError: the target is not this machine's Python, or an index cannot be asked.
         """
-        _require_own(question.target)
-        pins = self._compile(question)
-        installs, missing = question.pip.choose(list(pins))
+        _require_own(request.target)
+        pins = self._compile(request)
+        installs, missing = request.pip.choose(list(pins))
         if missing:
-            absent = [Absent(requirement=pin) for pin in missing]
-            raise NoSolution("no file fits the target", blamed=question.names, absent=absent)
+            absent = [UnavailablePackage(requirement=pin) for pin in missing]
+            raise NoSolution("no file fits the target", blamed=request.names, absent=absent)
         found = []
         for entry in installs:
             info = entry["download_info"]
@@ -51,7 +51,7 @@ class PipTools:
             if url.startswith("file://"):
                 url, path = None, Path(unquote(urlsplit(url).path))
             found.append(
-                Found(
+                ResolvedFile(
                     filename=filename,
                     url=strip_credentials(url) if url else None,
                     path=path,
@@ -61,11 +61,11 @@ class PipTools:
         _require_pinned(found, set().union(*pins.values()) if pins else set())
         return found
 
-    def check(self, question: Question) -> None:
+    def check(self, request: ResolveRequest) -> None:
         """Resolve with pip alone: no digests are needed to know whether it can be done."""
-        limits = _constraints(question)
+        limits = _constraints(request)
         options = ["--dry-run", "--ignore-installed", *limits]
-        done = question.pip.call("install", options, question.requirements)
+        done = request.pip.call("install", options, request.requirements)
         if done.returncode == 0:
             return
         told = done.stdout + "\n" + done.stderr
@@ -73,44 +73,46 @@ class PipTools:
         if conflict:
             parts = [line.strip() for line in conflict[1].splitlines() if line.strip()]
             reason = "conflict: " + "; ".join(parts)
-            blamed = names_in(" ".join(parts), question.names)
+            blamed = names_in(" ".join(parts), request.names)
             raise NoSolution(reason, blamed=blamed, absent=[])
         if unreachable(told):
             raise index_unreachable(done.stderr)
         nowhere = _NOT_FOUND.search(told)
         if nowhere:
             wanted = nowhere["wanted"].strip()
-            blamed = names_in(wanted, question.names) or names_in(
-                nowhere["parent"] or "", question.names
+            blamed = names_in(wanted, request.names) or names_in(
+                nowhere["parent"] or "", request.names
             )
             parent = nowhere["parent"] or ""
-            absent = Absent(requirement=wanted, parent="" if parent.startswith("-r ") else parent)
+            absent = UnavailablePackage(
+                requirement=wanted, parent="" if parent.startswith("-r ") else parent
+            )
             raise NoSolution(f"nothing satisfies {wanted}", blamed=blamed, absent=[absent])
         raise NoSolution(condense(done.stderr), blamed=set(), absent=[])
 
-    def _compile(self, question: Question) -> dict[str, set[str]]:
+    def _compile(self, request: ResolveRequest) -> dict[str, set[str]]:
         """The pins, each with the digests that pip-tools allows for it."""
-        pip = question.pip
-        source = question.scratch / "requirements.in"
+        pip = request.pip
+        source = request.scratch / "requirements.in"
         source.write_text(
-            "".join(f"{x}\n" for x in [*question.indexes.pip_lines(), *question.requirements]),
+            "".join(f"{x}\n" for x in [*request.indexes.pip_lines(), *request.requirements]),
             encoding="utf-8",
         )
-        output = question.scratch / "requirements.txt"
+        output = request.scratch / "requirements.txt"
         argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
         argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
-        argv += ["--strip-extras", "--no-config", *_constraints(question)]
-        done = question.run(
+        argv += ["--strip-extras", "--no-config", *_constraints(request)]
+        done = request.run(
             [*argv, "--output-file", str(output), str(source)],
             timeout=HOUR,
             env=pip.environment(),
-            cwd=question.scratch,
+            cwd=request.scratch,
             check=False,
         )
         if done.returncode != 0:
             if unreachable(done.stderr):
                 raise index_unreachable(done.stderr)
-            self.check(question)  # which says why, in words that can be shown
+            self.check(request)  # which says why, in words that can be shown
             raise ResolveError(
                 "pip-tools could not resolve the requirements",
                 hint="try --resolver uv",
@@ -119,11 +121,11 @@ class PipTools:
         return _parse_pins(output.read_text(encoding="utf-8"))
 
 
-def _constraints(question: Question) -> list[str]:
-    if not question.constraints:
+def _constraints(request: ResolveRequest) -> list[str]:
+    if not request.constraints:
         return []
-    path = question.scratch / "constraints.txt"
-    path.write_text("".join(f"{x}\n" for x in question.constraints), encoding="utf-8")
+    path = request.scratch / "constraints.txt"
+    path.write_text("".join(f"{x}\n" for x in request.constraints), encoding="utf-8")
     return ["--constraint", str(path)]
 
 
@@ -147,7 +149,7 @@ def _parse_pins(text: str) -> dict[str, set[str]]:
     return pins
 
 
-def _require_pinned(found: list[Found], allowed: set[str]) -> None:
+def _require_pinned(found: list[ResolvedFile], allowed: set[str]) -> None:
     """The file pip chose must be one that pip-tools saw; an index may change in between."""
     strange = [f.filename for f in found if f.sha256 and allowed and f.sha256 not in allowed]
     if strange:

@@ -24,7 +24,7 @@ from packaging.pylock import (
 from ..core.errors import ResolveError
 from ..core.values import Digest, LockedFile, Target
 from .indexes import Indexes, strip_credentials
-from .resolver import Absent, Found
+from .resolver import ResolvedFile, UnavailablePackage
 from .spec import Spec
 
 Chosen = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
@@ -62,7 +62,7 @@ class Lock:
 
 def select(
     data: Mapping[str, Any], target: Target, *, base: Path, source: str
-) -> tuple[list[Found], list[Absent]]:
+) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
     """The best file of each package that the target needs, and the packages that have none.
 
     Args:
@@ -76,8 +76,8 @@ def select(
     """
     tags, environment = list(target.tags()), target.environment()
     entries = data.get("packages")
-    found: list[Found] = []
-    absent: list[Absent] = []
+    found: list[ResolvedFile] = []
+    absent: list[UnavailablePackage] = []
     _parse({**data, "packages": []} if isinstance(entries, list) else data, source)
     for entry in entries or []:
         if isinstance(entry, dict) and not _KINDS & entry.keys() and "name" in entry:
@@ -111,7 +111,7 @@ def _parse(data: Mapping[str, Any], source: str) -> Pylock:
         ) from exc
 
 
-def _chosen(package: Package, chosen: Chosen, base: Path, source: str) -> Found:
+def _chosen(package: Package, chosen: Chosen, base: Path, source: str) -> ResolvedFile:
     """Describe the file that was selected for a package."""
     if isinstance(chosen, PackageDirectory | PackageVcs):
         kind = "a folder" if isinstance(chosen, PackageDirectory) else "version control"
@@ -125,7 +125,7 @@ def _chosen(package: Package, chosen: Chosen, base: Path, source: str) -> Found:
         url, path = None, Path(unquote(urlsplit(url).path))
     place = path.name if path else unquote(urlsplit(url or "").path.rpartition("/")[2])
     name = None if isinstance(chosen, PackageArchive) else chosen.name
-    return Found(
+    return ResolvedFile(
         filename=name or place,
         url=strip_credentials(url) if url else None,
         path=path,
@@ -134,7 +134,7 @@ def _chosen(package: Package, chosen: Chosen, base: Path, source: str) -> Found:
     )
 
 
-def locked_files(found: Sequence[Found], *, source: str) -> tuple[LockedFile, ...]:
+def locked_files(found: Sequence[ResolvedFile], *, source: str) -> tuple[LockedFile, ...]:
     """Locked files, sorted by package, from files whose digests are known.
 
     Raises:
@@ -169,7 +169,7 @@ def locked_files(found: Sequence[Found], *, source: str) -> tuple[LockedFile, ..
     return tuple(sorted(files, key=lambda file: file.name))
 
 
-def _require_one_each(found: list[Found], source: str) -> None:
+def _require_one_each(found: list[ResolvedFile], source: str) -> None:
     """Refuse a lock in which two entries of one package hold for the same target."""
     try:
         names = [file.identity[0] for file in found]
@@ -180,11 +180,11 @@ def _require_one_each(found: list[Found], source: str) -> None:
         raise ResolveError(f"{source} gives more than one file for the same package", context=twice)
 
 
-def _absent(entry: Mapping[str, Any]) -> Absent:
+def _absent(entry: Mapping[str, Any]) -> UnavailablePackage:
     version = f"=={entry['version']}" if "version" in entry else ""
     files = [
         file.get("name") or str(file.get("url") or file.get("path") or "")
         for file in entry.get("wheels") or []
     ]
     names = tuple(unquote(urlsplit(name).path.rpartition("/")[2]) for name in files)
-    return Absent(requirement=f"{entry['name']}{version}", files=names)
+    return UnavailablePackage(requirement=f"{entry['name']}{version}", files=names)

@@ -9,14 +9,14 @@ from packaging.utils import canonicalize_name
 
 from ..core.errors import ResolveError
 from ..core.values import LockedFile
-from .resolver import Found
+from .resolver import ResolvedFile
 from .spec import Spec
 
 _CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
 _CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 
-def refuse_cuda(files: Sequence[Found]) -> None:
+def refuse_cuda(files: Sequence[ResolvedFile]) -> None:
     """Refuse what a CPU build of PyTorch does not need, which is several GB."""
     versions = dict(file.identity for file in files)
     found = [
@@ -35,7 +35,9 @@ def refuse_cuda(files: Sequence[Found]) -> None:
         )
 
 
-def refuse_other_build(files: Sequence[Found], backend: str | None, silent: str | None) -> None:
+def refuse_other_build(
+    files: Sequence[ResolvedFile], backend: str | None, silent: str | None
+) -> None:
     """Refuse another build of PyTorch than was asked for, taken because its index was silent."""
     if silent is None or backend == "cpu":
         return

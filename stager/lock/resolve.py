@@ -10,13 +10,13 @@ from bundle.protocol.counts import counted
 from ..core.errors import ResolveError
 from .pip_tools import PipTools
 from .resolver import (
-    Absent,
-    Found,
     NoSolution,
-    Question,
+    ResolvedFile,
+    ResolveRequest,
     ResolverName,
     Solver,
-    describe_absent,
+    UnavailablePackage,
+    describe_unavailable,
     name_of,
 )
 from .uv import Uv
@@ -36,7 +36,7 @@ class ResolveOptions:
     """Whether only what is in the offline root counts."""
 
 
-def resolve(question: Question, resolver: ResolverName) -> list[Found]:
+def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
     """Resolve requirements.
 
     Raises:
@@ -45,9 +45,9 @@ def resolve(question: Question, resolver: ResolverName) -> list[Found]:
     """
     solver = solver_for(resolver)
     try:
-        return solver.solve(question)
+        return solver.solve(request)
     except NoSolution as failure:
-        raise explain(failure, question, solver) from failure
+        raise explain(failure, request, solver) from failure
 
 
 def solver_for(resolver: ResolverName) -> Solver:
@@ -62,10 +62,10 @@ def solver_for(resolver: ResolverName) -> Solver:
     return solvers[resolver]()
 
 
-def explain(first: NoSolution, question: Question, solver: Solver) -> ResolveError:
+def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> ResolveError:
     """Find every reason: drop the requirements one involves, ask again, until there is none."""
     failures = [first]
-    rest = question
+    rest = request
     for _ in range(ROUNDS):
         blamed = failures[-1].blamed
         left = tuple(text for text in rest.requirements if name_of(text) not in blamed)
@@ -82,23 +82,23 @@ def explain(first: NoSolution, question: Question, solver: Solver) -> ResolveErr
             break
     reasons = [failure.reason for failure in failures if not failure.absent]
     absent = {a.requirement: a for failure in failures for a in failure.absent}
-    reasons += absent_lines(list(absent.values()), question)
-    target = question.target
+    reasons += unavailable_lines(list(absent.values()), request)
+    target = request.target
     many = counted(len(reasons), "problem")
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{many}",
         hint="check the names; change the versions asked for, or environment.python and platform"
-        if not question.offline
+        if not request.offline
         else "only the offline root was looked at; lock once without --offline",
         context=reasons,
     )
 
 
-def absent_lines(absent: list[Absent], question: Question) -> list[str]:
+def unavailable_lines(absent: list[UnavailablePackage], request: ResolveRequest) -> list[str]:
     """Say for each package that has no file what there is instead, asking pip where need be."""
     lines = []
     for one in absent:
-        known = one.files or tuple(question.pip.existing(str(name_of(one.requirement))))
-        lines.append(describe_absent(replace(one, files=known), question.target))
+        known = one.files or tuple(request.pip.existing(str(name_of(one.requirement))))
+        lines.append(describe_unavailable(replace(one, files=known), request.target))
     return lines

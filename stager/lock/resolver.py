@@ -29,7 +29,7 @@ ResolverName = Literal["auto", "uv", "pip-tools"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ResolveRequest:
     """Requirements to resolve into one exact file for each package."""
 
     requirements: tuple[str, ...]
@@ -65,7 +65,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ResolvedFile:
     """The file a resolver chose for a package; what it does not know is None."""
 
     filename: str
@@ -88,7 +88,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Absent:
+class UnavailablePackage:
     """A package for which no file was found that fits."""
 
     requirement: str
@@ -102,7 +102,9 @@ class Absent:
 class NoSolution(Exception):
     """The requirements cannot all be met."""
 
-    def __init__(self, reason: str, *, blamed: set[NormalizedName], absent: list[Absent]) -> None:
+    def __init__(
+        self, reason: str, *, blamed: set[NormalizedName], absent: list[UnavailablePackage]
+    ) -> None:
         """Carry one reason.
 
         Args:
@@ -119,10 +121,10 @@ class NoSolution(Exception):
 class Solver(Protocol):
     """One program that resolves."""
 
-    def solve(self, question: Question) -> list[Found]:
+    def solve(self, request: ResolveRequest) -> list[ResolvedFile]:
         """Resolve, with digests; raises NoSolution, or ResolveError where asking itself failed."""
 
-    def check(self, question: Question) -> None:
+    def check(self, request: ResolveRequest) -> None:
         """Find out, as cheaply as possible, whether there is a solution; raises as ``solve``."""
 
 
@@ -137,14 +139,14 @@ def names_in(text: str, known: set[NormalizedName]) -> set[NormalizedName]:
     return words & known
 
 
-def describe_absent(absent: Absent, target: Target) -> str:
+def describe_unavailable(absent: UnavailablePackage, target: Target) -> str:
     """Say why no file fits, with what there is instead."""
     wanted = Requirement(absent.requirement)
     asked = f"{absent.requirement} (for {absent.parent})" if absent.parent else absent.requirement
     versions: dict[Version, list[str]] = {}
     for name in absent.files:
         try:
-            owner, version = Found(filename=name).identity
+            owner, version = ResolvedFile(filename=name).identity
         except ValueError:  # an old installer's file, which nobody installs from
             continue
         if owner == canonicalize_name(wanted.name):

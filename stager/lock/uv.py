@@ -29,7 +29,7 @@ from ..core.values import Target
 from .indexes import pip_settings
 from .pip import HOUR, index_unreachable, unreachable
 from .pylock import select
-from .resolver import Absent, Found, NoSolution, Question, names_in
+from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 
 # The platforms `uv pip compile --help` lists: the newest that is not newer than the target's.
 _GLIBC = (17, 28, *range(31, 41))
@@ -55,26 +55,26 @@ def command() -> list[str] | None:
 class Uv:
     """A solver that asks uv."""
 
-    def solve(self, question: Question) -> list[Found]:
+    def solve(self, request: ResolveRequest) -> list[ResolvedFile]:
         """Resolve with uv and take, of all files it lists, the one that fits best.
 
         Raises:
             NoSolution: the requirements cannot all be met, or have no file for the target.
             ResolveError: uv is missing, too old, or could not ask an index.
         """
-        done = self._compile(question, _for_target(question.target))
+        done = self._compile(request, _for_target(request.target))
         if done.returncode != 0:
-            raise self._failure(question, done)
-        found, absent = _files(done.stdout, question.target)
+            raise self._failure(request, done)
+        found, absent = _files(done.stdout, request.target)
         if absent:
-            raise NoSolution("no file fits the target", blamed=question.names, absent=absent)
+            raise NoSolution("no file fits the target", blamed=request.names, absent=absent)
         return found
 
-    def check(self, question: Question) -> None:
+    def check(self, request: ResolveRequest) -> None:
         """Resolve and throw the answer away; what it takes is mostly in uv's cache."""
-        self.solve(question)
+        self.solve(request)
 
-    def _compile(self, question: Question, options: Sequence[str]) -> Completed:
+    def _compile(self, request: ResolveRequest, options: Sequence[str]) -> Completed:
         start = command()
         if start is None:
             raise ResolveError(
@@ -82,63 +82,63 @@ class Uv:
                 hint="`pip install uv`, or use --resolver pip-tools",
             )
         _refuse_redirection()
-        settings = pip_settings(question.run)
-        indexes = question.indexes
-        if not question.offline:
+        settings = pip_settings(request.run)
+        indexes = request.indexes
+        if not request.offline:
             indexes = settings.indexes.plus(indexes)
         argv = [*start, "pip", "compile", "--format", "pylock.toml", "--generate-hashes"]
         argv += ["--no-header", "--color", "never", "--quiet", "--no-progress", "--no-annotate"]
         argv += ["--index-strategy", "unsafe-best-match", "--python", sys.executable, *options]
         argv += ["--prerelease", "allow"] if indexes.pre else []
-        argv += ["--offline"] if question.offline else []
+        argv += ["--offline"] if request.offline else []
         for host in indexes.trusted_hosts:
             argv += ["--allow-insecure-host", host]
-        if question.constraints:
-            limits = _write(question.scratch / "constraints.txt", question.constraints)
+        if request.constraints:
+            limits = _write(request.scratch / "constraints.txt", request.constraints)
             argv += ["--constraints", str(limits)]
         wanted = _write(
-            question.scratch / "requirements.in", [*indexes.lines(), *question.requirements]
+            request.scratch / "requirements.in", [*indexes.lines(), *request.requirements]
         )
         # uv looks for a project's settings in this folder and upwards, and stops at the first file.
-        _write(question.scratch / "uv.toml", [])
+        _write(request.scratch / "uv.toml", [])
         env = {**settings.environment, "UV_PYTHON_DOWNLOADS": "never"}
         if indexes.index_url:  # a variable would win over the file, which pip has the other way
             env |= {"UV_INDEX_URL": "", "UV_DEFAULT_INDEX": ""}
-        return question.run(
+        return request.run(
             [*argv, str(wanted)],
             timeout=HOUR,
             env=env,
-            cwd=question.scratch,
+            cwd=request.scratch,
             check=False,
         )
 
-    def _failure(self, question: Question, done: Completed) -> Exception:
+    def _failure(self, request: ResolveRequest, done: Completed) -> Exception:
         told = without_url_secrets(done.stderr)
         if "No solution found" not in told or unreachable(told):
             return _cannot_ask(told)
         reason = _reason(told)
         for name in _UNKNOWN.findall(told):
             # uv does not say so when an index refused to answer; pip does.
-            question.pip.existing(name)
+            request.pip.existing(name)
         required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
-        blamed = names_in(required, question.names) or names_in(reason, question.names)
+        blamed = names_in(required, request.names) or names_in(reason, request.names)
         absent = []
         if _NO_WHEEL.search(told):
             names = {canonicalize_name(a or b) for a, b in _NO_WHEEL.findall(told) if a or b}
-            absent = self._absent_anywhere(question) or [
-                Absent(requirement=name) for name in sorted(names)
+            absent = self._absent_anywhere(request) or [
+                UnavailablePackage(requirement=name) for name in sorted(names)
             ]
         return NoSolution(reason, blamed=blamed, absent=absent)
 
-    def _absent_anywhere(self, question: Question) -> list[Absent]:
+    def _absent_anywhere(self, request: ResolveRequest) -> list[UnavailablePackage]:
         """All packages without a file for the target, not only the one uv stopped at.
 
         Resolved for every platform at once, nothing is left out for want of a wheel, and the
         selection shows what is missing.
         """
-        version = question.target.environment()["python_full_version"]
-        done = self._compile(question, ["--universal", "--python-version", version])
-        return _files(done.stdout, question.target)[1] if done.returncode == 0 else []
+        version = request.target.environment()["python_full_version"]
+        done = self._compile(request, ["--universal", "--python-version", version])
+        return _files(done.stdout, request.target)[1] if done.returncode == 0 else []
 
 
 def _refuse_redirection() -> None:
@@ -168,7 +168,7 @@ def _for_target(target: Target) -> list[str]:
     return [*version, "--python-platform", f"{target.machine}-manylinux_2_{known[-1]}"]
 
 
-def _files(answer: str, target: Target) -> tuple[list[Found], list[Absent]]:
+def _files(answer: str, target: Target) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
     data = toml.loads(answer, Path("the answer of uv"))
     return select(data, target, base=Path("/"), source="the answer of uv")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from bundle.protocol.counts import counted
 
 from ..core.deletion import remove
-from ..core.digest_cache import CheckedFiles
+from ..core.digest_cache import DigestCache
 from ..core.errors import ResolveError, StagerError, WheelError
 from ..core.processes import Runner, run
 from ..core.regular_files import text_of
@@ -76,7 +76,7 @@ def fetch(
     try:
         return job.all()
     finally:
-        job.checked.save()
+        job.digest_cache.save()
         remove(scratch)
 
 
@@ -88,7 +88,7 @@ class _Fetch:
         self.store = store
         self.pip = pip
         self.progress = progress
-        self.checked = CheckedFiles(store)
+        self.digest_cache = DigestCache(store)
         self.problems: list[str] = []
 
     def all(self) -> tuple[Wheel, ...]:
@@ -138,7 +138,7 @@ class _Fetch:
             folder = self.store.built / file.sha256
             path = sources.fitting(folder, self.lock.target)
             expected = _noted(path) if path else ""
-        digest = self.checked.digest(path) if path else None
+        digest = self.digest_cache.digest(path) if path else None
         if path is None or digest is None or digest != expected:
             return None
         return Wheel(
@@ -151,7 +151,7 @@ class _Fetch:
 
     def why_missing(self, file: LockedFile) -> str:
         """Say what is wrong with a file that may not be fetched."""
-        digest = self.checked.digest(self.store.wheels / file.filename)
+        digest = self.digest_cache.digest(self.store.wheels / file.filename)
         if file.is_wheel and digest:
             return _differs(file.filename, file.sha256, digest)
         return f"{file.filename}: not in the offline root"
