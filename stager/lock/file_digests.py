@@ -52,13 +52,8 @@ def _with_remote_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[R
     """Fill in missing sizes of files on servers, several requests at a time."""
     urls = [file.url for file in files if file.url and file.size is None]
     with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-        sizes = dict(zip(urls, pool.map(size_of, urls), strict=True))
-    measured = []
-    for file in files:
-        if file.url in sizes:
-            file = replace(file, size=sizes[file.url])
-        measured.append(file)
-    return measured
+        sizes: dict[str | None, int | None] = dict(zip(urls, pool.map(size_of, urls), strict=True))
+    return [replace(file, size=sizes.get(file.url, file.size)) for file in files]
 
 
 def _completed(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
