@@ -37,7 +37,7 @@ class ClusterConfig:
     stage: str
     """``auto``, ``always`` or ``never``: whether the bundle is broadcast to the nodes."""
     log_mode: str
-    """Who may read a job's files: ``private``, its user; ``group``, the log directory's group."""
+    """Readers of a job's files: ``private``, its user; ``group``, the log directory's group."""
     container_image: str | None
     """Image that the ranks run in, for Slurm's pyxis plugin."""
     container_mounts: tuple[str, ...]

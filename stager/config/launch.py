@@ -26,7 +26,7 @@ class LaunchConfig:
     omp_num_threads: int | None
     """Threads a rank, 1 or more; None for the task's CPUs divided by its ranks."""
     max_restarts: int
-    """How often torchrun starts a failed group of ranks again, 0 or more."""
+    """Number of times torchrun restarts a failed group of ranks, 0 or more."""
     grace_seconds: int
     """Seconds that ranks which are told to end get to save what they have, 1 or more."""
     pass_env: tuple[str, ...]

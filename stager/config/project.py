@@ -21,7 +21,7 @@ class ProjectConfig:
     outputs: tuple[str, ...]
     """Paths below the run directory that are brought back when the job ends."""
     command: tuple[str, ...]
-    """What every rank runs when the command line names nothing."""
+    """The command of every rank if the command line names none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ FILE_NAME = "checked.json"
 
 
 class DigestCache:
-    """The digests of one store's files; call :meth:`save` when done."""
+    """Digests of one store's files; call :meth:`save` when done."""
 
     def __init__(self, store: Store) -> None:
-        """Read what is remembered; a record that is damaged counts as none."""
+        """Read the record; a damaged one counts as empty."""
         self._store = store
         self._known: dict[str, list[object]] = {}
         self._changed = False
@@ -54,20 +54,28 @@ class DigestCache:
                 hint="move it away and run the command again",
             )
         key = str(path.relative_to(self._store.root))
-        seen = stamp(status)
-        known = self._known.get(key)
-        if isinstance(known, list) and known[:-1] == seen:
-            with contextlib.suppress(ValueError):
-                return Digest(str(known[-1]))
+        current = stamp(status)
+        digest = self._remembered(key, current)
+        if digest is not None:
+            return digest
         try:
-            found = sha256_of(path)
+            digest = sha256_of(path)
         except OSError as exc:
             raise StagerError(
                 f"{path} cannot be read: {exc.strerror or exc}", hint="make it readable"
             ) from exc
-        self._known[key] = [*seen, found]
+        self._known[key] = [*current, digest]
         self._changed = True
-        return found
+        return digest
+
+    def _remembered(self, key: str, current: list[int]) -> Digest | None:
+        """Return a file's recorded digest if its size, times and inode are still the same."""
+        record = self._known.get(key)
+        if not isinstance(record, list) or record[:-1] != current:
+            return None
+        with contextlib.suppress(ValueError):
+            return Digest(str(record[-1]))
+        return None
 
     def save(self) -> None:
         """Write the record, without the files that are gone; does nothing if nothing changed."""

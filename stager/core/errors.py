@@ -14,7 +14,7 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_JOB = 3
 EXIT_INTERRUPTED = 130
-"""What a shell gives a command that Ctrl-C ended."""
+"""Exit status that a shell gives a command ended by Ctrl-C."""
 
 
 class StagerError(Exception):
