@@ -41,7 +41,7 @@ class ResolveRequest:
     target: Target
     """The interpreter and platform to resolve for."""
     indexes: Indexes
-    """Where to look, on top of pip's own configuration."""
+    """Places to look in, on top of pip's own configuration."""
     scratch: Path
     """A private folder to work in."""
     offline: bool = False
