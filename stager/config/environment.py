@@ -1,4 +1,4 @@
-"""``[environment]``: what the environment is made of, and for which machine."""
+"""``[environment]``: the requirements of the environment, and the machine it is for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRUNABLE = (HEADERS, TESTS)
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
-    """``[environment]``: what the environment is made of, and for which machine."""
+    """``[environment]``: the requirements of the environment, and the machine it is for."""
 
     requirements: tuple[str, ...]
     """Requirement files or requirement strings, as written; see :mod:`stager.lock.spec`."""
@@ -91,7 +91,7 @@ def _prune(table: Table) -> tuple[str, ...]:
 
 
 def _check_target(table: Table, config: EnvironmentConfig) -> None:
-    """Let the target have its say now, so that its complaint is listed with the others."""
+    """Check the target now, so that its problem is listed with the others."""
     try:
         Target(python=config.python or "3.11", platform=config.platform or "manylinux_2_28_x86_64")
     except ConfigError as exc:

@@ -1,4 +1,4 @@
-"""``stager.toml``: finding it, checking every value in it, and the values it becomes.
+"""``stager.toml``: finding it, checking every value in it, and the resulting values.
 
 Parsing happens here, once: after :func:`load` every value has its type and its range, paths are
 absolute, and defaults are filled in. A default of None means "decided later, from the machine".
@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything one project says about itself."""
+    """All settings of one project."""
 
     name: str
     """Names the bundle's file and the job; letters, digits, dot, dash and underscore."""

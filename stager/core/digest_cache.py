@@ -1,8 +1,8 @@
-"""Digests of files in the offline root, remembered, so that an unchanged file is read once.
+"""Recorded digests of files in the offline root, so that an unchanged file is read once.
 
-A digest holds as long as the file's size, times (in nanoseconds) and inode stay what they were when
-it was read: every writer of the store publishes by rename, which changes the inode, and whoever
-edits a file in place changes the time of its last change, which nobody can put back.
+A digest holds as long as the file's size, times (in nanoseconds) and inode stay the same: every
+writer of the store publishes by rename, which changes the inode, and an edit in place changes the
+time of the last change, which no program can put back.
 """
 
 from __future__ import annotations

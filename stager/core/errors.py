@@ -1,4 +1,4 @@
-"""The one family of errors the tool raises on purpose.
+"""The errors that the tool raises on purpose, a single family.
 
 An expected failure says what went wrong, where, and what to do about it. Only the command line
 boundary (``stager.__main__``) turns one into an exit code; nothing else in the tool exits.
@@ -53,10 +53,10 @@ class BundleError(StagerError):
 
 
 class SpaceError(StagerError):
-    """Not enough room, or not enough inodes, at a place we are about to write to."""
+    """Not enough space, or not enough inodes, in a directory to be written to."""
 
 
 class JobError(StagerError):
-    """A node or a rank failed; the job's own story is in ``context``."""
+    """A node or a rank failed; ``context`` has the details."""
 
     exit_code = EXIT_JOB

@@ -118,7 +118,7 @@ class Store:
     def scratch(self, prefix: str) -> Path:
         """Make a new directory under ``tmp/``, on the same file system as the final places."""
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder("tmp")))
-        self.open_up(folder)  # so that whoever shares the store can sweep it
+        self.open_up(folder)  # so that other users of the store can sweep it
         return folder
 
     def open_up(self, path: Path) -> None:

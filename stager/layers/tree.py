@@ -100,7 +100,7 @@ class Collector:
             if not stat.S_ISREG(status.st_mode):
                 self.notes.append(f"{path}: {kind_of(status.st_mode)}, left out")
                 return
-            # Only opening tells: what a file server or an access list forbids, no mode bit shows.
+            # Mode bits do not show what a file server or an access list forbids; opening does.
             os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             known = self.files.get(path)
             if known is not None and not known.source.samefile(source):
@@ -197,8 +197,11 @@ def digest_of(tree: Tree, digests: Sequence[str]) -> Digest:
 
 
 def kind_of(mode: int) -> str:
-    """Name what is neither a file, a directory nor a link, from its ``st_mode``."""
-    return next((name for test, name in _KINDS if test(mode)), "a special file")
+    """Return the kind of a special file, from its ``st_mode``."""
+    for test, name in _KINDS:
+        if test(mode):
+            return name
+    return "a special file"
 
 
 def shown(path: str) -> str:

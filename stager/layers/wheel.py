@@ -232,8 +232,8 @@ class _LayerDestination(WheelDestination):
             return RecordEntry(path, None, None)
         is_script = scheme == "scripts"
         executable = is_executable or is_script
-        # A layer computes a sha256 anyway; only what is changed or compiled, or has another hash,
-        # is read as a whole.
+        # The layer computes a sha256 anyway; a file is read as a whole only to change it, to
+        # compile it or to compute another hash.
         if not (is_script or path.endswith(".py") or algorithm in _HASHES[1:]):
             return self._add(scheme, path, stream, executable=executable, record=record)
         data = stream.read()

@@ -47,7 +47,7 @@ _INDEX_OPTIONS: Mapping[str, Callable[[str], Indexes]] = {
     "--no-index": lambda _: Indexes(no_index=True),
     "--pre": lambda _: Indexes(pre=True),
 }
-"""Options about places to look for packages, and what each value stands for."""
+"""Options about places to look for packages, and the meaning of each value."""
 
 EDITABLE = (
     "an editable install points at files on this machine, which the nodes do not have; "
