@@ -40,32 +40,32 @@ REPORTED = ("torch", "transformers", "datasets", "numpy")
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How to build."""
+    """Options of a build."""
 
     resolver: ResolverName = "auto"
-    """``auto`` takes uv where it is installed."""
+    """The program that resolves; ``auto`` takes uv if it is installed."""
     offline: bool = False
-    """Whether nothing may be fetched."""
+    """True if nothing may be fetched."""
     locked: bool = False
-    """Whether a lock that is not current is an error."""
+    """True if a lock that is not current is an error."""
     prove: bool = True
-    """Whether the closure is proved."""
+    """True to prove the closure."""
     jobs: int | None = None
-    """How many layers are made at a time; None for one for each CPU of this process."""
+    """Number of layers made at a time; None for one for each CPU of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What a build made."""
+    """Result of a build."""
 
     packed: Packed
     """The bundle."""
     lock: Lock
-    """What it was made from."""
+    """The lock it was made from."""
     made: MadeLayers
     """Its layers."""
     proof: Proof | None
-    """The proof of closure; None when it was skipped."""
+    """The proof of closure; None if it was skipped."""
     seconds: dict[str, float]
     """Time taken by phase."""
 
@@ -84,10 +84,10 @@ def lock_project(config: Config, options: BuildOptions, listener: Listener) -> L
 
 
 def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
-    """Make the project's bundle; whatever is there already is used again.
+    """Make the project's bundle, with everything that the store has already.
 
     Raises:
-        StagerError: something expected is wrong; see the stages.
+        StagerError: an expected failure; see the stages.
     """
     _refuse_unsupported(config)
     store = Store(offline_root(config))
@@ -117,22 +117,22 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             for line in made.notes:
                 listener.note(line)
         with phase("bundle"):
-            asked = _asked(spec, lock)
+            requested = _requested(spec, lock)
             contents = Contents(
                 name=config.name,
                 target=spec.target,
                 wheels=wheels,
                 layers=made.layers,
                 decompressor=decompressor,
-                packages=_reported(asked, made.layers),
-                imports=_imports(config, asked, made.layers, store),
+                packages=_reported(requested, made.layers),
+                imports=_imports(config, requested, made.layers, store),
             )
             packed = pack(contents, store)
             compiled_program(existing.node_program(packed.path, store, packed.manifest.id), store)
         proof = None
         if options.prove:
             with phase("proof"):
-                proof = _proved(packed, store, spec, asked)
+                proof = _proved(packed, store, spec, requested)
                 listener.note(proof.how)
         newest = Newest(
             path=packed.path, id=packed.manifest.id, inputs=inputs(spec, trees, lock.path)
@@ -157,7 +157,7 @@ class _Phases:
 
 
 def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> Chosen:
-    """Make the bundle of a project whose files have changed; it takes the place of the one before.
+    """Make the bundle of a project whose files have changed, in place of its previous bundle.
 
     Raises:
         StagerError: the requirements have changed too, or it cannot be made.
@@ -177,7 +177,7 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
 
 
 def build_report(built: Built) -> dict[str, Any]:
-    """The JSON object of ``stager build``."""
+    """Return the JSON object of ``stager build``."""
     manifest = built.packed.manifest
     return {
         "ok": True,
@@ -208,7 +208,7 @@ def _refuse_unsupported(config: Config) -> None:
 
 
 def _current_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) -> Lock:
-    """The lock on disk if it is what the spec asks for, else a new one."""
+    """Return the lock on disk if it matches the spec, else a new one."""
     path = lock_path(config, spec)
     if path.exists():
         lock = read_lock(path, spec.target)
@@ -224,8 +224,8 @@ def _current_lock(config: Config, spec: Spec, store: Store, options: BuildOption
 
 
 def _make_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) -> Lock:
-    chosen = ResolveOptions(resolver=options.resolver, offline=options.offline)
-    return make_lock(spec, path=lock_path(config, spec), store=store, options=chosen)
+    resolving = ResolveOptions(resolver=options.resolver, offline=options.offline)
+    return make_lock(spec, path=lock_path(config, spec), store=store, options=resolving)
 
 
 def _decompressor(
@@ -248,40 +248,41 @@ def _decompressor(
     return wheel
 
 
-def _asked(spec: Spec, lock: Lock) -> tuple[str, ...]:
-    """What the user asked for, as requirements; of a lock without requirements all of it."""
-    asked = [*spec.requirements]
+def _requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
+    """Return the user's requirements; all packages of a lock without requirements."""
+    requested = [*spec.requirements]
     if spec.pylock is not None:
-        asked = [file.name for file in lock.files]
-    for built, _ in lock.sources:
-        asked.append(parse_wheel_filename(built)[0])
-    return tuple(asked)
+        requested = [file.name for file in lock.files]
+    for wheel, _ in lock.sources:
+        requested.append(parse_wheel_filename(wheel)[0])
+    return tuple(requested)
 
 
-def _reported(asked: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
-    there = {layer.name for layer in layers if layer.kind == "wheel"}
-    names = [canonicalize_name(Requirement(text).name) for text in asked]
-    return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in there)
+def _reported(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return the packages whose versions a probe reports."""
+    present = {layer.name for layer in layers if layer.kind == "wheel"}
+    names = [canonicalize_name(Requirement(text).name) for text in requested]
+    return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in present)
 
 
 def _imports(
-    config: Config, asked: Sequence[str], layers: Sequence[Layer], store: Store
+    config: Config, requested: Sequence[str], layers: Sequence[Layer], store: Store
 ) -> tuple[str, ...]:
-    """The modules that must import: as set, else those of the packages that were asked for."""
+    """Return the modules that must import: as set, else those of the requested packages."""
     if config.environment.imports:
         return config.environment.imports
-    names = {canonicalize_name(Requirement(text).name) for text in asked}
-    found: list[str] = []
+    names = {canonicalize_name(Requirement(text).name) for text in requested}
+    modules: list[str] = []
     for layer in layers:
         if layer.kind == "wheel" and layer.name in names:
-            found += top_modules(layer.name, stored_index(store, layer))
-    return tuple(dict.fromkeys(found))
+            modules += top_modules(layer.name, stored_index(store, layer))
+    return tuple(dict.fromkeys(modules))
 
 
-def _proved(packed: Packed, store: Store, spec: Spec, asked: Sequence[str]) -> Proof:
+def _proved(packed: Packed, store: Store, spec: Spec, requested: Sequence[str]) -> Proof:
     try:
         return prove(
-            packed.path, packed.manifest, store=store, target=spec.target, requirements=asked
+            packed.path, packed.manifest, store=store, target=spec.target, requirements=requested
         )
     except StagerError:
         if not packed.reused:  # a bundle that would fail on a node gets no name

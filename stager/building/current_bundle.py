@@ -1,6 +1,6 @@
-"""The bundle that a project has, and whether it is still what the project asks for.
+"""The current bundle of a project, made again if the project's files have changed.
 
-Every job asks this before it begins, so what makes a bundle is imported only where one is made.
+Every job starts with this, so the code that makes a bundle is imported only when one is made.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ LOCK_NAME = "pylock.toml"
 
 
 class Listener(Protocol):
-    """Who is told how a build goes."""
+    """Receives the progress of a build."""
 
     def begin(self, phase: str) -> None:
-        """A phase begins."""
+        """Report that a phase begins."""
 
     def step(self, what: str, done: int, total: int) -> None:
-        """One of ``total`` pieces of the phase is done; ``total`` is 0 where it is not known."""
+        """Report that ``done`` of ``total`` steps are done; ``total`` is 0 if it is not known."""
 
     def note(self, line: str) -> None:
-        """Something the user should know."""
+        """Report a note for the user."""
 
 
 def offline_root(config: Config) -> Path:
-    """Where the project's store is: ``$OFFLINE_ROOT``, else the setting, else the default."""
+    """Return the project's offline root: ``$OFFLINE_ROOT``, else the setting, else the default."""
     named = os.environ.get("OFFLINE_ROOT")
     if named:
         return Path(named).expanduser().absolute()
@@ -51,9 +51,11 @@ def offline_root(config: Config) -> Path:
 
 
 def lock_path(config: Config, spec: Spec) -> Path:
-    """The project's lock: beside its settings, and never the file that the user brought."""
+    """Return the path of the project's lock, never that of a lock that the user supplied."""
     path = config.root / LOCK_NAME
-    return config.root / "pylock.stager.toml" if spec.pylock == path else path
+    if spec.pylock == path:
+        return config.root / "pylock.stager.toml"
+    return path
 
 
 def newest_bundle(config: Config) -> Chosen:
@@ -62,30 +64,30 @@ def newest_bundle(config: Config) -> Chosen:
     Raises:
         BundleError: there is none that can be used.
     """
-    found = _newest(config, Store(offline_root(config)))
-    if found.id is None:
+    newest = _newest(config, Store(offline_root(config)))
+    if newest.id is None:
         raise BundleError(
-            f"{found.path} was made by an older version of stager",
+            f"{newest.path} was made by an older version of stager",
             hint="make it anew with `stager build`",
         )
-    return Chosen(path=found.path, id=found.id)
+    return Chosen(path=newest.path, id=newest.id)
 
 
 def _newest(config: Config, store: Store) -> Newest:
-    found = existing.newest(store, config.source)
-    if found is None:
+    newest = existing.newest(store, config.source)
+    if newest is None:
         raise BundleError(
             f"there is no bundle of {config.name} in {store.root} yet",
             hint="make one with `stager build`, or name a bundle's file",
         )
-    return found
+    return newest
 
 
 def current_bundle(config: Config, listener: Listener) -> Chosen:
-    """Return the project's newest bundle, made anew first where files of the project have changed.
+    """Return the project's newest bundle, made anew if files of the project have changed.
 
-    That is quick and needs no network: the packages' layers are there. Changed requirements are
-    another matter and are left to ``stager build``.
+    That is quick and needs no network: the store has the packages' layers. Changed requirements
+    are left to ``stager build``.
 
     Raises:
         StagerError: there is no bundle yet, or the requirements have changed.
@@ -94,24 +96,24 @@ def current_bundle(config: Config, listener: Listener) -> Chosen:
     from ..lock.spec import read_spec
 
     store = Store(offline_root(config))
-    found = _newest(config, store)
+    newest = _newest(config, store)
     spec = read_spec(config)
     lock = lock_path(config, spec)
     current = inputs(spec, project_sources(config, (store.root, lock)), lock)
-    if found.id is not None and found.inputs == current:
-        return Chosen(path=found.path, id=found.id)
+    if newest.id is not None and newest.inputs == current:
+        return Chosen(path=newest.path, id=newest.id)
     from .build import make_again
 
-    return make_again(config, spec, found.path, listener)
+    return make_again(config, spec, newest.path, listener)
 
 
 def inputs(spec: Spec, trees: Sequence[Source], lock: Path) -> Digest:
-    """Digest of everything that decides a bundle, known without building it."""
+    """Return the digest of everything that decides a bundle, known without building it."""
     from ..layers.source import layer_id
     from ..pack.program import make_node_program
 
     ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
     pinned = sha256_of(lock) if lock.is_file() else None
     node = Digest.of(make_node_program())
-    known = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
-    return Digest.of(canonical_json(known))
+    content = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
+    return Digest.of(canonical_json(content))

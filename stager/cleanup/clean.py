@@ -22,7 +22,7 @@ from bundle.format.manifest import Manifest
 from bundle.protocol.digest import Digest
 
 from ..core.deletion import size_of
-from ..core.digest_cache import CheckedFiles
+from ..core.digest_cache import DigestCache
 from ..core.errors import BundleError, StagerError
 from ..core.regular_files import text_of
 from ..core.store import Store
@@ -227,7 +227,7 @@ class _Planning:
 
     def _wheels(self, locked: Collection[str]) -> Iterator[Item]:
         """Wheels and sdists, and those built here, which lie below their source's digest."""
-        checked = CheckedFiles(Store(self.root))
+        digest_cache = DigestCache(Store(self.root))
         found = [(path, "") for path in files_in(self.root / "wheels", *_DISTRIBUTIONS)]
         for folder in folders_in(self.root / "wheels-built"):
             found += [(path, folder.name) for path in files_in(folder, ".whl")]
@@ -236,7 +236,7 @@ class _Planning:
             arrived = path.lstat().st_mtime
             if arrived > self.now - UNUSED_SECONDS or source in locked:
                 continue
-            if checked.digest(path) not in locked:
+            if digest_cache.digest(path) not in locked:
                 yield self._item("wheel", path, "no lock names it")
 
     def _unused(self, folder: str, ending: str) -> list[Path]:

@@ -1,6 +1,6 @@
-"""Checks for single values of the settings: each gives the value to use, or raises ValueError.
+"""Checks for single values of the settings: each returns the value to use, or raises ValueError.
 
-They are handed to :meth:`stager.config.table.Table.take`, which knows the key path and words
+They are passed to :meth:`stager.config.table.Table.take`, which knows the key path and writes
 the message.
 """
 
@@ -19,6 +19,7 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 # The forms sbatch(1) documents for --time.
 _TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+")
+_NODE_RANGE = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
 _TORCH = re.compile(r"none|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
 _INTERFACE = re.compile(r"[^\s/,=^]{1,15}")  # IFNAMSIZ is 16 with the closing zero byte
 
@@ -32,10 +33,10 @@ def text(value: object) -> str:
 
 def word(value: object) -> str:
     """A string without white space."""
-    found = text(value)
-    if re.search(r"\s", found):
+    string = text(value)
+    if re.search(r"\s", string):
         raise ValueError
-    return found
+    return string
 
 
 def texts(value: object) -> tuple[str, ...]:
@@ -59,12 +60,16 @@ def matching(pattern: str) -> Callable[[object], str]:
     compiled = re.compile(pattern)
 
     def matched(value: object) -> str:
-        found = text(value)
-        if not compiled.fullmatch(found):
-            raise ValueError
-        return found
+        return _full_match(compiled, value)
 
     return matched
+
+
+def _full_match(pattern: re.Pattern[str], value: object) -> str:
+    string = text(value)
+    if not pattern.fullmatch(string):
+        raise ValueError
+    return string
 
 
 def choice(*allowed: str) -> Callable[[object], str]:
@@ -93,23 +98,25 @@ def whole_or_auto(least: int) -> Callable[[object], int | None]:
     """A whole number, or ``auto``, which becomes None."""
 
     def number(value: object) -> int | None:
-        return None if value == "auto" else whole(least)(value)
+        if value == "auto":
+            return None
+        return whole(least)(value)
 
     return number
 
 
 def node_range(value: object) -> tuple[int, int]:
     """A number of nodes, or fewest and most as ``MIN:MAX``; the same twice for a fixed number."""
-    if isinstance(value, str):
-        found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", value)
-        if not found:
-            raise ValueError
-        least, most = int(found[1]), int(found[2] or found[1])
-        if not 1 <= least <= most:
-            raise ValueError
-        return least, most
-    count = whole(1)(value)
-    return count, count
+    if not isinstance(value, str):
+        count = whole(1)(value)
+        return count, count
+    match = _NODE_RANGE.fullmatch(value)
+    if not match:
+        raise ValueError
+    least, most = int(match[1]), int(match[2] or match[1])
+    if not 1 <= least <= most:
+        raise ValueError
+    return least, most
 
 
 def gpus(value: object) -> str:
@@ -128,12 +135,11 @@ def path(root: Path) -> Callable[[object], Path]:
     """A path, made absolute: ``~`` is the home directory, others start at ``root``."""
 
     def absolute(value: object) -> Path:
-        found = Path(text(value))
         try:
-            found = found.expanduser()
+            expanded = Path(text(value)).expanduser()
         except RuntimeError as exc:  # no such user
             raise ValueError from exc
-        return Path(*(root / found).parts)
+        return Path(*(root / expanded).parts)
 
     return absolute
 
@@ -142,25 +148,27 @@ def path_or_false(root: Path) -> Callable[[object], Path | None]:
     """A path, or false, which becomes None."""
 
     def absolute(value: object) -> Path | None:
-        return None if value is False else path(root)(value)
+        if value is False:
+            return None
+        return path(root)(value)
 
     return absolute
 
 
 def node_path(value: object) -> str:
     """``auto``, or a path that means the same wherever a process on the node starts."""
-    found = text(value)
-    if found != "auto" and not found.startswith(("/", "$")):
+    string = text(value)
+    if string != "auto" and not string.startswith(("/", "$")):
         raise ValueError
-    return found
+    return string
 
 
 def torch_backend(value: object) -> str | None:
     """The name of one of PyTorch's indexes; ``none`` becomes None."""
-    found = text(value)
-    if not _TORCH.fullmatch(found):
-        raise ValueError
-    return None if found == "none" else found
+    backend = _full_match(_TORCH, value)
+    if backend == "none":
+        return None
+    return backend
 
 
 def slurm_time(value: object) -> str:
@@ -169,10 +177,7 @@ def slurm_time(value: object) -> str:
         return value.isoformat()
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return str(value)
-    found = text(value)
-    if not _TIME.fullmatch(found):
-        raise ValueError
-    return found
+    return _full_match(_TIME, value)
 
 
 def node_list(value: object) -> str:
@@ -184,16 +189,13 @@ def node_list(value: object) -> str:
 
 def interface(value: object) -> str | tuple[tuple[str, str], ...]:
     """One network interface for all nodes, or one for each pattern of node names."""
-    if isinstance(value, dict):
-        if not value:
-            raise ValueError
-        return tuple((word(nodes), interface_name(name)) for nodes, name in value.items())
-    return interface_name(value)
+    if not isinstance(value, dict):
+        return interface_name(value)
+    if not value:
+        raise ValueError
+    return tuple((word(nodes), interface_name(name)) for nodes, name in value.items())
 
 
 def interface_name(value: object) -> str:
     """The name of a network interface, or ``auto``."""
-    found = text(value)
-    if not _INTERFACE.fullmatch(found):
-        raise ValueError
-    return found
+    return _full_match(_INTERFACE, value)

@@ -1,4 +1,4 @@
-"""``[cluster]``: what to ask Slurm for."""
+"""``[cluster]``: the resources to request from Slurm."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """``[cluster]``: what to ask Slurm for. None leaves an option to Slurm's own default."""
+    """``[cluster]``: the resources to request from Slurm; None leaves an option to Slurm."""
 
     nodes: tuple[int, int]
-    """Fewest and most nodes, 1 or more; equal where the number is fixed."""
+    """Fewest and most nodes, 1 or more; equal if the number is fixed."""
     min_nodes: int | None
-    """Nodes that cannot do it are left out while so many remain; None: all must do."""
+    """Unusable nodes are left out while this many remain; None: every node must be usable."""
     partition: str | None
     """Slurm partition."""
     cpus_per_task: int | None
@@ -35,9 +35,9 @@ class ClusterConfig:
     node_root: str
     """Directory on each node under which the store is made; ``auto`` looks for a local one."""
     stage: str
-    """``auto``, ``always`` or ``never``: whether the bundle is broadcast to the nodes."""
+    """``auto``, ``always`` or ``never``: broadcast the bundle to the nodes."""
     log_mode: str
-    """Who may read a job's files: ``private``, its user; ``group``, the log directory's group."""
+    """Readers of a job's files: ``private``, its user; ``group``, the log directory's group."""
     container_image: str | None
     """Image that the ranks run in, for Slurm's pyxis plugin."""
     container_mounts: tuple[str, ...]

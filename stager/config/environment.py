@@ -1,4 +1,4 @@
-"""``[environment]``: what the environment is made of, and for which machine."""
+"""``[environment]``: the requirements of the environment, and the machine it is for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .table import Table
 PYPROJECT = "pyproject.toml"
 HEADERS, TESTS = "headers", "tests"
 PRUNABLE = (HEADERS, TESTS)
-"""What ``prune`` may name; :mod:`stager.layers.prune` says what each of them covers."""
+"""Words that ``prune`` may name; :mod:`stager.layers.prune` defines the files of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
-    """``[environment]``: what the environment is made of, and for which machine."""
+    """``[environment]``: the requirements of the environment, and the machine it is for."""
 
     requirements: tuple[str, ...]
     """Requirement files or requirement strings, as written; see :mod:`stager.lock.spec`."""
@@ -30,13 +30,13 @@ class EnvironmentConfig:
     platform: str | None
     """PEP 600 platform tag of the nodes; None for this machine's."""
     torch_backend: str | None
-    """Which of PyTorch's own indexes to add: ``cpu``, ``cu126``...; None for none."""
+    """Name of the PyTorch index to add: ``cpu``, ``cu126``...; None for none."""
     offline_root: Path | None
-    """Where wheels, layers and bundles are kept; None for the default place."""
+    """Directory for wheels, layers and bundles; None for the default."""
     imports: tuple[str, ...]
     """Modules that the build imports to prove that the environment works."""
     prune: tuple[str, ...]
-    """What is left out of the wheels' layers: words of ``PRUNABLE``, sorted, each once."""
+    """Kinds of files left out of the wheels' layers: words of ``PRUNABLE``, sorted, each once."""
 
 
 def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
@@ -79,7 +79,7 @@ def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
 
 
 def _prune(table: Table) -> tuple[str, ...]:
-    """The words of ``prune``; an unknown one is told with the one that was probably meant."""
+    """Return the words of ``prune``; report an unknown one with the word probably meant."""
     allowed = " and ".join(f'"{word}"' for word in PRUNABLE)
     words = table.take("prune", (), checks.texts, f"a list of {allowed}")
     for word in words:
@@ -91,7 +91,7 @@ def _prune(table: Table) -> tuple[str, ...]:
 
 
 def _check_target(table: Table, config: EnvironmentConfig) -> None:
-    """Let the target have its say now, so that its complaint is listed with the others."""
+    """Check the target now, so that its problem is listed with the others."""
     try:
         Target(python=config.python or "3.11", platform=config.platform or "manylinux_2_28_x86_64")
     except ConfigError as exc:

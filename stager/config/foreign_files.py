@@ -1,4 +1,4 @@
-"""Files of other tools that are named where requirements stand, and what to do with each.
+"""Files of other tools that are named in place of requirements, and the remedy for each.
 
 ``uv.lock``, ``Pipfile`` and ``setup.py`` are valid names of packages (PEP 508), and an index may
 have a package of such a name, which a stranger wrote. So a bare name that looks like that of a file
@@ -48,16 +48,16 @@ _REMEDIES = (
     ("pylock.toml", _ALONE),
     ("pylock.*.toml", _ALONE),
 )
-"""Files that are known by their names, in lower case, and what to do with each."""
+"""Known names of files, in lower case, and the remedy for each."""
 
 _SUFFIXES = (
     *(".cfg", ".conf", ".in", ".ini", ".ipynb", ".json", ".lock", ".pip", ".py", ".sh", ".toml"),
     *(".txt", ".yaml", ".yml"),
 )
-"""Ends of names that mean a file, there or not."""
+"""Suffixes of names that mean a file, whether it exists or not."""
 
 _PACKAGES = ("discord.py", "ruamel.yaml", "web.py")
-"""Packages in wide use that are called like files; taken for packages where no such file lies."""
+"""Widely used packages with names like files; taken for packages if no such file exists."""
 
 
 def bare_name(text: str) -> str:
@@ -67,18 +67,18 @@ def bare_name(text: str) -> str:
 
 
 def known(name: str) -> str:
-    """Return what to do with a file that is known by its name; empty for any other."""
+    """Return the remedy for a file that is known by its name; empty for any other."""
     lower = name.lower()
     return next((what for glob, what in _REMEDIES if fnmatch.fnmatchcase(lower, glob)), "")
 
 
 def is_export_needed(name: str) -> bool:
-    """Return whether a file says what to install in a form that only another tool reads."""
+    """Return whether a file lists requirements in a form that only another tool reads."""
     return known(name) not in ("", _BUILD, _ALONE)
 
 
 def remedy(name: str) -> str:
-    """Return what to do with a file that is no requirement file, by its name."""
+    """Return the remedy for a file that is not a requirement file, by its name."""
     if known(name):
         return known(name)
     if name.endswith((".txt", ".in")):
@@ -92,11 +92,11 @@ def remedy(name: str) -> str:
 
 
 def misread(text: str, folders: Iterable[Path]) -> str:
-    """Return why a requirement is taken for a file, and what to do; empty where it is a package.
+    """Return why a requirement is taken for a file, and the remedy; empty if it is a package.
 
     Args:
         text: the requirement, as written.
-        folders: where a file of that name would lie.
+        folders: the folders that may hold a file of that name.
     """
     name = bare_name(text)
     if not name:
@@ -114,5 +114,5 @@ def misread(text: str, folders: Iterable[Path]) -> str:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a file lies there; a name that is too long for one is none."""
+    """Return whether a file exists; a name that is too long for a file is none."""
     return os.access(path, os.F_OK) and path.is_file()

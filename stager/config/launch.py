@@ -1,4 +1,4 @@
-"""``[launch]``: how the ranks are started."""
+"""``[launch]``: the settings for starting ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from . import checks
 from .table import Table
 
 GRACE_SECONDS = 7
-"""Short, as Slurm kills what still runs KillWait (30 s by default) after it ended a job."""
+"""Short, since Slurm kills remaining processes KillWait (30 s by default) after it ended a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """``[launch]``: how the ranks are started."""
+    """``[launch]``: the settings for starting ranks."""
 
     nproc_per_node: int | None
     """Ranks on each node, 1 or more; None for one a GPU, else 1."""
@@ -26,11 +26,11 @@ class LaunchConfig:
     omp_num_threads: int | None
     """Threads a rank, 1 or more; None for the task's CPUs divided by its ranks."""
     max_restarts: int
-    """How often torchrun starts a failed group of ranks again, 0 or more."""
+    """Number of times torchrun restarts a failed group of ranks, 0 or more."""
     grace_seconds: int
-    """Seconds that ranks which are told to end get to save what they have, 1 or more."""
+    """Grace period of ranks after SIGTERM, in seconds, 1 or more."""
     pass_env: tuple[str, ...]
-    """Names of secret variables that the ranks get; others that look like secrets are kept back."""
+    """Names of secret variables that ranks get; others that look like secrets are not passed on."""
 
 
 def launch(table: Table) -> LaunchConfig:

@@ -1,4 +1,4 @@
-"""``stager.toml``: finding it, checking every value in it, and the values it becomes.
+"""``stager.toml``: finding it, checking every value in it, and the resulting values.
 
 Parsing happens here, once: after :func:`load` every value has its type and its range, paths are
 absolute, and defaults are filled in. A default of None means "decided later, from the machine".
@@ -39,24 +39,24 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything one project says about itself."""
+    """All settings of one project."""
 
     name: str
     """Names the bundle's file and the job; letters, digits, dot, dash and underscore."""
     root: Path
-    """The folder the file stands in; relative paths start here."""
+    """The folder of the file; relative paths start here."""
     source: Path
     """The file it was read from."""
     environment: EnvironmentConfig
-    """What is installed."""
+    """The packages to install."""
     project: ProjectConfig
     """The user's own code."""
     assets: AssetsConfig
     """Models and data."""
     cluster: ClusterConfig
-    """What to ask Slurm for."""
+    """The resources to request from Slurm."""
     launch: LaunchConfig
-    """How the ranks are started."""
+    """The settings for starting ranks."""
 
 
 def load(start: Path) -> Config:
@@ -81,7 +81,7 @@ def load(start: Path) -> Config:
 
 
 def find(start: Path) -> Path | None:
-    """The settings file that :func:`load` reads; None if there is none.
+    """Return the settings file that :func:`load` reads; None if there is none.
 
     Raises:
         ConfigError: a ``pyproject.toml`` on the way that seems to be meant is not TOML.
@@ -135,7 +135,7 @@ def parse(data: Mapping[str, Any], *, root: Path, source: Path) -> Config:
 
 
 def template(requirements: Sequence[str]) -> str:
-    """The commented ``stager.toml`` that ``stager init`` writes.
+    """Return the commented ``stager.toml`` that ``stager init`` writes.
 
     Args:
         requirements: what ``environment.requirements`` shall say, in the same notation.
@@ -153,7 +153,7 @@ def _load_file(path: Path) -> Config:
 
 
 def _mentions_us(path: Path) -> bool:
-    """Whether a pyproject.toml is ours to read; a broken one that is not must not stop us."""
+    """Return whether a pyproject.toml has our table; one that is broken without it is ignored."""
     try:
         return "stager" in toml.read(path).get("tool", {})
     except ConfigError:

@@ -17,11 +17,11 @@ class ProjectConfig:
     path: Path | None
     """The folder that is shipped; None (``path = false``) ships none."""
     exclude: tuple[str, ...]
-    """Patterns in the form of ``.gitignore``, on top of that file, of what is not shipped."""
+    """Patterns of files not to ship, in the form of ``.gitignore``, on top of that file."""
     outputs: tuple[str, ...]
     """Paths below the run directory that are brought back when the job ends."""
     command: tuple[str, ...]
-    """What every rank runs when the command line names nothing."""
+    """The command of every rank if the command line names none."""
 
 
 @dataclass(frozen=True, kw_only=True)

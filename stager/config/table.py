@@ -1,8 +1,8 @@
 """Reading a parsed TOML document key by key, and collecting every problem on the way.
 
-A check takes the value found and gives the value to use; it raises :class:`ValueError` when the
-value is not one it allows. What is allowed is a sentence of its own, so that every message reads
-the same: key path, what was found, what is allowed.
+A check takes the value of a key and returns the value to use; it raises :class:`ValueError` for a
+value that is not allowed. The allowed values are described separately, so that every message reads
+the same: key path, value found, values allowed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Table:
     """One table of a document, with its key path; sub-tables share the list of problems."""
 
     def __init__(self, data: Mapping[str, Any], *, path: str = "") -> None:
-        """Wrap a whole document; ``path`` is what its keys are reported under."""
+        """Wrap a whole document; ``path`` goes before its keys in messages."""
         self._data = data
         self._path = path
         self._known: list[str] = []
@@ -28,69 +28,71 @@ class Table:
         self.problems: list[str] = []
 
     def take(self, key: str, default: D, check: Callable[[object], T], allowed: str) -> T | D:
-        """The value of a key, checked; the default where it is absent or wrong.
+        """Return the value of a key, checked; the default if it is absent or wrong.
 
         Args:
             key: the key, without the table's own path.
-            default: what an absent key means.
-            check: gives the value to use, or raises ValueError.
-            allowed: what may stand there, for the message.
+            default: the value of an absent key.
+            check: returns the value to use, or raises ValueError.
+            allowed: the allowed values, for the message.
         """
         self._known.append(key)
         if key not in self._data:
             return default
-        found = self._data[key]
+        value = self._data[key]
         try:
-            return check(found)
+            return check(value)
         except ValueError:
-            self.problem(key, f"found {describe(found)}, allowed: {allowed}")
+            self.problem(key, f"found {describe(value)}, allowed: {allowed}")
             return default
 
     def has(self, key: str) -> bool:
-        """Whether the key is present, whatever its value."""
+        """Return whether the key is present, whatever its value."""
         return key in self._data
 
-    def problem(self, key: str, what: str) -> None:
+    def problem(self, key: str, problem: str) -> None:
         """Note that a key's value cannot be used."""
-        self.problems.append(f"{self._full(key)}: {what}")
+        self.problems.append(f"{self._full(key)}: {problem}")
 
     def table(self, key: str) -> Table:
-        """A sub-table; an absent one is empty."""
+        """Return a sub-table; an absent one is empty."""
         self._known.append(key)
-        found = self._data.get(key, {})
-        if not isinstance(found, Mapping):
-            self.problem(key, f"found {describe(found)}, allowed: a table, written [{key}]")
-            found = {}
-        child = Table(found, path=self._full(key))
+        value = self._data.get(key, {})
+        if not isinstance(value, Mapping):
+            self.problem(key, f"found {describe(value)}, allowed: a table, written [{key}]")
+            value = {}
+        child = Table(value, path=self._full(key))
         child.problems = self.problems
         self._tables.append(child)
         return child
 
     def finish(self) -> list[str]:
-        """All problems; keys that nothing asked for are added now."""
+        """Return all problems, including keys that nothing read."""
         known = self._known_paths()
         for path in self._unknown_paths():
-            table = path.rpartition(".")[0]
-            siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == table]
-            near = _nearest(path, known)
-            there = f"did you mean {near}?" if near else f"known are {', '.join(siblings)}"
-            self.problems.append(f"{path}: unknown key; {there}")
+            self.problems.append(f"{path}: unknown key; {_suggestion(path, known)}")
         return self.problems
 
     def _full(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
+        if not self._path:
+            return key
+        return f"{self._path}.{key}"
 
     def _known_paths(self) -> list[str]:
-        own = [self._full(key) for key in self._known]
-        return own + [path for table in self._tables for path in table._known_paths()]
+        paths = [self._full(key) for key in self._known]
+        for table in self._tables:
+            paths += table._known_paths()
+        return paths
 
     def _unknown_paths(self) -> list[str]:
-        own = [self._full(key) for key in self._data if key not in self._known]
-        return own + [path for table in self._tables for path in table._unknown_paths()]
+        paths = [self._full(key) for key in self._data if key not in self._known]
+        for table in self._tables:
+            paths += table._unknown_paths()
+        return paths
 
 
 def describe(value: object) -> str:
-    """A TOML value in words: its type, and the value itself where that is short."""
+    """Return a TOML value in words: its type, and the value itself if it is short."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -104,12 +106,30 @@ def describe(value: object) -> str:
     return f"the list {value!r}" if len(repr(value)) < 60 else "a list"
 
 
+def _suggestion(path: str, known: list[str]) -> str:
+    """Suggest the nearest known key, or list all keys of the same table."""
+    nearest = _nearest(path, known)
+    if nearest:
+        return f"did you mean {nearest}?"
+    return f"known are {', '.join(_siblings(path, known))}"
+
+
+def _siblings(path: str, known: list[str]) -> dict[str, str]:
+    """Return the known keys of the same table by their last component."""
+    table = path.rpartition(".")[0]
+    siblings = {}
+    for key in known:
+        key_table, _, name = key.rpartition(".")
+        if key_table == table:
+            siblings[name] = key
+    return siblings
+
+
 def _nearest(path: str, known: list[str]) -> str:
-    """The known key path most like this one: in its own table first, then in any."""
-    table, _, name = path.rpartition(".")
-    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == table}
-    namesakes = {k.rpartition(".")[2]: k for k in reversed(known)}
-    for candidates, cutoff in ((siblings, 0.6), (namesakes, 0.75)):
+    """Return the known key path most like this one: in its own table first, then in any."""
+    name = path.rpartition(".")[2]
+    namesakes = {key.rpartition(".")[2]: key for key in reversed(known)}
+    for candidates, cutoff in ((_siblings(path, known), 0.6), (namesakes, 0.75)):
         match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
         if match:
             return candidates[match[0]]

@@ -1,4 +1,4 @@
-"""Starting a project: the commented ``stager.toml``, and the settings of a project without one."""
+"""The commented ``stager.toml`` of a new project, and the settings of a project without one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def create(folder: Path, source: Path | None) -> Path:
     """Write ``stager.toml`` in a folder.
 
     Args:
-        folder: where.
-        source: the requirements file to name, or a folder to take the first of the usual ones
+        folder: the project's folder.
+        source: the requirements file to name, or a folder to take the first of the usual files
             from; None looks in ``folder`` itself.
 
     Returns:
@@ -26,7 +26,7 @@ def create(folder: Path, source: Path | None) -> Path:
 
     Raises:
         ConfigError: there is one already; ``source`` does not exist or is no requirement file; or
-            what is to be installed stands where only another tool reads it.
+            the requirements are in a file that only another tool reads.
         StagerError: it cannot be written.
     """
     path = folder / FILE_NAME
@@ -46,27 +46,21 @@ def create(folder: Path, source: Path | None) -> Path:
 
 
 def _requirements(folder: Path, source: Path | None) -> list[str]:
-    """Return what ``environment.requirements`` is to say; nothing where there is nothing to name.
+    """Return the value of ``environment.requirements``; empty if there is no file to name.
 
     Raises:
         ConfigError: see :func:`create`.
     """
     if source is not None and not (folder / source).is_dir():
-        if not (folder / source).is_file():
-            hint = "name a requirements file with --from"
-            raise ConfigError(f"there is no file {source}", hint=hint)
-        if not any(source.match(pattern) for pattern in _READ):
-            hint = foreign_files.remedy(source.name)
-            raise ConfigError(f"{source} is not a requirement file", hint=hint)
+        _require_readable(folder, source)
         return [str(source)]
     place = source or Path()
-    usual = next((place / name for name in GUESSES if (folder / place / name).is_file()), None)
-    if usual is not None:
-        return [str(usual)]
+    for name in GUESSES:
+        if (folder / place / name).is_file():
+            return [str(place / name)]
     wanted = ", ".join(GUESSES)
     where = "here" if source is None else f"in {source}"
-    names = sorted(path.name for path in (folder / place).iterdir() if path.is_file())
-    other = next((name for name in names if foreign_files.is_export_needed(name)), None)
+    other = _other_tools_file(folder / place)
     if other is not None:
         raise ConfigError(
             f"{other} {where} cannot be read, and there is none of {wanted} {where}",
@@ -80,8 +74,27 @@ def _requirements(folder: Path, source: Path | None) -> list[str]:
     return []
 
 
+def _require_readable(folder: Path, source: Path) -> None:
+    """Refuse a file that does not exist or that ``environment.requirements`` may not name."""
+    if not (folder / source).is_file():
+        hint = "name a requirements file with --from"
+        raise ConfigError(f"there is no file {source}", hint=hint)
+    if not any(source.match(pattern) for pattern in _READ):
+        hint = foreign_files.remedy(source.name)
+        raise ConfigError(f"{source} is not a requirement file", hint=hint)
+
+
+def _other_tools_file(folder: Path) -> str | None:
+    """Return the first file whose requirements only another tool can export."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    for name in names:
+        if foreign_files.is_export_needed(name):
+            return name
+    return None
+
+
 def default(folder: Path) -> Config:
-    """The settings of a folder without a ``stager.toml``, to work on a bundle named by its path."""
+    """Return the settings of a folder without a ``stager.toml``, to use a bundle named by path."""
     empty: list[str] = []
-    nothing = {"environment": {"requirements": empty}}  # the one key that must be there
-    return parse(nothing, root=folder, source=folder / FILE_NAME)
+    required = {"environment": {"requirements": empty}}  # the only key that must be present
+    return parse(required, root=folder, source=folder / FILE_NAME)

@@ -1,1 +1,1 @@
-"""What every package uses: errors, values, the offline root, subprocesses, digests."""
+"""Shared by every package: errors, values, the offline root, subprocesses, digests."""

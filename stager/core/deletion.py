@@ -1,4 +1,4 @@
-"""Removing trees: no link followed, no depth too great, and never the end of a command."""
+"""Removing trees of any depth, without following links; a failure is logged, not raised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def remove(path: Path) -> bool:
     """Remove a file, a link or a tree; what cannot be removed stays, and is logged.
 
     Returns:
-        Whether it is gone.
+        True if it is gone.
     """
     try:
         delete(str(path))

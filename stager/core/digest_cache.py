@@ -1,8 +1,8 @@
-"""Digests of files in the offline root, remembered, so that an unchanged file is read once.
+"""Recorded digests of files in the offline root, so that an unchanged file is read once.
 
-A digest holds as long as the file's size, times (in nanoseconds) and inode stay what they were when
-it was read: every writer of the store publishes by rename, which changes the inode, and whoever
-edits a file in place changes the time of its last change, which nobody can put back.
+A digest holds as long as the file's size, times (in nanoseconds) and inode stay the same: every
+writer of the store publishes by rename, which changes the inode, and an edit in place changes the
+time of the last change, which no program can put back.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .values import Digest
 FILE_NAME = "checked.json"
 
 
-class CheckedFiles:
-    """The digests of one store's files; call :meth:`save` when done."""
+class DigestCache:
+    """Digests of one store's files; call :meth:`save` when done."""
 
     def __init__(self, store: Store) -> None:
-        """Read what is remembered; a record that is damaged counts as none."""
+        """Read the record; a damaged one counts as empty."""
         self._store = store
         self._known: dict[str, list[object]] = {}
         self._changed = False
@@ -54,20 +54,28 @@ class CheckedFiles:
                 hint="move it away and run the command again",
             )
         key = str(path.relative_to(self._store.root))
-        seen = stamp(status)
-        known = self._known.get(key)
-        if isinstance(known, list) and known[:-1] == seen:
-            with contextlib.suppress(ValueError):
-                return Digest(str(known[-1]))
+        current = stamp(status)
+        digest = self._remembered(key, current)
+        if digest is not None:
+            return digest
         try:
-            found = sha256_of(path)
+            digest = sha256_of(path)
         except OSError as exc:
             raise StagerError(
                 f"{path} cannot be read: {exc.strerror or exc}", hint="make it readable"
             ) from exc
-        self._known[key] = [*seen, found]
+        self._known[key] = [*current, digest]
         self._changed = True
-        return found
+        return digest
+
+    def _remembered(self, key: str, current: list[int]) -> Digest | None:
+        """Return a file's recorded digest if its size, times and inode are still the same."""
+        record = self._known.get(key)
+        if not isinstance(record, list) or record[:-1] != current:
+            return None
+        with contextlib.suppress(ValueError):
+            return Digest(str(record[-1]))
+        return None
 
     def save(self) -> None:
         """Write the record, without the files that are gone; does nothing if nothing changed."""

@@ -1,4 +1,4 @@
-"""The one family of errors the tool raises on purpose.
+"""The errors that the tool raises on purpose, a single family.
 
 An expected failure says what went wrong, where, and what to do about it. Only the command line
 boundary (``stager.__main__``) turns one into an exit code; nothing else in the tool exits.
@@ -14,7 +14,7 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_JOB = 3
 EXIT_INTERRUPTED = 130
-"""What a shell gives a command that Ctrl-C ended."""
+"""Exit status that a shell gives a command ended by Ctrl-C."""
 
 
 class StagerError(Exception):
@@ -53,10 +53,10 @@ class BundleError(StagerError):
 
 
 class SpaceError(StagerError):
-    """Not enough room, or not enough inodes, at a place we are about to write to."""
+    """Not enough space, or not enough inodes, in a directory to be written to."""
 
 
 class JobError(StagerError):
-    """A node or a rank failed; the job's own story is in ``context``."""
+    """A node or a rank failed; ``context`` has the details."""
 
     exit_code = EXIT_JOB

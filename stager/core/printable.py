@@ -1,4 +1,4 @@
-"""Text of others as it may be shown: a log, a wheel, a bundle or an index may hold anything.
+"""Making foreign text safe to print: a log, a wheel, a bundle or an index may hold anything.
 
 What would make a terminal or a reader's eye do more than read (set a title or the clipboard, clear
 the screen, turn the text around) is written out as an escape, in a pipe as on a terminal: what is
@@ -18,7 +18,7 @@ _UNSEEN = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}\u2028\u2029\ud800
 
 
 def visible(text: str) -> str:
-    r"""Return a text without colours, and with all else that cannot be seen as ``\x1b``.
+    r"""Return a text without colours, with other invisible characters written as ``\x1b``.
 
     A carriage return at its end, as files from elsewhere have it, goes without a word.
     """

@@ -37,7 +37,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """What a finished command left behind."""
+    """Exit status and output of a finished command."""
 
     argv: tuple[str, ...]
     """The command as it was started."""
@@ -70,14 +70,14 @@ def run(
     cwd: Path | None = None,
     check: bool = True,
 ) -> Completed:
-    """Run one command to its end and return what it wrote.
+    """Run one command to its end and return its output.
 
     Args:
         argv: the program and its arguments.
         timeout: seconds after which the command is killed.
         env: variables to add to this process's environment; None adds nothing.
         cwd: the directory to run in; None for this one.
-        check: whether an exit status other than 0 raises.
+        check: true if an exit status other than 0 raises.
 
     Raises:
         CommandError: the command failed (with ``check``), or took longer than ``timeout``.
@@ -94,7 +94,7 @@ def feed(
 
     Args:
         argv: the program and its arguments.
-        text: what it reads.
+        text: the text.
         environment: all its variables.
         timeout: seconds after which the command is killed.
 
@@ -108,7 +108,7 @@ def feed(
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """What a command finds when it starts."""
+    """The surroundings of a command when it starts."""
 
     environment: Mapping[str, str] | None = None
     cwd: Path | None = None
@@ -132,22 +132,22 @@ def _finish(argv: Sequence[str], setting: _Setting, *, timeout: float, check: bo
         )
     except OSError as exc:
         raise _cannot_start(argv, exc) from exc
-    late = False
+    timed_out = False
     try:
         stdout, stderr = process.communicate(setting.text, timeout=timeout)
     except subprocess.TimeoutExpired:
-        late = True
+        timed_out = True
     finally:
         # The whole session: a resolver that outlives its time may have children of its own.
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    if late:
+    if timed_out:
         stdout, stderr = process.communicate()
     completed = Completed(
         argv=tuple(argv), returncode=process.returncode, stdout=stdout, stderr=stderr
     )
-    if late:
+    if timed_out:
         raise CommandError(completed, reason=f"the command took more than {timeout:g} s")
     if check and completed.returncode != 0:
         raise CommandError(completed, reason=f"exit status {completed.returncode}")
@@ -156,12 +156,12 @@ def _finish(argv: Sequence[str], setting: _Setting, *, timeout: float, check: bo
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """How a followed command ended."""
+    """Outcome of a followed command."""
 
     returncode: int
     """Its exit status; negative for the signal that ended it."""
     interrupted: bool
-    """Whether it was told to end, by Ctrl-C or a signal to this process."""
+    """True if it was interrupted, by Ctrl-C or a signal to this process."""
 
 
 def stream(
@@ -172,19 +172,19 @@ def stream(
     environment: Mapping[str, str] | None = None,
     end_it: Callable[[int], None] | None = None,
 ) -> Streamed:
-    """Run a command that reports line by line, and say how it ended.
+    """Run a command that reports line by line, and return its outcome.
 
-    It decides how to end when it is told to; its last lines are still passed on, and so is the one
-    that is just being handled. Ctrl-C reaches it directly, unless ``end_it`` is given. It gets
-    SIGTERM when this process ends.
+    An interrupted command ends by itself; its last lines are still passed on, and so is the line
+    being handled. Ctrl-C reaches it directly, unless ``end_it`` is given. It gets SIGTERM when this
+    process ends.
 
     Args:
         argv: the program and its arguments.
         on_line: called with each line of its standard output.
         on_talk: called with each line of its standard error; None leaves that as it is.
         environment: all its variables; None for this process's own.
-        end_it: called with its process id, once, when this process is interrupted; it is out of
-            the terminal's reach then. None sends it SIGINT.
+        end_it: called with its process id, once, when this process is interrupted; the command
+            then has a session of its own, without the terminal. None sends it SIGINT.
 
     Raises:
         StagerError: it cannot be started.
@@ -216,7 +216,7 @@ def stream(
         lines.add(process.stderr, on_talk)
         try:
             lines.pass_on()
-        except BaseException:  # nobody reads its lines any more: that ends it
+        except BaseException:  # closed pipes end it
             lines.close()
             process.wait()
             raise
@@ -225,18 +225,13 @@ def stream(
 
 @contextlib.contextmanager
 def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
-    """Call a function at each interrupt, instead of raising it.
+    """Call a function at each interrupt, instead of raising KeyboardInterrupt.
 
-    Raised, it would come wherever this process just is, and the line that is handled there would be
-    lost. After one, further ones do nothing: what is left to do is to tell what has happened.
-    Signals that end this process otherwise, and threads that get none, are left as they are.
+    The exception could be raised anywhere, and the line being handled would be lost. After the
+    first interrupt the handlers stay, so that further ones cannot stop the report of what happened.
+    Signals with another handler, and threads that get no signals, are left as they are.
     """
-    main = threading.current_thread() is threading.main_thread()
-    numbers = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if main and signal.getsignal(number) is signal.default_int_handler
-    ]
+    numbers = _interrupting_signals()
     called = False
 
     def call(number: int, frame: FrameType | None) -> None:
@@ -249,8 +244,20 @@ def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number in () if called else numbers:
-            signal.signal(number, signal.default_int_handler)
+        if not called:
+            for number in numbers:
+                signal.signal(number, signal.default_int_handler)
+
+
+def _interrupting_signals() -> list[signal.Signals]:
+    """Return the signals that raise KeyboardInterrupt in this thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.default_int_handler
+    ]
 
 
 class _Lines:
@@ -268,7 +275,7 @@ class _Lines:
         self.close()
 
     def add(self, pipe: IO[bytes] | None, on_line: Callable[[str], None] | None) -> None:
-        """Read a pipe as well; nothing where there is none."""
+        """Add a pipe; None is ignored."""
         if pipe is not None and on_line is not None:
             self._pipes.append(pipe)
             self._selector.register(pipe, selectors.EVENT_READ, (on_line, Lines()))
@@ -282,15 +289,22 @@ class _Lines:
             if not self._selector.get_map():
                 return
             for key, _ in self._selector.select():
-                on_line, lines = key.data
-                chunk = os.read(key.fd, _CHUNK)
-                self._ready.extend((on_line, line) for line in lines.feed(chunk))
-                if not chunk:
-                    self._ready.extend((on_line, last) for last in [lines.last()] if last)
-                    self._selector.unregister(key.fileobj)
+                self._read(key)
+
+    def _read(self, key: selectors.SelectorKey) -> None:
+        """Read from one pipe; at its end, take a last line without a line end."""
+        on_line, lines = key.data
+        chunk = os.read(key.fd, _CHUNK)
+        self._ready.extend((on_line, line) for line in lines.feed(chunk))
+        if chunk:
+            return
+        last = lines.last()
+        if last:
+            self._ready.append((on_line, last))
+        self._selector.unregister(key.fileobj)
 
     def close(self) -> None:
-        """Close the pipes; who writes to them then gets a SIGPIPE."""
+        """Close the pipes; a process that writes to them then gets SIGPIPE."""
         self._selector.close()
         for pipe in self._pipes:
             pipe.close()
@@ -310,9 +324,9 @@ def become(argv: Sequence[str]) -> None:
 
 
 def _end_with_parent() -> Callable[[], None]:
-    """What a child runs first, so that it does not outlive a build that is killed.
+    """Return a function for a child to run first, so that it does not outlive a killed build.
 
-    It gets a signal that a resolver may tidy up after; everything is looked up before the fork.
+    It gets SIGTERM, so that a resolver can clean up; everything is looked up before the fork.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()

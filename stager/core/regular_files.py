@@ -1,4 +1,4 @@
-"""Regular files, opened to be read: what else bears a file's name might never end."""
+"""Reading regular files only: reading a pipe or a device might never end."""
 
 from __future__ import annotations
 

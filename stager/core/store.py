@@ -60,7 +60,7 @@ class Store:
         return self._folder("layers")
 
     def layer(self, key: Digest) -> Path:
-        """Where the layer of this id lies, or would lie."""
+        """Return the path of the layer with this id, whether it exists or not."""
         return self.layers / f"{key}.tar.zst"
 
     @property
@@ -90,7 +90,7 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold the store for one build at a time; whoever comes second waits.
+        """Hold the store for one build at a time; a second build waits.
 
         The kernel drops the lock when its holder ends, however it ends, so a killed build never
         leaves the store locked. Left-over temporary files are removed once the lock is held.
@@ -108,8 +108,8 @@ class Store:
             with contextlib.suppress(OSError):
                 for path in self.root.iterdir():  # of a store that was shared after it was made
                     self.open_up(path)
-            # Whoever publishes without this lock has its file in tmp/ for a moment: the next sweep
-            # will do then.
+            # A process that publishes without this lock has its file in tmp/ for a moment; then the
+            # next sweep removes the rest.
             with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
                 if alone:
                     remove(self.root / "tmp")
@@ -118,11 +118,11 @@ class Store:
     def scratch(self, prefix: str) -> Path:
         """Make a new directory under ``tmp/``, on the same file system as the final places."""
         folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder("tmp")))
-        self.open_up(folder)  # so that whoever shares the store can sweep it
+        self.open_up(folder)  # so that other users of the store can sweep it
         return folder
 
     def open_up(self, path: Path) -> None:
-        """Give a file or directory of ours the mode that the root's own makes it have.
+        """Give a file or directory of ours the mode that follows from the root's.
 
         Raises:
             OSError: it is not there.
@@ -132,7 +132,7 @@ class Store:
         if not stat.S_ISDIR(status.st_mode):
             mode &= 0o666
         if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode):
-            return  # who made it has seen to it
+            return  # its owner does this
         if mode & stat.S_IWGRP and status.st_gid != root.st_gid:
             with contextlib.suppress(PermissionError):  # not a member of the root's group
                 os.chown(path, -1, root.st_gid)
@@ -142,12 +142,12 @@ class Store:
 
     @contextlib.contextmanager
     def publishing(self, final: Path) -> Iterator[Path]:
-        """Give a temporary path to write to, and rename it to ``final`` once the block succeeds.
+        """Yield a temporary path to write to; rename it to ``final`` once the block succeeds.
 
         Raises:
             SpaceError: the disk filled up while writing.
             StagerError: the file cannot be written for another reason, or the block could not read
-                what it wanted to write.
+                its input.
         """
         with self._flock(".tmp.lock", fcntl.LOCK_SH):
             folder = self.scratch("new")
@@ -170,12 +170,12 @@ class Store:
                 remove(folder)
 
     def require_space(self, needed: int, what: str, inodes: int = FEW_INODES) -> None:
-        """Refuse to start writing what will not fit.
+        """Refuse to start writing if there is not enough space.
 
         Args:
-            needed: bytes about to be written under the root.
-            what: what they are, for the message.
-            inodes: how many files and directories that makes.
+            needed: bytes to be written under the root.
+            what: a name for the data, for the message.
+            inodes: number of new files and directories.
 
         Raises:
             SpaceError: fewer bytes or inodes are free than needed.
@@ -183,14 +183,19 @@ class Store:
         self.make_folder(self.root)
         state = os.statvfs(self.root)
         free = state.f_bavail * state.f_frsize
-        if free < needed or (state.f_files and state.f_favail < inodes):
-            more = f" and {inodes} inodes" if state.f_files and state.f_favail < inodes else ""
-            have = f" and {state.f_favail} inodes" if state.f_files else ""
-            raise SpaceError(
-                f"not enough space for {what}: need {needed / 1e6:,.0f} MB{more}, "
-                f"have {free / 1e6:,.0f} MB{have} at {self.root}",
-                hint=STORE_HINT,
-            )
+        too_few_inodes = bool(state.f_files) and state.f_favail < inodes
+        if free >= needed and not too_few_inodes:
+            return
+        need = f"{needed / 1e6:,.0f} MB"
+        if too_few_inodes:
+            need += f" and {inodes} inodes"
+        have = f"{free / 1e6:,.0f} MB"
+        if state.f_files:
+            have += f" and {state.f_favail} inodes"
+        raise SpaceError(
+            f"not enough space for {what}: need {need}, have {have} at {self.root}",
+            hint=STORE_HINT,
+        )
 
     def _folder(self, name: str) -> Path:
         path = self.root / name
@@ -201,9 +206,9 @@ class Store:
     def _flock(
         self, name: str, operation: int, waiting: Callable[[], None] = lambda: None
     ) -> Iterator[bool]:
-        """Hold a lock file of the root; gives False where ``LOCK_NB`` is asked for and it is taken.
+        """Hold a lock file of the root; yield False if ``LOCK_NB`` is given and it is taken.
 
-        The file is never removed: a lock on a name that is gone keeps nobody out.
+        The file is never removed: a lock on a removed file keeps no other process out.
         """
         self.make_folder(self.root)
         path = self.root / name
@@ -226,7 +231,7 @@ class Store:
             os.close(handle)
 
     def make_folder(self, path: Path) -> None:
-        """Make the root, or a directory in it, where it is not there yet.
+        """Make the root, or a directory in it, if it does not exist.
 
         Raises:
             StagerError: it cannot be made, or something else is in its place.
@@ -257,17 +262,17 @@ def _try_lock(handle: int, operation: int) -> bool:
 
 
 def keep_out_of_projects(folder: Path, mode: str = log_modes.PRIVATE) -> bool:
-    """Let git, and a project that this directory happens to lie in, pass over it as a whole.
+    """Make git, and a project that happens to contain this directory, ignore it as a whole.
 
-    Only an empty directory is marked, which is one that was made just now.
+    Only an empty directory is marked, one that was made just now.
 
     Args:
         folder: the directory.
-        mode: who may read the mark, one of :data:`bundle.protocol.log_modes.MODES`, whatever the
+        mode: the mark's readers, one of :data:`bundle.protocol.log_modes.MODES`, whatever the
             umask is.
 
     Returns:
-        Whether it was marked.
+        True if it was marked.
     """
     with contextlib.suppress(OSError):
         if not any(folder.iterdir()):
@@ -279,16 +284,16 @@ def keep_out_of_projects(folder: Path, mode: str = log_modes.PRIVATE) -> bool:
 
 
 def stamp(status: os.stat_result) -> list[int]:
-    """Return what changes whenever a file does: size, times and inode.
+    """Return the values that change whenever a file does: size, times and inode.
 
-    Whoever rewrites a file in place can put its modification time back, but not the time of its
-    last change, which the kernel sets.
+    A program that rewrites a file in place can restore its modification time, but not the time of
+    its last change, which the kernel sets.
     """
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def sha256_of(path: Path) -> Digest:
-    """The digest of a file's bytes, read in pieces so that memory stays flat."""
+    """Return the digest of a file's bytes, read in pieces so that memory use stays constant."""
     state = hashlib.sha256()
     with opened(path) as handle:
         while chunk := handle.read(CHUNK):
@@ -297,7 +302,7 @@ def sha256_of(path: Path) -> Digest:
 
 
 def cannot_write(path: Path, exc: OSError) -> StagerError:
-    """The error for a place in the store that could not be written, with the setting to change."""
+    """Return the error for a path in the store that cannot be written, and what to change."""
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpaceError(
             f"no space left while writing {path}",
@@ -308,12 +313,14 @@ def cannot_write(path: Path, exc: OSError) -> StagerError:
             f"{path} is a directory, though a file belongs there",
             hint="move it away and run the command again",
         )
+    advice = "check the permissions"
+    if exc.errno == errno.EACCES:
+        advice += (
+            " (a root that a group shares has the mode 2770, and each of its users opens their own "
+            "files to the others with their next build)"
+        )
     return StagerError(
         f"cannot write {path}: {exc.strerror or exc}",
-        hint="check the permissions (a root that a group shares has the mode 2770, and each of "
-        "its users opens their own files to the others with their next build), or choose another "
-        "place with environment.offline-root in stager.toml or $OFFLINE_ROOT"
-        if exc.errno == errno.EACCES
-        else "check the permissions, or choose another place with environment.offline-root "
+        hint=f"{advice}, or choose another place with environment.offline-root "
         "in stager.toml or $OFFLINE_ROOT",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +60,16 @@ def loads(text: str, source: Path) -> dict[str, Any]:
         ConfigError: the text is not TOML; says file, line and column.
     """
     try:
-        found: dict[str, Any] = tomllib.loads(text)
+        data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        told = str(exc)
-        where = _POSITION.search(told)
-        place = where.group(1) if where else "somewhere"
+        message = str(exc)
+        position = _POSITION.search(message)
+        place = position.group(1) if position else "somewhere"
         raise ConfigError(
-            f"{source}: {place}: {_POSITION.sub('', told)}",
+            f"{source}: {place}: {_POSITION.sub('', message)}",
             hint="the file is not valid TOML; strings need quotes, lists need brackets",
         ) from exc
-    return found
+    return data
 
 
 def dumps(data: Mapping[str, Any]) -> str:
@@ -87,47 +87,71 @@ def dumps(data: Mapping[str, Any]) -> str:
 
 
 def _table(lines: list[str], data: Mapping[str, Any], *, prefix: str) -> None:
-    later: list[tuple[str, Any]] = []
+    """Add the lines of a table: its plain values first, then the tables in it."""
+    tables: list[tuple[str, Any]] = []
     for key, value in data.items():
-        if isinstance(value, Mapping) or _is_tables(value):
-            later.append((key, value))
+        if isinstance(value, Mapping) or _is_array_of_tables(value):
+            tables.append((f"{prefix}{_key(key)}", value))
         else:
             lines.append(f"{_key(key)} = {_value(value)}")
-    for key, value in later:
-        path = f"{prefix}{_key(key)}"
+    for path, value in tables:
         if isinstance(value, Mapping):
-            # A table that holds nothing but tables needs no header of its own.
-            if not value or any(not isinstance(v, Mapping) for v in value.values()):
+            if _needs_header(value):
                 lines.extend(["", f"[{path}]"])
             _table(lines, value, prefix=f"{path}.")
-            continue
-        for entry in value:
-            lines.extend(["", f"[[{path}]]"])
-            lines.extend(f"{_key(k)} = {_value(v)}" for k, v in entry.items())
+        else:
+            _array_of_tables(lines, path, value)
 
 
-def _is_tables(value: object) -> bool:
+def _needs_header(table: Mapping[str, Any]) -> bool:
+    """Return whether a table has a line of its own; one of nothing but tables has none."""
+    if not table:
+        return True
+    return any(not isinstance(value, Mapping) for value in table.values())
+
+
+def _array_of_tables(lines: list[str], path: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    for entry in entries:
+        lines.extend(["", f"[[{path}]]"])
+        lines.extend(f"{_key(key)} = {_value(value)}" for key, value in entry.items())
+
+
+def _is_array_of_tables(value: object) -> bool:
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
 
 
 def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _string(value)
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, Mapping):
-        inside = ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items())
-        return f"{{ {inside} }}" if inside else "{}"
-    if isinstance(value, Sequence):
-        return _list([_value(item) for item in value])
+    for kind, write in _WRITERS:
+        if isinstance(value, kind):
+            return write(value)
     raise TypeError(f"TOML has no type for {type(value).__name__}")
 
 
-def _list(items: list[str]) -> str:
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _string(text: str) -> str:
+    return '"' + "".join(_character(char) for char in text) + '"'
+
+
+def _character(char: str) -> str:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if ord(char) < 0x20 or ord(char) == 0x7F:
+        return f"\\u{ord(char):04x}"
+    return char
+
+
+def _inline_table(table: Mapping[str, Any]) -> str:
+    if not table:
+        return "{}"
+    inside = ", ".join(f"{_key(key)} = {_value(value)}" for key, value in table.items())
+    return f"{{ {inside} }}"
+
+
+def _list(values: Sequence[Any]) -> str:
+    items = [_value(value) for value in values]
     short = "[" + ", ".join(items) + "]"
     if len(short) <= 80:
         return short
@@ -135,16 +159,17 @@ def _list(items: list[str]) -> str:
 
 
 def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _string(key)
+    if _BARE_KEY.fullmatch(key):
+        return key
+    return _string(key)
 
 
-def _string(text: str) -> str:
-    parts = []
-    for char in text:
-        if char in _ESCAPES:
-            parts.append(_ESCAPES[char])
-        elif ord(char) < 0x20 or ord(char) == 0x7F:
-            parts.append(f"\\u{ord(char):04x}")
-        else:
-            parts.append(char)
-    return '"' + "".join(parts) + '"'
+_WRITERS: tuple[tuple[tuple[type, ...], Callable[[Any], str]], ...] = (
+    ((bool,), _boolean),  # before the numbers, since a bool is an int
+    ((str,), _string),
+    ((int, float), repr),
+    ((datetime.datetime, datetime.date, datetime.time), lambda value: value.isoformat()),
+    ((Mapping,), _inline_table),
+    ((Sequence,), _list),
+)
+"""Types of TOML values in the order they are tried, and the function that writes each."""

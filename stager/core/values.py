@@ -1,4 +1,4 @@
-"""The values that pass between the stages: what is built for, what is locked, what was fetched."""
+"""The values that pass between the stages: targets, locked files, fetched wheels."""
 
 from __future__ import annotations
 
@@ -49,46 +49,46 @@ class Target:
 
     @classmethod
     def of_host(cls) -> Target:
-        """The target that this interpreter, on this machine, is."""
+        """Return the target of this interpreter on this machine."""
         return cls(python=f"{sys.version_info[0]}.{sys.version_info[1]}", platform=_host_platform())
 
     @property
     def python_tag(self) -> str:
-        """The interpreter's wheel tag, for example ``cp311``."""
+        """Return the interpreter's wheel tag, for example ``cp311``."""
         return "cp" + self.python.replace(".", "")
 
     @property
     def machine(self) -> str:
-        """The processor architecture, for example ``x86_64``."""
+        """Return the processor architecture, for example ``x86_64``."""
         return self._parts()["arch"]
 
     @property
     def libc(self) -> tuple[str, tuple[int, int]]:
-        """The C library and its newest version a wheel may need: ``("glibc", (2, 28))``."""
+        """Return the C library and the newest version a wheel may need: ``("glibc", (2, 28))``."""
         parts = self._parts()
         name = "glibc" if parts["libc"] == "manylinux" else "musl"
         return name, (int(parts["major"]), int(parts["minor"]))
 
     @property
     def is_host_python(self) -> bool:
-        """Whether the running interpreter is of the target's version."""
+        """Return whether the running interpreter has the target's version."""
         return self.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
 
     def platforms(self) -> list[str]:
-        """Every platform tag a wheel for this target may carry, best first."""
+        """Return every platform tag that a wheel for this target may have, best first."""
         parts = self._parts()
         major, newest = int(parts["major"]), int(parts["minor"])
         oldest = 5 if parts["libc"] == "manylinux" else 0
         legacy = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-        found = [f"linux_{parts['arch']}"]
+        tags = [f"linux_{parts['arch']}"]
         for minor in range(newest, oldest - 1, -1):
-            found.append(f"{parts['libc']}_{major}_{minor}_{parts['arch']}")
+            tags.append(f"{parts['libc']}_{major}_{minor}_{parts['arch']}")
             if parts["libc"] == "manylinux" and minor in legacy:
-                found.append(f"{legacy[minor]}_{parts['arch']}")
-        return found
+                tags.append(f"{legacy[minor]}_{parts['arch']}")
+        return tags
 
     def tags(self) -> Iterator[Tag]:
-        """Every wheel tag that fits, best first, as an installer on the target would order them."""
+        """Yield every wheel tag that fits, best first, as an installer on the target does."""
         from packaging import tags
 
         version = (int(self.python.split(".")[0]), int(self.python.split(".")[1]))
@@ -97,7 +97,10 @@ class Target:
         yield from tags.compatible_tags(version, self.python_tag, platforms)
 
     def environment(self) -> Environment:
-        """The values of environment markers on the target (PEP 508)."""
+        """Return the values of environment markers on the target (PEP 508)."""
+        full_version = f"{self.python}.0"
+        if self.is_host_python:
+            full_version = host.python_version()
         return {
             "implementation_name": "cpython",
             "implementation_version": f"{self.python}.0",
@@ -107,16 +110,16 @@ class Target:
             "platform_release": "",
             "platform_system": "Linux",
             "platform_version": "",
-            "python_full_version": host.python_version()
-            if self.is_host_python
-            else f"{self.python}.0",
+            "python_full_version": full_version,
             "python_version": self.python,
             "sys_platform": "linux",
         }
 
     def _parts(self) -> dict[str, str]:
-        found = _PLATFORM.fullmatch(self.platform)
-        return found.groupdict() if found else {}
+        match = _PLATFORM.fullmatch(self.platform)
+        if match is None:
+            return {}
+        return match.groupdict()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +135,15 @@ class LockedFile:
     sha256: Digest
     """The digest of its bytes."""
     size: int | None = None
-    """Its length in bytes, where the lock says."""
+    """Its length in bytes, if the lock gives it."""
     url: str | None = None
-    """Where it was found, without credentials."""
+    """Its address, without credentials."""
     path: Path | None = None
-    """Where it lies on this machine, for a file that came from a directory."""
+    """Its path on this machine, for a file from a directory."""
 
     @property
     def is_wheel(self) -> bool:
-        """Whether it is a wheel; an sdist is built into one first."""
+        """Return whether it is a wheel; an sdist is built into one first."""
         return self.filename.endswith(".whl")
 
 
@@ -161,7 +164,7 @@ class Wheel:
 
 
 def _host_platform() -> str:
-    """The newest platform tag of this machine that PEP 600 or PEP 656 defines."""
+    """Return the newest platform tag of this machine that PEP 600 or PEP 656 defines."""
     from packaging import tags
 
     for tag in tags.platform_tags():

@@ -31,7 +31,7 @@ from ..core.regular_files import opened
 from ..core.store import Store, cannot_write
 from ..core.values import Target
 from .bytecode import bytecode_path, compile_module
-from .layer_file import LayerWriter
+from .layer_file import Added, LayerWriter
 from .parallel_compile import compiling
 from .parent_death import end_with_parent
 from .source import Source, layer_id, origin
@@ -41,25 +41,25 @@ from .wheel import add_wheel
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-"""Called with what was just made, how many layers are done, and how many there are to make."""
+"""Called with the name of a finished layer, the number done, and the number to make."""
 
 _THREADS = 4
-"""Frames of one layer that are compressed at a time: the largest wheel must not be the last one at
-work for long, nor fill the memory."""
+"""Frames of one layer that are compressed at a time: the largest wheel must neither keep a build
+waiting nor fill the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadeLayers:
-    """All layers of a bundle, in the order of the sources; of equal ones there is one."""
+    """All layers of a bundle, in the order of the sources, each once."""
 
     layers: tuple[Layer, ...]
-    """What each one is; the files lie in the store under their ids."""
+    """Descriptions of the layers; the files lie in the store under their ids."""
     built: int
-    """How many were made now."""
+    """Number of layers that were made now."""
     reused: int
-    """How many were there already."""
+    """Number of layers that the store had already."""
     notes: tuple[str, ...]
-    """What the user should know about them."""
+    """Notes for the user about the layers."""
 
 
 def make_layers(
@@ -70,14 +70,14 @@ def make_layers(
     jobs: int,
     progress: Progress = lambda name, done, total: None,
 ) -> MadeLayers:
-    """Make whatever layer is not in the store yet. The store's lock must be held.
+    """Make every layer that is not in the store yet. The store's lock must be held.
 
     Args:
-        sources: what to make layers from.
-        store: where layers live.
+        sources: the sources of the layers.
+        store: the offline root, which keeps layers.
         target: the interpreter and platform they are for.
-        jobs: how many processes work at a time.
-        progress: told about each finished layer.
+        jobs: number of processes at a time.
+        progress: called for each finished layer.
 
     Raises:
         WheelError: one or more wheels are unsound; all of them are reported.
@@ -86,7 +86,7 @@ def make_layers(
     ids = {layer_id(source, target): source for source in sources}
     missing = {key: source for key, source in ids.items() if not _usable(store, key)}
     if missing:
-        # What is spooled lies there unpacked, and only `jobs` at a time.
+        # A spool holds a layer unpacked; there are only `jobs` at a time.
         spools = sorted(map(_spooled, missing.values()), reverse=True)[:jobs]
         room = sum(source.size for source in missing.values()) * 3 // 2 + sum(spools)
         store.require_space(room, "the layers")
@@ -101,17 +101,17 @@ def make_layers(
 
 
 def _require_files(processes: int) -> None:
-    """Refuse to start processes where the server that forks them would fail, with a traceback."""
-    needed, most = 24 + 3 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most < needed:
+    """Refuse a limit of open files with which the server that forks processes would crash."""
+    needed, limit = 24 + 3 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit < needed:
         raise StagerError(
-            f"too few files may be open to make the layers: {most}, where {needed} are needed",
+            f"too few files may be open to make the layers: {limit}, where {needed} are needed",
             hint="allow more in this shell: ulimit -n 1024",
         )
 
 
 def _spooled(source: Source) -> int:
-    """Bytes that a source takes while its layer is made: unpacked, with its bytecode."""
+    """Return the bytes that a source takes while its layer is made: unpacked, with bytecode."""
     if source.wheel is None:
         return source.size
     try:
@@ -119,11 +119,14 @@ def _spooled(source: Source) -> int:
             members = [(member.filename, member.file_size) for member in archive.infolist()]
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
         return source.size  # it is refused with a message of its own
-    return sum(size * 5 // 2 if name.endswith(".py") else size for name, size in members)
+    total = 0
+    for name, size in members:
+        total += size * 5 // 2 if name.endswith(".py") else size
+    return total
 
 
 def _no_bytecode(target: Target) -> str:
-    """What it costs that only the running interpreter's own bytecode can be compiled."""
+    """Return a note on a bundle without bytecode: only the running interpreter's can be made."""
     return (
         f"no bytecode is included: it can be compiled for Python {Target.of_host().python} only, "
         f"which runs this, and the bundle is for {target.python}; the first imports on each node "
@@ -132,10 +135,10 @@ def _no_bytecode(target: Target) -> str:
 
 
 def _usable(store: Store, key: Digest) -> bool:
-    """Tell whether the layer is there, made from what its id says, and whole by its length.
+    """Return whether the store has the layer, with the origin its id says, whole by its length.
 
-    Any other file in its place is removed. The frames are checked wherever they are read: when a
-    bundle is made of them, and when it is unpacked.
+    Any other file in its place is removed. The frames are checked when they are read: to make a
+    bundle, and to unpack it.
 
     Raises:
         StagerError: it cannot be read.
@@ -183,62 +186,95 @@ def _describe(store: Store, key: Digest, source: Source) -> Layer:
 def _build_all(
     missing: dict[Digest, Source], *, store: Store, target: Target, jobs: int, progress: Progress
 ) -> None:
-    """Build each layer in a process of its own, forked from one prepared server.
+    """Build each layer in a process of its own, the largest first.
+
+    Raises:
+        StagerError: layers that cannot be built; all of them.
+    """
+    queue = sorted(missing.values(), key=lambda source: source.size)
+    scratch = store.scratch("spool")
+    builders = _Builders(_Work(target=target, store=store, scratch=scratch, jobs=jobs))
+    faults: list[StagerError] = []
+    done = 0
+    try:
+        while queue or builders.running:
+            while queue and len(builders.running) < jobs:
+                builders.start(queue.pop())
+            for source, fault in builders.wait():
+                if fault is None:
+                    done += 1
+                    progress(f"{source.name} {source.version}".strip(), done, len(missing))
+                    continue
+                faults.append(fault)
+                if not isinstance(fault, WheelError):
+                    queue.clear()  # no room, or no memory: the others would end alike
+    finally:
+        builders.kill()
+        remove(scratch)
+    if faults:
+        raise _joined(faults)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """The settings that all processes of a build share."""
+
+    target: Target
+    """The interpreter and platform the layers are for."""
+    store: Store
+    """The offline root."""
+    scratch: Path
+    """A directory on the store's own disk for unfinished layers."""
+    jobs: int
+    """Number of layers made at a time."""
+
+
+class _Builders:
+    """The processes that build layers, forked from one prepared server.
 
     A fresh process for each wheel keeps one wheel's state (interned strings, which marshal's output
     depends on in some Python versions) out of the next one's bytes, and gives its memory back.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    queue = sorted(missing.items(), key=lambda item: item[1].size)
-    running: dict[Connection, tuple[BaseProcess, Source]] = {}
-    faults: list[StagerError] = []
-    done = 0
-    scratch = store.scratch("spool")
-    try:
-        while queue or running:
-            while queue and len(running) < jobs:
-                _, source = queue.pop()
-                here, there = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_build_one,
-                    args=(source, target, store, scratch, jobs, there),
-                )
-                with _setting_up():
-                    process.start()
-                    running[here] = (process, source)
-                there.close()
-            for connection in wait(list(running)):
-                if not isinstance(connection, Connection):
-                    continue
-                finished, source = running.pop(connection)
-                fault = _outcome(connection, finished, source)
-                if fault is not None:
-                    faults.append(fault)
-                    if not isinstance(fault, WheelError):
-                        queue.clear()  # no room, or no memory: the others would end alike
-                    continue
-                done += 1
-                progress(f"{source.name} {source.version}".strip(), done, len(missing))
-    finally:
-        for left, _ in running.values():
-            left.kill()
-            left.join()
-        remove(scratch)
-    if faults:
-        raise _joined(faults)
+
+    def __init__(self, work: _Work) -> None:
+        self._work = work
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__])
+        self.running: dict[Connection, tuple[BaseProcess, Source]] = {}
+
+    def start(self, source: Source) -> None:
+        """Start a process for one layer."""
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_build_one, args=(source, self._work, sender))
+        with _setting_up():
+            process.start()
+            self.running[receiver] = (process, source)
+        sender.close()
+
+    def wait(self) -> Iterator[tuple[Source, StagerError | None]]:
+        """Wait for a process to end; yield the outcome of each that has ended."""
+        for connection in wait(list(self.running)):
+            if isinstance(connection, Connection):
+                process, source = self.running.pop(connection)
+                yield source, _outcome(connection, process, source)
+
+    def kill(self) -> None:
+        """Kill the processes that still run."""
+        for process, _ in self.running.values():
+            process.kill()
+            process.join()
 
 
 @contextmanager
 def _setting_up() -> Iterator[None]:
     """Surround the start of a process, and with the first one that of the server.
 
-    Ctrl-C and its like wait until the process is known, to be ended like the others. They are
-    blocked in the children for good, by inheritance, as a handler would not be: a terminal sends
-    Ctrl-C to all of the group, and each would die with a traceback of its own.
+    Signals such as Ctrl-C wait until the process is recorded, to be killed like the others. They
+    stay blocked in the children, which inherit the mask but no handler: a terminal sends Ctrl-C to
+    the whole group, and each child would die with a traceback of its own.
 
-    The main module is a blank one, because multiprocessing runs it again in every child: that is
-    the command line here, as much work as a small layer, and elsewhere it is somebody's script.
+    The main module is replaced by an empty one, because multiprocessing runs it again in every
+    child: here it is the command line, as much work as a small layer, elsewhere a user's script.
     """
     resource_tracker.ensure_running()  # starting it lets those signals through again
     before = signal.pthread_sigmask(
@@ -254,7 +290,7 @@ def _setting_up() -> Iterator[None]:
 
 
 def _outcome(connection: Connection, process: BaseProcess, source: Source) -> StagerError | None:
-    """What a finished process reports: None, or the error that stopped it."""
+    """Return what a finished process reports: None, or the error that stopped it."""
     try:
         fault = connection.recv()
     except EOFError:
@@ -270,7 +306,7 @@ def _outcome(connection: Connection, process: BaseProcess, source: Source) -> St
 
 
 def _joined(faults: list[StagerError]) -> StagerError:
-    """One error for all of them; what is no wheel's fault goes first, for it stopped the rest."""
+    """Return one error for all; one that is no wheel's fault goes first: it stopped the rest."""
     faults = sorted(faults, key=lambda fault: isinstance(fault, WheelError))
     if len(faults) == 1:
         return faults[0]
@@ -280,33 +316,36 @@ def _joined(faults: list[StagerError]) -> StagerError:
     )
 
 
-def _build_one(
-    source: Source, target: Target, store: Store, scratch: Path, jobs: int, report: Connection
-) -> None:
-    """Build one layer in a child process; the answer is None or the error that stopped it."""
+def _build_one(source: Source, work: _Work, report: Connection) -> None:
+    """Build one layer in a child process; report None or the error that stopped it."""
     end_with_parent()  # which is the server
-    final = store.layer(layer_id(source, target))
-    partial = scratch / final.name
+    final = work.store.layer(layer_id(source, work.target))
     fault: StagerError | None = None
     gc.disable()  # this process ends with its layer; compiling is 7 % faster
     try:
-        with LayerWriter(scratch, min(jobs, _THREADS)) as writer:
-            if source.wheel is not None:
-                with compiling(source.wheel, target, scratch, jobs, source.prune) as ahead:
-                    add_wheel(writer, source.wheel, target, source.prune, ahead)
-            elif source.tree is not None:
-                _add_tree(writer, source, target)
-            writer.write(partial, origin(source, target))
+        partial = work.scratch / final.name
+        _write_layer(source, work, partial)
         # Not synced to the disk, which would cost more than the compression: a layer that a crash
         # of the machine damaged is found by its digests and made again.
-        store.open_up(partial)
+        work.store.open_up(partial)
         partial.replace(final)
     except StagerError as exc:
         fault = exc
     except OSError as exc:
         fault = _failed(source, final, exc)
-    with suppress(BrokenPipeError):  # nobody is left to hear it
+    with suppress(BrokenPipeError):  # the parent is gone
         report.send(fault)
+
+
+def _write_layer(source: Source, work: _Work, path: Path) -> None:
+    target = work.target
+    with LayerWriter(work.scratch, min(work.jobs, _THREADS)) as writer:
+        if source.wheel is not None:
+            with compiling(source.wheel, target, work.scratch, work.jobs, source.prune) as modules:
+                add_wheel(writer, source.wheel, target, source.prune, modules)
+        elif source.tree is not None:
+            _add_tree(writer, source, target)
+        writer.write(path, origin(source, target))
 
 
 def _failed(source: Source, final: Path, exc: OSError) -> StagerError:
@@ -319,28 +358,36 @@ def _add_tree(writer: LayerWriter, source: Source, target: Target) -> None:
     """Add the files of a project or asset; a project's modules with their bytecode.
 
     Raises:
-        StagerError: the files are not any more what they were when the layer's id was made.
+        StagerError: the files have changed since the layer's id was made.
     """
     tree = source.tree or Tree(files=(), links=(), skipped=())
     compiled = source.kind != "asset" and target.is_host_python
     digests = []
     for file in tree.files:
         path = f"{source.prefix}/{file.path}"
+        executable = file.mode == 0o755
         with file.source.open("rb") as stream:
-            if not (compiled and path.endswith(".py")):
-                added = writer.add(path, stream, executable=file.mode == 0o755)
+            if compiled and path.endswith(".py"):
+                added = _add_module(writer, path, stream.read(), target, executable=executable)
             else:
-                text = stream.read()
-                added = writer.add(path, io.BytesIO(text), executable=file.mode == 0o755)
-                bytecode = compile_module(text, path)
-                cached = bytecode_path(path, target)
-                if bytecode is not None and not excess(cached):
-                    writer.add(cached, io.BytesIO(bytecode))
+                added = writer.add(path, stream, executable=executable)
         digests.append(added.sha256.hex())
     for path, goal in tree.links:
         writer.link(f"{source.prefix}/{path}", goal)
     if digest_of(tree, digests) != source.digest:
         raise _changed(source, "files of it have other contents than a moment ago")
+
+
+def _add_module(
+    writer: LayerWriter, path: str, text: bytes, target: Target, *, executable: bool
+) -> Added:
+    """Add a module, and its bytecode if it compiles."""
+    added = writer.add(path, io.BytesIO(text), executable=executable)
+    bytecode = compile_module(text, path)
+    cached = bytecode_path(path, target)
+    if bytecode is not None and not excess(cached):
+        writer.add(cached, io.BytesIO(bytecode))
+    return added
 
 
 def _changed(source: Source, how: str) -> StagerError:

@@ -17,32 +17,32 @@ _UNCHECKED_HASH = 0b01
 """The pyc flag word of PEP 552 for "has a source hash, never check it"."""
 
 DIGEST = slice(8, 16)
-"""Where in a pyc its source's :func:`importlib.util.source_hash` lies (PEP 552)."""
+"""Place of the source's :func:`importlib.util.source_hash` in a pyc (PEP 552)."""
 COMPILED = "all but test modules"
-"""Which modules of a wheel are compiled, see :func:`worth_compiling`: part of every layer's id."""
+"""The modules of a wheel that are compiled (:func:`worth_compiling`); part of every layer's id."""
 
 _TEST_MODULE = re.compile(r"(?:^|/)tests?/(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py$")
 
 
 def worth_compiling(path: str) -> bool:
-    """Whether a module of a wheel gets bytecode: all do but the test modules of its test suites.
+    """Return whether a module of a wheel gets bytecode: all but the test modules of test suites.
 
     In the reference environment those are a fifth of all modules, and more than a quarter of the
-    time that compiling takes; no rank imports them. One that does compiles them in memory, as ever
-    without writing it down. Helper modules beside them, which packages do import, get theirs.
+    time that compiling takes; no rank imports them. A rank that does compiles them in memory.
+    Helper modules beside them, which packages do import, get bytecode.
     """
     return not _TEST_MODULE.search(path)
 
 
 def bytecode_path(path: str, target: Target) -> str:
-    """Where the interpreter of a target looks for a module's bytecode (PEP 3147)."""
+    """Return the path where the target's interpreter looks for a module's bytecode (PEP 3147)."""
     folder, name = posixpath.split(path)
     tag = f"cpython-{target.python.replace('.', '')}"
     return posixpath.join(folder, "__pycache__", f"{name.removesuffix('.py')}.{tag}.pyc")
 
 
 def compile_module(source: bytes, path: str) -> bytes | None:
-    """The content of an *unchecked hash-based* pyc (PEP 552), or None for what does not compile.
+    """Return an *unchecked hash-based* pyc (PEP 552), or None if the module does not compile.
 
     Such a pyc is used whatever the times on the node are; a stale time would recompile every module
     in every rank. The path inside is replaced by the real one when the module is imported.

@@ -1,11 +1,11 @@
-"""Which files git would leave out: the patterns of ``.gitignore`` files, without git.
+"""Patterns of ``.gitignore`` files, matched as git does, without git.
 
 Each pattern becomes one regular expression over bytes, because git compares bytes too: ``?`` stands
-for one byte. The outside facts are git's manual (gitignore(5)) and, where that is silent, what git
-2.39 does; ``tests/stager/layers/test_ignore.py`` compares the two on generated trees.
+for one byte. The rules are those of git's manual (gitignore(5)) and, where it is silent, those of
+git 2.39; ``tests/stager/layers/test_ignore.py`` compares the two on generated trees.
 
-Git decides from the top down: what an excluded directory holds is never looked at, so nothing in it
-can be taken back. Callers keep to that by not descending into a directory that is left out.
+Git decides from the top down: the content of an excluded directory is never looked at, so nothing
+in it can be taken back. Callers must not descend into a directory that is left out.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class _Pattern:
     source: bytes
     """The regular expression that must match all of the name, or all of the path."""
     by_name: bool
-    """Whether it is held against the last component alone: it was written without a slash."""
+    """True if it is compared with the last component alone: it was written without a slash."""
     directories_only: bool
-    """Whether it was written with a slash at its end."""
+    """True if it was written with a slash at its end."""
     takes_back: bool
-    """Whether it was written with ``!``."""
+    """True if it was written with ``!``."""
 
 
 class Ignore:
@@ -62,17 +62,23 @@ class Ignore:
 
         Args:
             lines: one pattern each, without line ends.
-            base: the directory they are relative to, as the paths to be decided name it; empty for
+            base: the directory they are relative to, as a path like those to be decided; empty for
                 their common root.
         """
         self._base = os.fsencode(base) + b"/" if base else b""
-        parsed = (_parse(os.fsencode(line)) for line in lines)
-        patterns = [pattern for pattern in parsed if pattern is not None]
+        self._patterns: list[tuple[_Pattern, re.Pattern[bytes]]] = []
+        names: list[bytes] = []
+        paths: list[bytes] = []
+        for line in lines:
+            pattern = _parse(os.fsencode(line))
+            if pattern is not None:
+                self._patterns.append((pattern, re.compile(pattern.source, re.DOTALL)))
+                (names if pattern.by_name else paths).append(pattern.source)
         # The last pattern that matches decides, so they are tried from the end.
-        self._patterns = [(item, re.compile(item.source, re.DOTALL)) for item in reversed(patterns)]
+        self._patterns.reverse()
         # Most paths match nothing: one expression for all patterns of a kind finds that out.
-        self._any_name = _union(item.source for item in patterns if item.by_name)
-        self._any_path = _union(item.source for item in patterns if not item.by_name)
+        self._any_name = _union(names)
+        self._any_path = _union(paths)
 
     @classmethod
     def from_bytes(cls, content: bytes, *, base: str = "") -> Ignore:
@@ -81,14 +87,14 @@ class Ignore:
         return cls((line.removesuffix(b"\r") for line in lines), base=base)
 
     def decide(self, path: str, *, is_dir: bool) -> bool | None:
-        """What these patterns say about one path.
+        """Decide about one path.
 
         Args:
-            path: with forward slashes, relative to what ``base`` is relative to.
-            is_dir: whether it is a directory; a symbolic link to one is not.
+            path: with forward slashes, relative to the same root as ``base``.
+            is_dir: true for a directory, but not for a symbolic link to one.
 
         Returns:
-            True to leave it out, False to take it back, None when no pattern speaks of it.
+            True to leave it out, False to take it back, None if no pattern matches it.
         """
         whole = os.fsencode(path)
         if not whole.startswith(self._base):
@@ -106,12 +112,12 @@ class Ignore:
 
 
 def excluded(rules: Sequence[Ignore], path: str, *, is_dir: bool) -> bool:
-    """Whether a path is left out; of several rules the last one that speaks of it decides.
+    """Return whether a path is left out; the last of several rules that match it decides.
 
     Args:
         rules: those of the outermost directory first.
         path: as for :meth:`Ignore.decide`; the directories above it must not be excluded.
-        is_dir: whether it is a directory.
+        is_dir: true for a directory.
     """
     for rule in reversed(rules):
         decision = rule.decide(path, is_dir=is_dir)
@@ -121,7 +127,7 @@ def excluded(rules: Sequence[Ignore], path: str, *, is_dir: bool) -> bool:
 
 
 def anchored(path: str) -> str:
-    """The pattern that matches this one path, relative to the patterns' base, and no other."""
+    """Return the pattern that matches only this path, relative to the patterns' base."""
     escaped = re.sub(r"([*?\[\\])", r"\\\1", path)
     if escaped.endswith(" "):
         escaped = escaped[:-1] + "\\ "
@@ -129,29 +135,36 @@ def anchored(path: str) -> str:
 
 
 def _parse(line: bytes) -> _Pattern | None:
+    """Return the pattern of one line; None if it can match nothing."""
     if line.startswith(b"#"):
         return None
     text = _without_trailing_spaces(line.partition(b"\0")[0])
     takes_back = text.startswith(b"!")
-    text = text[takes_back:]
+    text = text.removeprefix(b"!")
     directories_only = text.endswith(b"/")
-    text = text[: len(text) - directories_only]
+    text = text.removesuffix(b"/")
     by_name = b"/" not in text
-    if by_name:
-        source = _translate(text, across=True)
-    else:
-        text = text.removeprefix(b"/")
-        # Git compares what comes before the first special character by itself, and what follows as
-        # a pattern of its own: so the ** of "a**/b" stands at a beginning and spans directories.
-        special = _SPECIAL.search(text)
-        start = special.start() if special else len(text)
-        rest = _translate(text[start:], across=False)
-        source = None if rest is None else re.escape(text[:start]) + rest
+    source = _translate(text, across=True) if by_name else _translate_path(text)
     if not source:
         return None
     return _Pattern(
         source=source, by_name=by_name, directories_only=directories_only, takes_back=takes_back
     )
+
+
+def _translate_path(text: bytes) -> bytes | None:
+    """Make a regular expression of a pattern with a slash; None if it can never match.
+
+    Git compares what comes before the first special character by itself, and what follows as a
+    pattern of its own: so the ** of "a**/b" stands at a beginning and spans directories.
+    """
+    text = text.removeprefix(b"/")
+    special = _SPECIAL.search(text)
+    start = special.start() if special else len(text)
+    rest = _translate(text[start:], across=False)
+    if rest is None:
+        return None
+    return re.escape(text[:start]) + rest
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:
@@ -168,98 +181,147 @@ def _translate(text: bytes, *, across: bool) -> bytes | None:
 
     Args:
         text: the pattern.
-        across: whether wildcards match slashes too; they may for a bare name, which has none.
+        across: true if wildcards match slashes too; they may for a bare name, which has none.
     """
-    one, many = (b".", b".*") if across else (b"[^/]", b"[^/]*")
     parts: list[bytes] = []
     at = 0
     while at < len(text):
-        here = text[at : at + 1]
-        at += 1
-        if here == b"*":
-            end = at
-            while text[end : end + 1] == b"*":
-                end += 1
-            piece, at = (many, end) if end == at else _stars(text, at - 1, end, many)
-            parts.append(piece)
-        elif here == b"?":
-            parts.append(one)
-        elif here == b"[":
-            found = _bracket(text, at)
-            if found is None:
-                return None
-            members, at = found
-            members -= frozenset() if across else {_SLASH}
-            if not members:
-                return None
-            parts.append(b"[%s]" % b"".join(b"\\x%02x" % code for code in sorted(members)))
-        elif here == b"\\":
-            if at == len(text):
-                return None
-            parts.append(re.escape(text[at : at + 1]))
-            at += 1
-        else:
-            parts.append(re.escape(here))
+        part, at = _next_part(text, at, across=across)
+        if part is None:
+            return None
+        parts.append(part)
     return b"".join(parts)
 
 
-def _stars(text: bytes, start: int, end: int, many: bytes) -> tuple[bytes, int]:
-    """The expression for two or more stars, ``text[start:end]``, and where to go on reading.
+def _next_part(text: bytes, at: int, *, across: bool) -> tuple[bytes | None, int]:
+    """Return the expression for the element at a position, and the position after it."""
+    char = text[at : at + 1]
+    if char == b"*":
+        return _stars(text, at, across=across)
+    if char == b"?":
+        return b"." if across else b"[^/]", at + 1
+    if char == b"[":
+        return _bracket(text, at + 1, across=across)
+    if char == b"\\":
+        at += 1
+        if at == len(text):
+            return None, at
+    return re.escape(text[at : at + 1]), at + 1
 
-    They span directories only as a whole component; elsewhere they mean what one star means.
+
+def _stars(text: bytes, start: int, *, across: bool) -> tuple[bytes, int]:
+    """Return the expression for one or more stars, and the position after them.
+
+    Two or more span directories only as a whole component; elsewhere they mean the same as one.
     """
+    end = start + 1
+    while text[end : end + 1] == b"*":
+        end += 1
+    several = end > start + 1
     opens = start == 0 or text[start - 1] == _SLASH
-    if opens and text[end : end + 1] == b"/":
-        return b"(?:.*/)?", end + 1
-    if opens and (end == len(text) or text[end : end + 2] == b"\\/"):
-        return b".*", end
-    return many, end
+    if several and opens:
+        if text[end : end + 1] == b"/":
+            return b"(?:.*/)?", end + 1
+        if end == len(text) or text[end : end + 2] == b"\\/":
+            return b".*", end
+    return b".*" if across else b"[^/]*", end
 
 
-def _bracket(text: bytes, at: int) -> tuple[frozenset[int], int] | None:
-    """Read ``[...]``: the bytes it stands for, and where it ends; None if it does not.
+def _bracket(text: bytes, at: int, *, across: bool) -> tuple[bytes | None, int]:
+    """Return the expression for ``[...]`` and the position after it; ``at`` is after the ``[``."""
+    reader = _BracketReader(text, at)
+    members = reader.read()
+    if members is None:
+        return None, at
+    if not across:
+        members -= {_SLASH}
+    if not members:
+        return None, at
+    codes = b"".join(b"\\x%02x" % code for code in sorted(members))
+    return b"[%s]" % codes, reader.at
 
-    Args:
-        text: the whole pattern.
-        at: just behind the opening bracket.
-    """
-    inverted = text[at : at + 1] in (b"!", b"^")
-    at += inverted
-    members: set[int] = set()
-    low = 0  # what a "-" that comes next would be a range from; 0 for nothing
-    first = True
-    while first or text[at : at + 1] != b"]":
-        first = False
-        char = text[at : at + 1]
-        follows = text[at + 1 : at + 2]
-        in_range = char == b"-" and low and follows not in (b"", b"]")
-        if in_range:
-            at += 1
-            char = follows
-        elif char == b"[" and follows == b":":
-            close = text.find(b"]", at + 2)
-            if close < 0:
+
+class _BracketReader:
+    """Reads the bytes that ``[...]`` stands for."""
+
+    def __init__(self, text: bytes, at: int) -> None:
+        self.text = text
+        self.at = at
+        self.members: set[int] = set()
+        self.low = 0
+        """The byte that a "-" would start a range from; 0 for none."""
+
+    def read(self) -> frozenset[int] | None:
+        """Return the bytes; None if the bracket is not valid. ``at`` is then behind it."""
+        inverted = self._char() in (b"!", b"^")
+        if inverted:
+            self.at += 1
+        first = True
+        while first or self._char() != b"]":
+            first = False
+            if not self._read_item():
                 return None
-            if close > at + 2 and text[close - 1 : close] == b":":
-                named = _CLASSES.get(text[at + 2 : close - 1])
-                if named is None:
-                    return None
-                members |= named
-                low, at = 0, close + 1
-                continue
-        if char == b"\\":
-            at += 1
-            char = text[at : at + 1]
+        self.at += 1
+        if inverted:
+            return frozenset(range(1, 256)) - self.members
+        return frozenset(self.members)
+
+    def _read_item(self) -> bool:
+        """Read a range, a class or a byte; return false if the bracket is not valid."""
+        char, following = self._char(), self._char(1)
+        if char == b"-" and self.low and following not in (b"", b"]"):
+            self.at += 1
+            return self._read_range()
+        if char == b"[" and following == b":":
+            close = self.text.find(b"]", self.at + 2)
+            if close < 0:
+                return False
+            if close > self.at + 2 and self.text[close - 1 : close] == b":":
+                return self._read_class(close)
+        return self._read_byte()
+
+    def _read_range(self) -> bool:
+        high = self._take_byte()
+        if high is None:
+            return False
+        self.members.update(range(self.low, high + 1))
+        self.low = 0
+        return True
+
+    def _read_class(self, close: int) -> bool:
+        """Read ``[:name:]``, whose last bracket is at ``close``."""
+        members = _CLASSES.get(self.text[self.at + 2 : close - 1])
+        if members is None:
+            return False
+        self.members |= members
+        self.low = 0
+        self.at = close + 1
+        return True
+
+    def _read_byte(self) -> bool:
+        byte = self._take_byte()
+        if byte is None:
+            return False
+        self.members.add(byte)
+        self.low = byte
+        return True
+
+    def _take_byte(self) -> int | None:
+        """Take one byte, which a backslash may protect; None at the end of the pattern."""
+        if self._char() == b"\\":
+            self.at += 1
+        char = self._char()
         if not char:
             return None
-        members.update(range(low, char[0] + 1) if in_range else char)
-        low = 0 if in_range else char[0]
-        at += 1
-    chosen = frozenset(range(1, 256)) - members if inverted else frozenset(members)
-    return chosen, at + 1
+        self.at += 1
+        return char[0]
+
+    def _char(self, ahead: int = 0) -> bytes:
+        start = self.at + ahead
+        return self.text[start : start + 1]
 
 
 def _union(sources: Iterable[bytes]) -> re.Pattern[bytes]:
-    """One expression that matches whatever any of them does; none of them: nothing."""
+    """Return an expression that matches what any of some others match; nothing for none."""
     joined = b"|".join(b"(?:%s)" % source for source in sources)
     return re.compile(joined or b"(?!)", re.DOTALL)

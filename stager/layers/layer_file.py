@@ -49,13 +49,13 @@ COPY = 1 << 20
 
 
 def compression() -> str:
-    """What decides the compressed bytes besides the content: part of every layer's id."""
+    """Return the settings that decide the compressed bytes: part of every layer's id."""
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
     return f"zstd-{version}-level{LEVEL}-window{WINDOW_LOG}-frame{FRAME_TARGET}"
 
 
 def decompress_index(data: bytes, size: int = -1) -> bytes:
-    """The content of the zstd frame in a layer's head; its digest has been checked before.
+    """Return the content of the zstd frame in a layer's head; its digest has been checked before.
 
     Args:
         data: the frame.
@@ -72,7 +72,7 @@ def decompress_index(data: bytes, size: int = -1) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """A file that was added, as it was found."""
+    """Size and digest of a file that was added."""
 
     size: int
     """Length in bytes."""
@@ -84,16 +84,16 @@ class LayerWriter:
     """Collects the files of one layer in a spool, then writes them sorted, framed and compressed.
 
     The spool lives in memory up to ``SPOOL_MEMORY`` bytes and in an unnamed temporary file beyond,
-    so the largest wheel does not decide how much memory a build needs.
+    so the memory a build needs does not depend on the largest wheel.
     """
 
     def __init__(self, scratch: Path, threads: int = 1) -> None:
         """Begin an empty layer.
 
         Args:
-            scratch: where to spool: a directory on the store's own disk (``/tmp`` may be small).
-            threads: how many frames are compressed at a time, which holds that many in memory; the
-                bytes do not depend on it.
+            scratch: a directory for the spool on the store's own disk (``/tmp`` may be small).
+            threads: number of frames compressed at a time, and held in memory; the bytes do not
+                depend on it.
         """
         self._threads = threads
         self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed in __exit__
@@ -114,7 +114,7 @@ class LayerWriter:
         Args:
             path: relative to the environment, for example ``lib/python3.11/site-packages/a.py``.
             stream: the content.
-            executable: whether the file gets mode 0755 instead of 0644.
+            executable: true for mode 0755 instead of 0644.
 
         Raises:
             WheelError: the path is unsafe, or was added before with other content.
@@ -158,7 +158,7 @@ class LayerWriter:
 
         Args:
             target: the file.
-            origin: what the layer is made from.
+            origin: the origin of the layer.
 
         Raises:
             WheelError: a path is both a file and a directory; all such paths are listed.
@@ -180,9 +180,9 @@ class LayerWriter:
                 shutil.copyfileobj(body, out, COPY)
 
     def _refuse_clashes(self, what: str) -> None:
-        """Find what no file system could hold, and a reader of the index would refuse."""
-        there = self._files.keys() | self._links.keys()
-        clashes = [path for path in sorted(folders_of(there)) if path in there]
+        """Refuse paths that no file system could hold, and a reader of the index would refuse."""
+        paths = self._files.keys() | self._links.keys()
+        clashes = [path for path in sorted(folders_of(paths)) if path in paths]
         clashes += sorted(self._files.keys() & self._links.keys())
         if clashes:
             raise WheelError(
@@ -192,7 +192,7 @@ class LayerWriter:
             )
 
     def _tar(self, entries: list[Entry]) -> Iterator[bytes]:
-        """The plain tar, piece by piece; notes each file's place in ``entries`` on the way."""
+        """Yield the plain tar, piece by piece; add each file's place to ``entries``."""
         position = 0
         names = sorted([*self._files, *self._links])
         for name in names:

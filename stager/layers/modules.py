@@ -1,4 +1,4 @@
-"""Which modules a layer provides: what a build imports to prove itself when the user names none."""
+"""The modules that a layer provides, which a build imports to check itself."""
 
 from __future__ import annotations
 
@@ -12,29 +12,34 @@ _NOT_FOR_USERS = {"test", "tests", "doc", "docs", "example", "examples", "benchm
 
 
 def top_modules(name: str, index: Index) -> tuple[str, ...]:
-    """The modules that a distribution is imported by.
+    """Return the modules that a distribution is imported by.
 
-    The one named like the distribution, where there is one (``torch``, not ``functorch`` and
+    The module named like the distribution, if there is one (``torch``, not ``functorch`` and
     ``torchgen``); else every public top-level module (``yaml`` of ``pyyaml``).
 
     Args:
         name: the distribution's normalized name.
-        index: what its layer holds.
+        index: the index of its layer.
     """
-    found = set()
+    modules = set()
     for entry in index.files:
         match = _MODULE.fullmatch(entry.path)
-        if match is None:
-            continue
-        first, _, rest = match["path"].partition("/")
-        if rest == "__init__.py":
-            found.add(first)
-        elif not rest and _EXTENSION.search(first):
-            found.add(_EXTENSION.sub("", first))
-    same = {module for module in found if module.lower().replace("_", "-") == name}
-    public = {
-        module
-        for module in found
-        if module.isidentifier() and not module.startswith("_") and module not in _NOT_FOR_USERS
-    }
-    return tuple(sorted(same or public))
+        module = _top_module(match["path"]) if match else ""
+        if module:
+            modules.add(module)
+    namesakes = {module for module in modules if module.lower().replace("_", "-") == name}
+    return tuple(sorted(namesakes or filter(_is_public, modules)))
+
+
+def _top_module(path: str) -> str:
+    """Return the top-level module that a file in ``site-packages`` makes; empty for none."""
+    first, _, rest = path.partition("/")
+    if rest == "__init__.py":
+        return first
+    if not rest and _EXTENSION.search(first):
+        return _EXTENSION.sub("", first)
+    return ""
+
+
+def _is_public(module: str) -> bool:
+    return module.isidentifier() and not module.startswith("_") and module not in _NOT_FOR_USERS

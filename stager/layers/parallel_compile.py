@@ -1,9 +1,9 @@
 """Compiling the modules of a large wheel in processes of their own, while it is being read.
 
 One process would need as long for the modules of torch as many CPUs need for all the rest of a
-build. Which wheels are compiled this way is decided by their content alone, so that the same
-modules are compiled in the same kind of process on every machine: in some Python versions
-marshal's output depends on what else a process holds.
+build. A wheel's content alone decides if it is compiled this way, so that the same modules are
+compiled in the same kind of process on every machine: in some Python versions marshal's output
+depends on the other objects in a process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .prune import left_out
 from .wheel_members import DAMAGED
 
 LARGE = 4 << 20
-"""Bytes of source from which on a wheel's modules are compiled ahead: half a second's work."""
+"""Bytes of source above which a wheel's modules are compiled in parallel: half a second's work."""
 
 _UNREADABLE = (*DAMAGED, OSError, RuntimeError, ValueError, KeyError)
-"""What reading a wheel raises whose members or names are damaged, gone or encrypted."""
+"""Exceptions of reading a wheel whose members or names are damaged, missing or encrypted."""
 
 
 class _UnreadError(Exception):
@@ -38,15 +38,15 @@ class _UnreadError(Exception):
 
 
 class _Place(NamedTuple):
-    """Where the bytecode of a module is kept."""
+    """Place of a module's bytecode in the temporary files."""
 
     slice: int
     offset: int
     size: int
 
 
-class Ahead:
-    """The bytecode of a wheel's modules, as far as it is there."""
+class CompiledModules:
+    """The bytecode of a wheel's modules, which processes may still be making."""
 
     def __init__(self, wheel: Path, names: Sequence[str], files: Sequence[IO[bytes]]) -> None:
         self._wheel = wheel
@@ -63,22 +63,22 @@ class Ahead:
         """Start a process for each slice of the modules."""
         context = multiprocessing.get_context("fork")
         for names, file in zip(slices, self._files, strict=True):
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_compile, args=(self._wheel, names, file, there))
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_compile, args=(self._wheel, names, file, sender))
             process.start()
-            self._running.append((process, here))
-            there.close()
+            self._running.append((process, receiver))
+            sender.close()
 
     def wait(self) -> None:
         """Wait until all is compiled.
 
         Raises:
-            StagerError: a process was ended.
-            OSError: there is no room for what it made.
+            StagerError: a process was killed.
+            OSError: there is no room for the bytecode.
         """
         for number, (process, connection) in enumerate(self._running):
             try:
-                found = connection.recv()
+                result = connection.recv()
             except EOFError:
                 process.join()
                 raise StagerError(
@@ -87,25 +87,25 @@ class Ahead:
                     hint="status -9 is usually a machine out of memory: free some, or give "
                     "--jobs 1",
                 ) from None
-            if isinstance(found, OSError):
-                raise found
-            places, fault = found
-            self._places |= {
-                name: place and _Place(number, *place) for name, place in places.items()
-            }
-            self._faults += [fault] if fault else []
+            if isinstance(result, OSError):
+                raise result
+            places, fault = result
+            for name, place in places.items():
+                self._places[name] = _Place(number, *place) if place else None
+            if fault:
+                self._faults.append(fault)
         self.stop()
 
     def take(self, path: str, digest: bytes) -> bytes | None:
-        """The bytecode of a module, or None where it does not compile; waits for all of them.
+        """Return the bytecode of a module, None if it does not compile; wait for all of them.
 
         Args:
-            path: the module, one of those that are ``in`` this.
+            path: the module, which must be ``in`` this.
             digest: :func:`importlib.util.source_hash` of its source.
 
         Raises:
-            StagerError: it has been made from another source, as the wheel has changed meanwhile;
-                or it has not been made, as the wheel could not be read.
+            StagerError: it was made from another source, since the wheel has changed meanwhile;
+                or it was not made, since the wheel could not be read.
             OSError: there was no room for it.
         """
         if self._running:
@@ -128,7 +128,7 @@ class Ahead:
         return data
 
     def stop(self) -> None:
-        """End what still runs."""
+        """Kill the processes that still run."""
         for process, connection in self._running:
             process.kill()
             process.join()
@@ -139,55 +139,58 @@ class Ahead:
 @contextlib.contextmanager
 def compiling(
     wheel: Path, target: Target, scratch: Path, jobs: int, prune: Sequence[str] = ()
-) -> Iterator[Ahead | None]:
-    """Compile the modules of a wheel while the block runs; None where that is not worth it.
+) -> Iterator[CompiledModules | None]:
+    """Compile the modules of a wheel while the block runs; yield None if it has too few.
 
     Args:
         wheel: the wheel file.
-        target: whose bytecode; only the running interpreter's can be made.
-        scratch: where to keep it for so long: a directory on the store's own disk.
-        jobs: how many layers are made at a time. Half as many processes compile, but not more than
+        target: the interpreter; only bytecode of the running one can be made.
+        scratch: a directory on the store's own disk for temporary files.
+        jobs: number of layers made at a time. Half as many processes compile, but not more than
             four; with 1, the block begins when they are done.
-        prune: what is left out of the wheel, see :mod:`stager.layers.prune`.
+        prune: the kinds of files left out of the wheel, see :mod:`stager.layers.prune`.
     """
     modules = _modules(wheel, prune) if target.is_host_python else {}
     if sum(modules.values()) < LARGE:
         yield None
         return
     slices = _slices(modules, max(1, min(4, jobs // 2)))
-    with contextlib.ExitStack() as opened:
-        files = [opened.enter_context(tempfile.TemporaryFile(dir=scratch)) for _ in slices]
-        ahead = Ahead(wheel, list(modules), files)
-        opened.callback(ahead.stop)
-        ahead.start(slices)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile(dir=scratch)) for _ in slices]
+        compiled = CompiledModules(wheel, list(modules), files)
+        stack.callback(compiled.stop)
+        compiled.start(slices)
         if jobs == 1:
-            ahead.wait()
-        yield ahead
+            compiled.wait()
+        yield compiled
 
 
 def _modules(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
-    """The modules of a wheel that are to be compiled, and the length of their sources.
+    """Return the modules of a wheel to compile, and the length of their sources.
 
-    Empty where the wheel cannot be read: whoever unpacks it says so.
+    Empty if the wheel cannot be read; unpacking it reports why.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
-            absent = left_out(archive, prune)
+            skipped = left_out(archive, prune)
             return {
                 member.filename: member.file_size
                 for member in archive.infolist()
-                if member.filename.endswith(".py")
-                and worth_compiling(member.filename)
-                and member.filename not in absent
-                # What goes elsewhere has another path there.
-                and not member.filename.partition("/")[0].endswith(".data")
+                if _is_compiled(member.filename) and member.filename not in skipped
             }
     except _UNREADABLE:
         return {}
 
 
+def _is_compiled(name: str) -> bool:
+    """Return whether a member is a module that is installed under its name in the archive."""
+    if not name.endswith(".py") or not worth_compiling(name):
+        return False
+    return not name.partition("/")[0].endswith(".data")
+
+
 def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
-    """About equal amounts of work: the largest module left goes where there is least."""
+    """Return slices of about equal work: each module, largest first, goes to the smallest slice."""
     slices: list[list[str]] = [[] for _ in range(count)]
     loads = [0] * count
     for name in sorted(modules, key=lambda name: (-modules[name], name)):
@@ -198,15 +201,15 @@ def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
 
 
 def _compile(wheel: Path, names: Sequence[str], file: IO[bytes], report: Connection) -> None:
-    """Compile modules in a child process; says where in ``file`` the bytecode of each is."""
+    """Compile modules in a child process; report the place of each one's bytecode in ``file``."""
     end_with_parent()
-    found: dict[str, tuple[int, int] | None] = {}
+    places: dict[str, tuple[int, int] | None] = {}
     fault = ""
     try:
         try:
             for name, source in _sources(wheel, names):
                 bytecode = compile_module(source, name)
-                found[name] = None if bytecode is None else (file.tell(), len(bytecode))
+                places[name] = None if bytecode is None else (file.tell(), len(bytecode))
                 file.write(bytecode or b"")
         except _UnreadError as exc:
             fault = str(exc)
@@ -214,15 +217,15 @@ def _compile(wheel: Path, names: Sequence[str], file: IO[bytes], report: Connect
     except OSError as exc:
         report.send(exc)
     else:
-        report.send((found, fault))
+        report.send((places, fault))
 
 
 def _sources(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """The sources of modules.
+    """Yield the sources of modules.
 
     Raises:
-        _UnreadError: one cannot be read. Where that is the wheel's fault, whoever unpacks it finds
-            it as well, and can tell more.
+        _UnreadError: one cannot be read. If the wheel is damaged, unpacking it fails as well, with
+            a better message.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -12,10 +12,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def end_with_parent() -> None:
-    """Have this child process of ``multiprocessing`` killed when the one that forked it ends.
+    """Make the kernel kill this child of ``multiprocessing`` when the process that forked it ends.
 
-    Where that is a fork server, it ends with the process that started it: as soon as nobody holds
-    the other end of a pipe, of which each child is given a copy for children of its own.
+    A fork server ends with the process that started it: as soon as no process holds the other end
+    of a pipe, of which each child gets a copy for children of its own.
     """
     server = multiprocessing.forkserver._forkserver
     handle = getattr(server, "_forkserver_alive_fd", None)
@@ -25,4 +25,4 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        os._exit(1)  # it went before the line above
+        os._exit(1)  # it ended before the line above

@@ -1,6 +1,6 @@
-"""What of a project, and of the assets it names, goes into the bundle.
+"""The files of a project and of its assets that go into the bundle.
 
-Nothing is written here, and all that stands in the way is reported at once.
+Nothing is written here, and all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import glob
 import os
 import posixpath
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,23 +29,23 @@ NEVER_SHIPPED = (
     # bundle's own metadata from importlib.metadata and from plug-in discovery.
     "*.egg-info/",
 )
-"""Patterns for what tools leave behind, of use only where it was made; no setting takes it back."""
+"""Patterns for files that tools leave behind, of no use elsewhere; no setting takes them back."""
 ENVIRONMENT_MARKS = {"pyvenv.cfg": "a virtual environment", "conda-meta": "a conda environment"}
 """A directory that holds one of these is a Python environment; the bundle brings its own."""
 NEARBY = 5
-"""How many names a message lists of a directory that does not hold the one asked for."""
+"""Names that a message lists of a directory without the requested one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
-    """The patterns that hold in one directory of the project."""
+    """The patterns that apply in one directory of the project."""
 
     never: Ignore
     """``NEVER_SHIPPED``."""
     forced: Ignore
     """``project.exclude``, which decides before any ``.gitignore``."""
     prefix: str
-    """Where the project lies in the git repository around it, with a slash at the end, or empty."""
+    """The project's path in the git repository around it, with a slash at the end, or empty."""
     gitignores: tuple[Ignore, ...]
     """The ``.gitignore`` files from the outermost directory to this one."""
 
@@ -63,26 +63,26 @@ class _Asset:
     """A file or directory that ``assets.paths`` names."""
 
     path: str
-    """Where it goes in the tree."""
+    """Its path in the tree."""
     source: str
-    """Where it lies, as the user wrote it."""
+    """Its path, as the user wrote it."""
     real: str
-    """Where it lies when every link is followed."""
+    """Its path with every link followed."""
     inside: bool
-    """Whether it lies in the project; its path in the tree is then its path there."""
+    """True if it lies in the project; its path in the tree is then its path there."""
 
 
 def project_files(root: Path, exclude: Sequence[str]) -> Tree:
-    """List what of a project is shipped.
+    """List the files of a project that are shipped.
 
-    Left out is what ``exclude`` names, what the ``.gitignore`` files of the project and of the git
-    repository around it name, what ``NEVER_SHIPPED`` names, and Python environments. Git itself is
-    not asked, so a file that it tracks although a pattern names it is left out; ``"!/that/file"``
+    Left out are files that ``exclude``, ``NEVER_SHIPPED``, or the ``.gitignore`` files of the
+    project and of the git repository around it name, and Python environments. Git itself is not
+    called, so a file that it tracks although a pattern names it is left out; ``"!/that/file"``
     in ``exclude`` takes it back, within the limits that git sets to taking back.
 
     Args:
         root: the project's directory.
-        exclude: patterns as in a ``.gitignore`` in ``root``; what they say of a path wins.
+        exclude: patterns as in a ``.gitignore`` in ``root``, which win over all others.
 
     Raises:
         ConfigError: ``root`` is not a directory.
@@ -91,13 +91,13 @@ def project_files(root: Path, exclude: Sequence[str]) -> Tree:
     if not os.path.isdir(root):  # noqa: PTH112 - Path's raises where it may not look
         base = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
         raise ConfigError(f"project.path: {str(root)!r} is not a directory", hint=_nearby(base))
-    found = Collector()
-    prefix, above = _rules_above(found, root.resolve())
+    collector = Collector()
+    prefix, above = _rules_above(collector, root.resolve())
     rules = _Rules(
         never=Ignore(NEVER_SHIPPED), forced=Ignore(exclude), prefix=prefix, gitignores=above
     )
-    _walk_project(found, str(root), "", rules)
-    return found.tree(
+    _walk_project(collector, str(root), "", rules)
+    return collector.tree(
         what=f"the project {root}",
         hint="make them readable, rename them, or leave them out with project.exclude",
     )
@@ -106,10 +106,10 @@ def project_files(root: Path, exclude: Sequence[str]) -> Tree:
 def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
     """List the files that ``assets.paths`` names.
 
-    What lies in the project keeps its path; anything else goes by its last component. No
-    ``.gitignore`` counts: data is often ignored by git, and the user has named it. A link to
-    somewhere in the same asset stays a link, any other is replaced by what it leads to, such as
-    the blobs that the snapshots of a Hugging Face cache link to.
+    An asset in the project keeps its path; any other goes by its last component. No ``.gitignore``
+    counts: data is often ignored by git, and the user has named it. A link to somewhere in the
+    same asset stays a link, any other is replaced by its target, such as the blobs that the
+    snapshots of a Hugging Face cache link to.
 
     Args:
         root: the project's directory, from which relative paths start.
@@ -121,83 +121,114 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
     """
     assets, problems = _named(root, patterns)
     if problems:
-        several = f"assets.paths: {len(problems)} problems"
-        raise ConfigError(
-            problems[0] if len(problems) == 1 else several,
-            hint=f"correct assets.paths; relative paths start from {root}",
-            context=problems if len(problems) > 1 else (),
-        )
-    found = Collector()
+        raise _bad_assets(problems, root)
+    collector = Collector()
     sources = {asset.source for asset in assets}
     for asset in assets:
         parents = map(str, Path(asset.source).parents)
         if asset.inside and not sources.isdisjoint(parents):
             continue  # it comes with the directory that another entry names
         if os.path.isdir(asset.real):  # noqa: PTH112
-            _walk_asset(found, asset.real, asset.path, asset, ())
+            _walk_asset(collector, asset.real, asset.path, asset, ())
         else:
-            found.add(asset.path, asset.real)
-    return found.tree(
+            collector.add(asset.path, asset.real)
+    return collector.tree(
         what="assets.paths", hint="repair, rename or remove them, or name narrower paths"
     )
+
+
+def _bad_assets(problems: Sequence[str], root: Path) -> ConfigError:
+    """Return one error for all problems in ``assets.paths``."""
+    hint = f"correct assets.paths; relative paths start from {root}"
+    if len(problems) == 1:
+        return ConfigError(problems[0], hint=hint)
+    return ConfigError(f"assets.paths: {len(problems)} problems", hint=hint, context=problems)
 
 
 def asset_excludes(paths: Sequence[str], root: Path) -> tuple[str, ...]:
     """Return patterns with which :func:`project_files` leaves out the assets in the project.
 
     Args:
-        paths: the entries of ``assets.paths``; those that name nothing are passed over.
+        paths: the entries of ``assets.paths``; entries that name nothing are ignored.
         root: the project's directory.
     """
     assets, _ = _named(root, paths)
     return tuple(sorted({anchored(asset.path) for asset in assets if asset.inside}))
 
 
-def _walk_project(found: Collector, folder: str, path: str, rules: _Rules) -> None:
-    entries = found.entries(folder, path)
+def _walk_project(collector: Collector, folder: str, path: str, rules: _Rules) -> None:
+    """Collect a directory of the project."""
+    entries = collector.entries(folder, path)
     names = {entry.name for entry in entries}
-    for mark, kind in ENVIRONMENT_MARKS.items():
-        if path and mark in names:
-            found.notes.append(f"{shown(path)}: {kind}, left out")
-            return
-    # A repository in the repository has rules of its own only, as for git.
-    outer = () if path and ".git" in names else rules.gitignores
-    if ".gitignore" in names:
-        outer += _gitignore(found, folder, (rules.prefix + path).rstrip("/"))
-    rules = replace(rules, gitignores=outer)
+    environment = _environment_kind(names)
+    if path and environment:
+        collector.notes.append(f"{shown(path)}: {environment}, left out")
+        return
+    rules = _rules_in(collector, folder, path, names, rules)
     for entry in entries:
-        here = f"{path}/{entry.name}" if path else entry.name
+        entry_path = f"{path}/{entry.name}" if path else entry.name
         is_link = entry.is_symlink()
         is_dir = not is_link and entry.is_dir(follow_symlinks=False)
-        if rules.leave_out(here, is_dir=is_dir):
+        if rules.leave_out(entry_path, is_dir=is_dir):
             continue
         if is_dir:
-            _walk_project(found, entry.path, here, rules)
+            _walk_project(collector, entry.path, entry_path, rules)
         elif is_link:
-            found.link(here, os.readlink(entry.path))  # noqa: PTH115 - Path would tidy it up
+            target = os.readlink(entry.path)  # noqa: PTH115 - Path would tidy it up
+            collector.link(entry_path, target)
         else:
-            found.add(here, entry.path)
+            collector.add(entry_path, entry.path)
 
 
-def _rules_above(found: Collector, root: Path) -> tuple[str, tuple[Ignore, ...]]:
-    """The project's path in the repository around it, and the patterns of the directories above.
+def _environment_kind(names: Collection[str]) -> str:
+    """Return the kind of Python environment that a directory holds; empty for none."""
+    for mark, kind in ENVIRONMENT_MARKS.items():
+        if mark in names:
+            return kind
+    return ""
+
+
+def _rules_in(
+    collector: Collector, folder: str, path: str, names: Collection[str], rules: _Rules
+) -> _Rules:
+    """Return the rules in a directory, from those of the directory above."""
+    gitignores = rules.gitignores
+    if path and ".git" in names:
+        gitignores = ()  # a repository in the repository has rules of its own only, as for git
+    if ".gitignore" in names:
+        gitignores += _gitignore(collector, folder, (rules.prefix + path).rstrip("/"))
+    return replace(rules, gitignores=gitignores)
+
+
+def _rules_above(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, ...]]:
+    """Return the project's path in the repository around it, and the patterns above the project.
 
     A project that the repository ignores as a whole (a home directory under git, a scratch folder)
     is not governed by it.
     """
-    top = next((top for top in (root, *root.parents) if os.path.lexists(top / ".git")), root)
+    top = _repository(root)
     rules: tuple[Ignore, ...] = ()
-    at = ""
+    path = ""
     for part in root.relative_to(top).parts:
-        rules += _gitignore(found, str(top / at), at)
-        at = f"{at}/{part}" if at else part
-        if excluded(rules, at, is_dir=True):
+        rules += _gitignore(collector, str(top / path), path)
+        path = f"{path}/{part}" if path else part
+        if excluded(rules, path, is_dir=True):
             return "", ()
-    return f"{at}/" if at else "", rules
+    if not path:
+        return "", rules
+    return f"{path}/", rules
 
 
-def _gitignore(found: Collector, folder: str, base: str) -> tuple[Ignore, ...]:
-    """The patterns of one directory: one element, or none where it has no ``.gitignore``."""
+def _repository(root: Path) -> Path:
+    """Return the git repository that a project lies in; the project itself outside of any."""
+    for folder in (root, *root.parents):
+        if os.path.lexists(folder / ".git"):
+            return folder
+    return root
+
+
+def _gitignore(collector: Collector, folder: str, base: str) -> tuple[Ignore, ...]:
+    """Return the patterns of one directory: one element, or none without a ``.gitignore``."""
     file = Path(folder, ".gitignore")
     try:
         # Git reads no .gitignore through a link either (since 2.32).
@@ -207,28 +238,28 @@ def _gitignore(found: Collector, folder: str, base: str) -> tuple[Ignore, ...]:
     except FileNotFoundError:
         return ()
     except OSError as exc:
-        found.refuse(str(file), exc.strerror or str(exc))
+        collector.refuse(str(file), exc.strerror or str(exc))
         return ()
 
 
 def _walk_asset(
-    found: Collector, folder: str, path: str, asset: _Asset, above: tuple[str, ...]
+    collector: Collector, folder: str, path: str, asset: _Asset, above: tuple[str, ...]
 ) -> None:
     """Collect a directory of an asset; ``above`` are the real directories being walked."""
-    for entry in found.entries(folder, path):
-        here = f"{path}/{entry.name}"
+    for entry in collector.entries(folder, path):
+        entry_path = f"{path}/{entry.name}"
         if entry.is_symlink():
-            _follow(found, entry.path, here, asset, (*above, folder))
+            _follow(collector, entry.path, entry_path, asset, (*above, folder))
         elif entry.is_dir(follow_symlinks=False):
-            _walk_asset(found, entry.path, here, asset, above)
+            _walk_asset(collector, entry.path, entry_path, asset, above)
         else:
-            found.add(here, entry.path)
+            collector.add(entry_path, entry.path)
 
 
 def _follow(
-    found: Collector, source: str, path: str, asset: _Asset, above: tuple[str, ...]
+    collector: Collector, source: str, path: str, asset: _Asset, above: tuple[str, ...]
 ) -> None:
-    """Keep a link that stays in the asset, else collect what it leads to."""
+    """Keep a link that stays in the asset, else collect its target."""
     try:
         real = os.path.realpath(source, strict=True)
     except OSError as exc:
@@ -237,21 +268,21 @@ def _follow(
             errno.ELOOP: "a loop of links",
             errno.ENOENT: f"a broken link to {shown(target)}",
         }
-        found.refuse(path, reasons.get(exc.errno or 0, exc.strerror or str(exc)))
+        collector.refuse(path, reasons.get(exc.errno or 0, exc.strerror or str(exc)))
         return
     if _is_within(real, asset.real):
         goal = asset.path + real[len(asset.real) :]
-        found.link(path, posixpath.relpath("/" + goal, "/" + posixpath.dirname(path)))
+        collector.link(path, posixpath.relpath("/" + goal, "/" + posixpath.dirname(path)))
     elif any(_is_within(folder, real) for folder in above):
-        found.refuse(path, f"a link to {shown(real)}, which holds it: it would never end")
+        collector.refuse(path, f"a link to {shown(real)}, which holds it: it would never end")
     elif os.path.isdir(real):  # noqa: PTH112
-        _walk_asset(found, real, path, asset, above)
+        _walk_asset(collector, real, path, asset, above)
     else:
-        found.add(path, real)
+        collector.add(path, real)
 
 
 def _named(root: Path, patterns: Sequence[str]) -> tuple[list[_Asset], list[str]]:
-    """What the entries of ``assets.paths`` name, and what is wrong with them."""
+    """Return the assets that the entries of ``assets.paths`` name, and the problems with them."""
     base = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
     assets: dict[str, tuple[str, _Asset]] = {}
     problems: list[str] = []
@@ -259,7 +290,7 @@ def _named(root: Path, patterns: Sequence[str]) -> tuple[list[_Asset], list[str]
         key = f"assets.paths[{number}]"
         matches = _matches(base, pattern)
         if not matches:
-            problems.append(f"{key}: {pattern!r} does not exist; {_missing(base, pattern)}")
+            problems.append(f"{key}: {pattern!r} does not exist; {_existing(base, pattern)}")
         for match in matches:
             asset = _asset(base, match)
             if isinstance(asset, str):
@@ -274,17 +305,17 @@ def _named(root: Path, patterns: Sequence[str]) -> tuple[list[_Asset], list[str]
 
 
 def _matches(base: Path, pattern: str) -> list[str]:
-    """The paths that one entry names; a file of that very name goes before a glob pattern."""
+    """Return the paths that one entry names; a file of that very name wins over a glob pattern."""
     expanded = os.path.expanduser(pattern)  # noqa: PTH111 - Path's raises for an unknown user
     literal = os.path.normpath(os.path.join(base, expanded))  # noqa: PTH118
     if expanded and os.path.lexists(literal):
         return [literal]
-    found = glob.glob(expanded, root_dir=base, recursive=True)  # noqa: PTH207
-    return sorted({os.path.normpath(os.path.join(base, name)) for name in found})  # noqa: PTH118
+    names = glob.glob(expanded, root_dir=base, recursive=True)  # noqa: PTH207
+    return sorted({os.path.normpath(os.path.join(base, name)) for name in names})  # noqa: PTH118
 
 
 def _asset(base: Path, match: str) -> _Asset | str:
-    """The asset at an existing path, or what is wrong with it."""
+    """Return the asset at an existing path, or a description of what is wrong with it."""
     try:
         mode = Path(match).stat().st_mode
         real = os.path.realpath(match, strict=True)
@@ -292,25 +323,28 @@ def _asset(base: Path, match: str) -> _Asset | str:
         return f"is a link that leads nowhere ({exc.strerror})"
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         return f"is {kind_of(mode)}, not a file or a directory"
-    tops = (str(base), os.path.realpath(base))
-    if any(_is_within(top, match) or _is_within(top, real) for top in tops):
-        return "holds the project itself"
-    top = next((top for top in tops if _is_within(match, top)), None)
-    path = os.path.relpath(match, top or os.path.dirname(match))  # noqa: PTH120
-    return _Asset(path=path, source=match, real=real, inside=top is not None)
+    projects = (str(base), os.path.realpath(base))
+    for project in projects:
+        if _is_within(project, match) or _is_within(project, real):
+            return "holds the project itself"
+    for project in projects:
+        if _is_within(match, project):
+            path = os.path.relpath(match, project)
+            return _Asset(path=path, source=match, real=real, inside=True)
+    return _Asset(path=os.path.basename(match), source=match, real=real, inside=False)  # noqa: PTH119
 
 
 def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _missing(base: Path, pattern: str) -> str:
-    """What there is where an entry of ``assets.paths`` was looked for."""
+def _existing(base: Path, pattern: str) -> str:
+    """Describe the files near the place that an entry of ``assets.paths`` names."""
     return _nearby(Path(os.path.normpath(base / os.path.expanduser(pattern))))  # noqa: PTH111
 
 
 def _nearby(path: Path) -> str:
-    """What the nearest directory that exists holds instead of ``path``."""
+    """Describe the content of the nearest existing directory above ``path``."""
     while not os.path.isdir(path.parent):  # noqa: PTH112
         path = path.parent
     folder = path.parent
@@ -323,5 +357,7 @@ def _nearby(path: Path) -> str:
         return f"did you mean {' or '.join(repr(str(folder / name)) for name in close)}?"
     if not names:
         return f"{folder} is empty"
-    more = f" and {len(names) - NEARBY} more" if len(names) > NEARBY else ""
-    return f"{folder} holds {', '.join(names[:NEARBY])}{more}"
+    listed = ", ".join(names[:NEARBY])
+    if len(names) > NEARBY:
+        listed += f" and {len(names) - NEARBY} more"
+    return f"{folder} holds {listed}"

@@ -1,4 +1,4 @@
-"""What one layer is made from, and the name that gives it before any work is done."""
+"""The source of one layer, and the layer's id, known before any work is done."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .project import asset_excludes, asset_files, project_files
 from .prune import RULES, concerned
 from .tree import Tree, tree_digest
 
-_CAME_HOME = (".[0-9]*", ".partial", ".partial.[0-9]*")
-"""How outputs are named further that came home to a place where something was already."""
+_OUTPUT_SUFFIXES = (".[0-9]*", ".partial", ".partial.[0-9]*")
+"""Suffixes of outputs that were brought back to a place where a file was already."""
 LARGE_PROJECT = 200 << 20
-"""Bytes of a project above which the user is asked whether all of it is meant to travel."""
+"""Bytes of a project above which the user is told about its size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What one layer is made from."""
+    """The source of one layer."""
 
     kind: str
     """``wheel``, ``project``, ``trainer`` or ``asset``."""
@@ -44,15 +44,15 @@ class Source:
     tree: Tree | None = None
     """The files, for the other kinds."""
     prefix: str = ""
-    """Where in the environment a tree's files go."""
+    """The directory in the environment for a tree's files."""
     size: int
     """Rough amount of work in bytes: large ones are started first."""
     prune: tuple[str, ...] = ()
-    """What of a wheel is left out: words of :data:`stager.config.environment.PRUNABLE`."""
+    """Kinds of files left out: words of :data:`stager.config.environment.PRUNABLE`."""
 
     @classmethod
     def of_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> Source:
-        """A wheel of the offline root, without what the words of ``prune`` cover."""
+        """Return the source for a wheel of the offline root, without what ``prune`` leaves out."""
         return cls(
             kind="wheel",
             name=wheel.name,
@@ -65,7 +65,7 @@ class Source:
 
     @classmethod
     def of_tree(cls, kind: str, name: str, tree: Tree, prefix: str) -> Source:
-        """Files of the user's, to be laid under ``prefix``."""
+        """Return the source for files of the user, placed under ``prefix``."""
         size = sum(file.size for file in tree.files)
         return cls(
             kind=kind, name=name, digest=tree_digest(tree), tree=tree, prefix=prefix, size=size
@@ -73,10 +73,10 @@ class Source:
 
 
 def origin(source: Source, target: Target) -> Origin:
-    """Return what a layer is made from: its content's digest, and every option that shapes it.
+    """Return the origin of a layer: its content's digest, and every option that shapes it.
 
-    It is known before any work is done, which is what makes a second build free; and it stands in
-    the layer, so that a layer under the name of another one is noticed.
+    It is known before any work is done, which makes a second build free; and it is stored in the
+    layer, so that a layer under the name of another one is noticed.
     """
     options: dict[str, object] = {"format": INDEX_FORMAT, "compression": compression()}
     if source.kind != "asset":
@@ -97,20 +97,20 @@ def origin(source: Source, target: Target) -> Origin:
 
 
 def layer_id(source: Source, target: Target) -> Digest:
-    """Return the layer's name: the digest of what it is made from."""
+    """Return the layer's name: the digest of its origin."""
     return origin(source, target).id
 
 
 def project_sources(
     config: Config, own: Sequence[Path], note: Callable[[str], None] = lambda line: None
 ) -> list[Source]:
-    """What the layers that are not wheels are made from: the project, the trainer, each asset.
+    """Return the sources of the layers that are not wheels: the project, the trainer, each asset.
 
     Args:
         config: the project's settings.
-        own: what stager itself keeps, left out where it lies in the project: the offline root, and
-            the lock, which is of no use on a node and may name wheels by paths of this machine.
-        note: told what else was left out without being asked to.
+        own: stager's own files, left out of the project: the offline root, and the lock, which is
+            of no use on a node and may name wheels by paths of this machine.
+        note: called with notes on other files that were left out.
 
     Raises:
         StagerError: files that cannot be shipped; see :mod:`stager.layers.project`.
@@ -120,14 +120,7 @@ def project_sources(
     asset_files(config.root, assets)  # all their faults in one error
     folder = config.project.path
     if folder is not None:
-        # Assets are layers of their own, and what a run writes must not make the bundle stale.
-        leave = [*config.project.exclude, *asset_excludes(assets, folder)]
-        for path in config.project.outputs:
-            leave += [f"/{path.rstrip('/')}{more}" for more in ("", *_CAME_HOME)]
-        leave += [
-            anchored(str(path.relative_to(folder))) for path in own if path.is_relative_to(folder)
-        ]
-        tree = project_files(folder, leave)
+        tree = project_files(folder, _excludes(config, folder, own))
         for line in tree.skipped:
             note(line)
         if tree.size > LARGE_PROJECT:
@@ -143,3 +136,18 @@ def project_sources(
         tree = asset_files(config.root, [path])
         sources.append(Source.of_tree("asset", Path(path).name, tree, "assets"))
     return sources
+
+
+def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
+    """Return the patterns of files to leave out of the project.
+
+    Assets are layers of their own, and a run's outputs must not make the bundle stale.
+    """
+    assets = [str(path) for path in config.assets.paths]
+    patterns = [*config.project.exclude, *asset_excludes(assets, folder)]
+    for output in config.project.outputs:
+        patterns += [f"/{output.rstrip('/')}{suffix}" for suffix in ("", *_OUTPUT_SUFFIXES)]
+    for path in own:
+        if path.is_relative_to(folder):
+            patterns.append(anchored(str(path.relative_to(folder))))
+    return patterns

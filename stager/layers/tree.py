@@ -1,4 +1,4 @@
-"""A set of files and links to be shipped: how one is collected, checked and identified."""
+"""Trees of files and links to be shipped: collecting, checking and identifying them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class TreeFile:
     """One file to be shipped."""
 
     path: str
-    """Where it goes, relative, with forward slashes."""
+    """Its relative path in the tree, with forward slashes."""
     source: Path
-    """Where its content is read from."""
+    """The file with its content."""
     mode: int
     """0o755 if its owner may execute it, else 0o644."""
     size: int
@@ -54,9 +54,9 @@ class Tree:
     files: tuple[TreeFile, ...]
     """Sorted by path."""
     links: tuple[tuple[str, str], ...]
-    """Path and target of each symbolic link, sorted; what they lead to is in this tree."""
+    """Path and target of each symbolic link, sorted; the targets are in this tree."""
     skipped: tuple[str, ...]
-    """Notes for the user: what was left out although no pattern says so, and why."""
+    """Notes for the user: files left out although no pattern names them, and why."""
 
     @property
     def size(self) -> int:
@@ -66,27 +66,27 @@ class Tree:
 
 @dataclass(kw_only=True)
 class Collector:
-    """What a walk has found so far, and every reason to refuse it."""
+    """The files that a walk has found so far, and every reason to refuse them."""
 
     files: dict[str, TreeFile] = field(default_factory=dict)
     """The files by their path in the tree."""
     links: dict[str, str] = field(default_factory=dict)
     """The targets of links by their path in the tree."""
     notes: list[str] = field(default_factory=list)
-    """What was passed over."""
+    """Notes on what was left out."""
     refused: list[str] = field(default_factory=list)
-    """What stands in the way of shipping the rest."""
+    """Entries that cannot be shipped, with the reason."""
 
     def entries(self, folder: str, path: str) -> list[os.DirEntry[str]]:
-        """Return what the directory holds, in any order; refuse it if it cannot be read.
+        """Return the entries of a directory, in any order; refuse it if it cannot be read.
 
-        Nor is one entered that no node could hold: a walk may not go deeper than its own stack.
+        A directory that no node could hold is not entered: a walk must not exhaust its stack.
         """
         if path and self._is_excessive(path):
             return []
         try:
-            with os.scandir(folder) as found:
-                return list(found)
+            with os.scandir(folder) as entries:
+                return list(entries)
         except OSError as exc:
             self.refuse(path or folder, exc.strerror or str(exc))
             return []
@@ -100,7 +100,7 @@ class Collector:
             if not stat.S_ISREG(status.st_mode):
                 self.notes.append(f"{path}: {kind_of(status.st_mode)}, left out")
                 return
-            # Only opening tells: what a file server or an access list forbids, no mode bit shows.
+            # Mode bits do not show what a file server or an access list forbids; opening does.
             os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             known = self.files.get(path)
             if known is not None and not known.source.samefile(source):
@@ -112,7 +112,7 @@ class Collector:
         self.files[path] = TreeFile(path=path, source=Path(source), mode=mode, size=status.st_size)
 
     def link(self, path: str, target: str) -> None:
-        """Add a symbolic link; whether it leads anywhere is decided when all files are known."""
+        """Add a symbolic link; its target is checked when all files are known."""
         if self._has_usable_name(path) and self.links.setdefault(path, target) != target:
             self.refuse(path, "two links would go there")
 
@@ -121,11 +121,11 @@ class Collector:
         self.refused.append(f"{shown(path)}: {reason}")
 
     def tree(self, *, what: str, hint: str) -> Tree:
-        """Return all that was found.
+        """Return the tree of all files and links.
 
         Args:
-            what: what was walked, for the message.
-            hint: what the user can do about entries that are refused.
+            what: the name of the tree, for the message.
+            hint: advice about entries that are refused.
 
         Raises:
             StagerError: something was refused; all of it is in the context.
@@ -156,10 +156,10 @@ class Collector:
         return not self._is_excessive(path)
 
     def _is_excessive(self, path: str) -> bool:
-        why = excess(f"{_PREFIX}/{path}")
-        if why:
-            self.refuse(abridged(path), f"no node can hold {why}")
-        return bool(why)
+        limit = excess(f"{_PREFIX}/{path}")
+        if limit:
+            self.refuse(abridged(path), f"no node can hold {limit}")
+        return bool(limit)
 
 
 def tree_digest(tree: Tree) -> Digest:
@@ -197,58 +197,71 @@ def digest_of(tree: Tree, digests: Sequence[str]) -> Digest:
 
 
 def kind_of(mode: int) -> str:
-    """Name what is neither a file, a directory nor a link, from its ``st_mode``."""
-    return next((name for test, name in _KINDS if test(mode)), "a special file")
+    """Return the kind of a special file, from its ``st_mode``."""
+    for test, name in _KINDS:
+        if test(mode):
+            return name
+    return "a special file"
 
 
 def shown(path: str) -> str:
-    """Return the path as it can be printed: quoted if it holds what a terminal would act on."""
-    return path if path.isprintable() else repr(path)
+    """Return a path that is safe to print: quoted if a terminal would act on it."""
+    if path.isprintable():
+        return path
+    return repr(path)
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
     """Return every directory that must exist for these relative paths to exist."""
-    found: set[str] = set()
+    folders: set[str] = set()
     for path in paths:
         parent = path.rpartition("/")[0]
-        while parent and parent not in found:
-            found.add(parent)
+        while parent and parent not in folders:
+            folders.add(parent)
             parent = parent.rpartition("/")[0]
-    return found
+    return folders
 
 
 def _sound_links(
     files: Collection[str], links: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The links that lead to something shipped, and a note on each of the others.
+    """Return the links that lead to something shipped, and a note on each of the others.
 
     A link may lead through other links, so dropping one can make another one lead nowhere.
     """
     kept = dict(links)
     notes: list[str] = []
     faults = {path: _ABSOLUTE for path, target in links.items() if target.startswith("/")}
-    while faults := faults or _faults(files, kept):
-        notes += [f"{path} -> {shown(kept.pop(path))}: {why}" for path, why in faults.items()]
-        faults = {}
+    if not faults:
+        faults = _faults(files, kept)
+    while faults:
+        for path, fault in faults.items():
+            notes.append(f"{path} -> {shown(kept.pop(path))}: {fault}")
+        faults = _faults(files, kept)
     return kept, notes
 
 
 def _faults(files: Collection[str], links: Mapping[str, str]) -> dict[str, str]:
-    """The links that lead nowhere among these files and links, and why."""
+    """Return the links that lead nowhere among these files and links, and why."""
     folders = folders_of([*files, *links])
-    found = {}
+    faults = {}
     for path, target in links.items():
-        why = _OUTSIDE if _climbs(path, target) else _dead_end(path, files, links, folders)
-        if why:
-            found[path] = why
-    return found
+        fault = _OUTSIDE
+        if not _leaves_tree(path, target):
+            fault = _dead_end(path, files, links, folders)
+        if fault:
+            faults[path] = fault
+    return faults
 
 
-def _climbs(path: str, target: str) -> bool:
-    """Whether a link leaves the tree on its way, judged as the far side judges (``check_link``)."""
+def _leaves_tree(path: str, target: str) -> bool:
+    """Return whether a link leaves the tree on its way, by the far side's rule (``check_link``)."""
     depth = path.count("/")
     for part in target.split("/"):
-        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
+        if part == "..":
+            depth -= 1
+        elif part not in ("", "."):
+            depth += 1
         if depth < 0:
             return True
     return False
@@ -257,26 +270,26 @@ def _climbs(path: str, target: str) -> bool:
 def _dead_end(
     path: str, files: Collection[str], links: Mapping[str, str], folders: Collection[str]
 ) -> str:
-    """Follow a link as the kernel will on a node; say why it gets nowhere, or nothing."""
-    at = path.split("/")[:-1]
-    ahead = deque(links[path].split("/"))
+    """Follow a link as the kernel will on a node; return why it gets nowhere, or nothing."""
+    folder = path.split("/")[:-1]
+    remaining = deque(links[path].split("/"))
     followed = 1
-    while ahead:
-        part = ahead.popleft()
-        here = "/".join([*at, part])
+    while remaining:
+        part = remaining.popleft()
+        place = "/".join([*folder, part])
         if part in ("", "."):
             continue
         if part == "..":
-            if not at:
+            if not folder:
                 return _OUTSIDE
-            at.pop()
-        elif here in links:
+            folder.pop()
+        elif place in links:
             followed += 1
             if followed > LINK_LIMIT:
                 return "a loop of links, left out"
-            ahead.extendleft(reversed(links[here].split("/")))
-        elif here in folders or (here in files and not ahead):
-            at.append(part)
+            remaining.extendleft(reversed(links[place].split("/")))
+        elif place in folders or (place in files and not remaining):
+            folder.append(part)
         else:
             return "its target is not shipped, left out"
     return ""

@@ -1,7 +1,8 @@
 """Turning one wheel into the files of a layer, through the ``installer`` library.
 
-``installer`` decides what goes where (purelib, platlib, scripts, headers, data, entry points); this
-module is its destination, and refuses a wheel that lies about itself before anything is published.
+``installer`` decides where each file goes (purelib, platlib, scripts, headers, data, entry points);
+this module is its destination, and refuses a wheel that contradicts its RECORD before anything is
+published.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..core.errors import WheelError
 from ..core.values import Target
 from .bytecode import bytecode_path, compile_module, worth_compiling
 from .layer_file import LayerWriter
-from .parallel_compile import Ahead
+from .parallel_compile import CompiledModules
 from .prune import NOTE, left_out, note
 from .wheel_members import DAMAGED, refuse_members
 
@@ -53,8 +54,8 @@ _LAUNCHER = """\
 '''exec' "$(dirname -- "$(realpath -- "$0")")/{python}" "$0" "$@"
 ' '''
 """
-"""Found through its own place, so the environment can lie anywhere; sh runs the second line, Python
-reads lines two and three as a string."""
+"""Finds Python relative to the script, so the environment can lie anywhere; sh runs line two,
+Python reads lines two and three as a string."""
 
 _ENTRY_POINT = """\
 import sys
@@ -64,7 +65,7 @@ if __name__ == "__main__":
 """
 
 _HASHES = ("sha256", "sha384", "sha512")
-"""What RECORD may use: "sha256 or better", as the binary distribution format puts it."""
+"""Algorithms that RECORD may use: "sha256 or better", says the binary distribution format."""
 
 _INVALID = (
     InstallerError,
@@ -75,7 +76,7 @@ _INVALID = (
     ValueError,
     KeyError,
 )
-"""What ``installer`` and its parsers raise for members that are there but make no sense."""
+"""Exceptions of ``installer`` and its parsers for members with invalid content."""
 
 
 def add_wheel(
@@ -83,19 +84,19 @@ def add_wheel(
     wheel: Path,
     target: Target,
     prune: Sequence[str] = (),
-    ahead: Ahead | None = None,
+    modules: CompiledModules | None = None,
 ) -> None:
     """Add everything a wheel installs, with compiled bytecode, to a layer.
 
     Args:
         writer: the layer being made.
         wheel: the wheel file; its own digest has been checked before.
-        target: whose directory names to use.
-        prune: what to leave out, see :mod:`stager.layers.prune`.
-        ahead: bytecode that is being made already.
+        target: the target whose directory names to use.
+        prune: the kinds of files to leave out, see :mod:`stager.layers.prune`.
+        modules: bytecode that other processes are making already.
 
     Raises:
-        WheelError: the file is no sound wheel; every fault found is in the context.
+        WheelError: the file is not a sound wheel; every fault is in the context.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -103,13 +104,13 @@ def add_wheel(
             refuse_members(wheel, archive, source.data_dir)
             source.check_names()
             source.left_out = left_out(archive, prune)
-            notes = {"INSTALLER": b"stager\n"}
+            metadata = {"INSTALLER": b"stager\n"}
             if source.left_out:
-                notes[NOTE] = note(archive, source.left_out, prune)
-            destination = _LayerDestination(writer, source, target, ahead)
+                metadata[NOTE] = note(archive, source.left_out, prune)
+            destination = _LayerDestination(writer, source, target, modules)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
-                installer.install(source, destination, notes)
+                installer.install(source, destination, metadata)
             destination.refuse_faults()
     except WheelError as exc:
         raise WheelError(
@@ -125,20 +126,20 @@ def add_wheel(
             raise
         raise _damaged(wheel, exc) from exc
     except _INVALID as exc:
-        why = str(exc) or type(exc).__name__
+        reason = str(exc) or type(exc).__name__
         raise WheelError(
-            f"{wheel.name}: not a valid wheel ({why})",
+            f"{wheel.name}: not a valid wheel ({reason})",
             hint="ask its publisher for a sound one, or choose another version",
         ) from exc
 
 
 class _CheckedWheel(WheelFile):
-    """A wheel whose members are compared with RECORD while they are read, in one pass."""
+    """A wheel that remembers RECORD's line for the member being read, to compare it in one pass."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         super().__init__(archive)
         self.record: RecordEntry | None = None
-        """RECORD's line for the member that is being read."""
+        """RECORD's line for the member being read."""
         self.left_out: frozenset[str] = frozenset()
         """Members that are not to be installed."""
 
@@ -152,8 +153,8 @@ class _CheckedWheel(WheelFile):
             raise WheelError("there is no RECORD in the wheel")
         lines = self.read_dist_info("RECORD").splitlines()
         listed = {line[0] for line in parse_record_file(lines)}
-        absent = sorted(listed.difference(self._zipfile.namelist()))
-        faults = [f"{name} is in RECORD and not in the wheel" for name in absent]
+        missing = sorted(listed.difference(self._zipfile.namelist()))
+        faults = [f"{name} is in RECORD and not in the wheel" for name in missing]
         try:
             self.validate_record(validate_contents=False)
         except InstallerError as exc:
@@ -173,14 +174,18 @@ class _CheckedWheel(WheelFile):
 
 
 class _LayerDestination(WheelDestination):
-    """Where ``installer`` writes: into a layer, under the directory names of the target."""
+    """The destination of ``installer``: a layer, with the directory names of the target."""
 
     def __init__(
-        self, writer: LayerWriter, source: _CheckedWheel, target: Target, ahead: Ahead | None
+        self,
+        writer: LayerWriter,
+        source: _CheckedWheel,
+        target: Target,
+        modules: CompiledModules | None,
     ) -> None:
         self._writer = writer
         self._source = source
-        self._ahead = ahead
+        self._modules = modules
         self._python = f"python{target.python}"
         self._target = target
         site = f"lib/{self._python}/site-packages"
@@ -191,12 +196,12 @@ class _LayerDestination(WheelDestination):
             "headers": f"include/site/{self._python}/{source.distribution}",
             "data": "",
         }
-        self._awaited: list[tuple[Scheme, str, bytes]] = []
+        self._pending: list[tuple[Scheme, str, bytes]] = []
         self._compiled: list[tuple[Scheme, RecordEntry]] = []
         self._faults: list[str] = []
 
     def refuse_faults(self) -> None:
-        """Raise for everything that was wrong with what was written.
+        """Raise one error for all faults of the files that were written.
 
         Raises:
             WheelError: contents that differ from RECORD, or places no wheel may write to.
@@ -221,21 +226,24 @@ class _LayerDestination(WheelDestination):
         """Write one member, compare it with RECORD, and compile it if it is a module."""
         path = os.fspath(path)
         record, self._source.record = self._source.record, None
-        algorithm = record.hash_.name if record is not None and record.hash_ is not None else ""
+        algorithm = _algorithm(record)
         if algorithm and algorithm not in _HASHES:
             self._faults.append(f"{path}: RECORD has its {algorithm}, which proves nothing")
             return RecordEntry(path, None, None)
-        if scheme == "scripts" or path.endswith(".py") or algorithm in _HASHES[1:]:
-            data = stream.read()
-            if record is not None and not record.validate(data):
-                self._faults.append(_mismatch(record))
-            record = None
-            if scheme == "scripts":
-                data = self._relocate(data)
-            stream = io.BytesIO(data)
-        executable = is_executable or scheme == "scripts"
-        entry = self._add(scheme, path, stream, executable=executable, record=record)
-        if path.endswith(".py") and scheme in ("purelib", "platlib") and entry.hash_ is not None:
+        is_script = scheme == "scripts"
+        executable = is_executable or is_script
+        # The layer computes a sha256 anyway; a file is read as a whole only to change it, to
+        # compile it or to compute another hash.
+        if not (is_script or path.endswith(".py") or algorithm in _HASHES[1:]):
+            return self._add(scheme, path, stream, executable=executable, record=record)
+        data = stream.read()
+        if record is not None and not record.validate(data):
+            self._faults.append(_mismatch(record))
+        if is_script:
+            data = self._relocate(data)
+        entry = self._add(scheme, path, io.BytesIO(data), executable=executable)
+        is_module = path.endswith(".py") and scheme in ("purelib", "platlib")
+        if is_module and entry.hash_ is not None:
             self._add_bytecode(scheme, path, data)
         return entry
 
@@ -248,13 +256,14 @@ class _LayerDestination(WheelDestination):
         """Write the installed RECORD, bytecode included, so that other tools can read it."""
         if not isinstance(records, list):
             raise WheelError("installer gave no list of records")
-        for module in self._awaited:
+        for module in self._pending:
             self._take_bytecode(*module)
         site = self._places["purelib"]
-        prefixes = {
-            name: None if place == site else posixpath.relpath(place or ".", site) + "/"
-            for name, place in self._places.items()
-        }
+        prefixes: dict[str, str | None] = {}
+        for name, place in self._places.items():
+            prefixes[name] = None
+            if place != site:
+                prefixes[name] = posixpath.relpath(place or ".", site) + "/"
         lines = construct_record_file([*records, *self._compiled], prefixes.__getitem__)
         self._writer.add(self._path(scheme, record_file_path), lines)
 
@@ -267,16 +276,16 @@ class _LayerDestination(WheelDestination):
         executable: bool,
         record: RecordEntry | None = None,
     ) -> RecordEntry:
-        """Add a file; compare it with a line of RECORD that has its sha256, where one is given."""
+        """Add a file; compare it with its line of RECORD, which has its sha256, if one is given."""
         try:
             added = self._writer.add(self._path(scheme, path), stream, executable=executable)
         except WheelError as exc:
             self._faults.append(exc.message)
             return RecordEntry(path, None, None)
-        found = RecordEntry(path, _record_hash(added.sha256), added.size)
-        if record is not None and (record.hash_, record.size) != (found.hash_, found.size):
+        entry = RecordEntry(path, _record_hash(added.sha256), added.size)
+        if record is not None and (record.hash_, record.size) != (entry.hash_, entry.size):
             self._faults.append(_mismatch(record))
-        return found
+        return entry
 
     def _path(self, scheme: Scheme, path: str) -> str:
         full = posixpath.join(self._places[scheme], path)
@@ -289,7 +298,7 @@ class _LayerDestination(WheelDestination):
         return full
 
     def _relocate(self, data: bytes) -> bytes:
-        """Replace a script's ``#!python`` line by one that finds the environment it lies in."""
+        """Replace a script's ``#!python`` line by one that finds the script's environment."""
         first, _, rest = data.partition(b"\n")
         if not first.startswith(b"#!python"):  # ``#!pythonw`` too
             return data
@@ -298,21 +307,21 @@ class _LayerDestination(WheelDestination):
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
         if not self._target.is_host_python or not worth_compiling(path):
             return
-        if self._ahead is not None and path in self._ahead:
-            self._awaited.append((scheme, path, importlib.util.source_hash(source)))
+        if self._modules is not None and path in self._modules:
+            self._pending.append((scheme, path, importlib.util.source_hash(source)))
         else:
             self._keep_bytecode(scheme, path, compile_module(source, path))
 
     def _take_bytecode(self, scheme: Scheme, path: str, digest: bytes) -> None:
-        if self._ahead is not None:
-            self._keep_bytecode(scheme, path, self._ahead.take(path, digest))
+        if self._modules is not None:
+            self._keep_bytecode(scheme, path, self._modules.take(path, digest))
 
     def _keep_bytecode(self, scheme: Scheme, path: str, bytecode: bytes | None) -> None:
         if bytecode is None:
             return
         cached = bytecode_path(path, self._target)
         if excess(self._path(scheme, cached)):
-            return  # Python leaves it alone, too, where the file system does not take its name
+            return  # Python does not write it either if its name is too long for a file system
         self._writer.add(self._path(scheme, cached), io.BytesIO(bytecode))
         self._compiled.append((scheme, RecordEntry(cached, None, None)))
 
@@ -322,6 +331,13 @@ def _damaged(wheel: Path, exc: Exception) -> WheelError:
         f"{wheel.name}: the archive is damaged or cut short ({exc})",
         hint=f"remove {wheel} and run `stager build` again to download it afresh",
     )
+
+
+def _algorithm(record: RecordEntry | None) -> str:
+    """Return the name of the hash in a line of RECORD; empty for none."""
+    if record is None or record.hash_ is None:
+        return ""
+    return record.hash_.name
 
 
 def _mismatch(record: RecordEntry) -> str:

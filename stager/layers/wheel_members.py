@@ -1,4 +1,4 @@
-"""The members of a wheel's archive, looked at before any of them is believed."""
+"""Checks of the members of a wheel's archive, made before any of them is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bundle.format.layer import LayerError, check_path
 from ..core.errors import WheelError
 
 MOST_FAULTS = 50
-"""How many members of one wheel a message names."""
+"""Number of members of one wheel that a message names."""
 DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
@@ -23,11 +23,11 @@ DAMAGED = (
     EOFError,
     NotImplementedError,  # a compression method or zip version that nobody writes
 )
-"""What ``zipfile`` raises for an archive whose bytes make no sense."""
+"""Exceptions of ``zipfile`` for an archive whose bytes make no sense."""
 
 
 def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None:
-    """Look at every member before any is read, and report all that are wrong at once.
+    """Look at every member before any is read, and report all faults at once.
 
     Args:
         wheel: the file, for the message.
@@ -37,28 +37,15 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
     Raises:
         WheelError: there are members that no wheel may have.
     """
-    faults, seen = [], set()
+    faults: list[str] = []
+    seen = set()
     for member in archive.infolist():
-        name = member.filename.rstrip("/") if member.is_dir() else member.filename
-        kind = stat.S_IFMT(member.external_attr >> 16)
-        try:
-            check_path(name)
-        except LayerError as exc:
-            faults.append(str(exc))
-        # On the first of these installer 1.1 would loop for ever, on the other it would fail.
-        if name == data_dir or (name.startswith(f"{data_dir}/") and name.count("/") == 1):
-            faults += [] if member.is_dir() else [f"{name} is a file, where a directory belongs"]
-        if "\\" in member.filename:
-            faults.append(f"backslash in {member.filename!r}")
+        faults += _name_faults(member, data_dir)
         if member.filename in seen:
             faults.append(f"{member.filename} is there twice")
         seen.add(member.filename)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            what = "symbolic link" if kind == stat.S_IFLNK else "device or special file"
-            faults.append(f"{member.filename} is a {what}")
-        if member.flag_bits & 0x1:
-            faults.append(f"{member.filename} is encrypted")
-    if faults[MOST_FAULTS:]:
+        faults += _kind_faults(member)
+    if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more"]
     if faults:
         raise WheelError(
@@ -66,3 +53,35 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
             hint=f"do not use this file; remove {wheel}",
             context=faults,
         )
+
+
+def _name_faults(member: zipfile.ZipInfo, data_dir: str) -> list[str]:
+    """Return the faults in a member's name."""
+    faults = []
+    name = member.filename
+    if member.is_dir():
+        name = name.rstrip("/")
+    try:
+        check_path(name)
+    except LayerError as exc:
+        faults.append(str(exc))
+    # A file of the first name would make installer 1.1 loop for ever, one of the second fail.
+    is_scheme = name == data_dir or (name.startswith(f"{data_dir}/") and name.count("/") == 1)
+    if is_scheme and not member.is_dir():
+        faults.append(f"{name} is a file, where a directory belongs")
+    if "\\" in member.filename:
+        faults.append(f"backslash in {member.filename!r}")
+    return faults
+
+
+def _kind_faults(member: zipfile.ZipInfo) -> list[str]:
+    """Return the faults of a member that is not a plain file or directory."""
+    faults = []
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if kind == stat.S_IFLNK:
+        faults.append(f"{member.filename} is a symbolic link")
+    elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        faults.append(f"{member.filename} is a device or special file")
+    if member.flag_bits & 0x1:
+        faults.append(f"{member.filename} is encrypted")
+    return faults

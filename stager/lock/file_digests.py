@@ -1,7 +1,7 @@
-"""Completing what a resolver answered: every file gets its digest and, where possible, its size.
+"""Digests and sizes of the files that a resolver chose.
 
 An index page need not give either. Sizes come from the cheapest place that has them: the disk, the
-offline root, a HEAD request; digests are never taken from anything but the bytes or the index.
+offline root, a HEAD request; digests are only ever taken from the bytes or from the index.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ..core.digest_cache import CheckedFiles
+from ..core.digest_cache import DigestCache
 from ..core.errors import ResolveError
 from ..core.store import Store, sha256_of
 from ..core.values import LockedFile
 from .pip import Pip
 from .pylock import locked_files
-from .resolver import Found
+from .resolver import ResolvedFile
 
 HEAD_SECONDS = 10.0
 HEADS_AT_ONCE = 8
@@ -27,44 +27,55 @@ SizeOf = Callable[[str], "int | None"]
 
 
 def measure(
-    found: Sequence[Found], *, store: Store, pip: Pip, size_of: SizeOf | None = None
+    resolved: Sequence[ResolvedFile], *, store: Store, pip: Pip, size_of: SizeOf | None = None
 ) -> tuple[LockedFile, ...]:
     """Turn a resolver's answer into locked files, sorted by name.
 
     Args:
-        found: one file for each package.
-        store: where files lie already, and where those go that have to be downloaded for it.
-        pip: downloads files of which neither digest nor size can be learned otherwise.
-        size_of: the length in bytes of what a URL names, None where the server does not say.
+        resolved: one file for each package.
+        store: the offline root, which may hold files already and takes those downloaded here.
+        pip: downloads files whose digest or size cannot be learned otherwise.
+        size_of: returns the length in bytes of the file at a URL, None if the server gives none.
 
     Raises:
         ResolveError: a file whose digest cannot be learned.
     """
-    checked = CheckedFiles(store)
-    files = [_from_disk(file, store, checked) for file in found]
-    asked = [file.url for file in files if file.url and file.size is None]
-    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-        sizes = dict(zip(asked, pool.map(size_of or content_length, asked), strict=True))
-    files = [replace(f, size=sizes[f.url]) if f.url in sizes else f for f in files]
-    files = [
-        _download(file, store, pip) if file.url and None in (file.size, file.sha256) else file
-        for file in files
-    ]
-    checked.save()
+    digest_cache = DigestCache(store)
+    files = [_from_disk(file, store, digest_cache) for file in resolved]
+    files = _with_remote_sizes(files, size_of or content_length)
+    files = [_completed(file, store, pip) for file in files]
+    digest_cache.save()
     return locked_files(files, source="the resolver's answer")
 
 
+def _with_remote_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[ResolvedFile]:
+    """Fill in missing sizes of files on servers, several requests at a time."""
+    urls = [file.url for file in files if file.url and file.size is None]
+    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+        sizes: dict[str | None, int | None] = dict(zip(urls, pool.map(size_of, urls), strict=True))
+    return [replace(file, size=sizes.get(file.url, file.size)) for file in files]
+
+
+def _completed(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
+    """Download a file whose size or digest is still unknown."""
+    if file.url and None in (file.size, file.sha256):
+        return _download(file, store, pip)
+    return file
+
+
 def content_length(url: str) -> int | None:
-    """The length in bytes that a server gives for a URL; honours the usual proxy variables."""
+    """Return the length in bytes a server gives for a URL; honours the usual proxy variables."""
     try:
         length = _head(url, HEAD_SECONDS).get("Content-Length", "")
     except (OSError, ValueError):  # URLError is an OSError; a private index may refuse us
         return None
-    return int(length) if length.isdigit() else None
+    if not length.isdigit():
+        return None
+    return int(length)
 
 
 def index_answers(url: str) -> bool:
-    """Whether a package index answers at all, within three seconds; honours proxy variables."""
+    """Return whether a package index answers within three seconds; honours proxy variables."""
     try:
         _head(url, ANSWER_SECONDS)
     except (OSError, ValueError):
@@ -73,33 +84,37 @@ def index_answers(url: str) -> bool:
 
 
 def _head(url: str, seconds: float) -> Mapping[str, str]:
-    """The headers of a URL's answer; OSError or ValueError where there is none."""
+    """Return the headers of a response.
+
+    Raises:
+        OSError, ValueError: there is no response.
+    """
     import urllib.request  # here: a tenth of a second that most commands do not need
 
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"not a web address: {url}")
     request = urllib.request.Request(url, method="HEAD")  # noqa: S310
-    with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
-        return dict(answer.headers.items())
+    with urllib.request.urlopen(request, timeout=seconds) as response:  # noqa: S310
+        return dict(response.headers.items())
 
 
-def _from_disk(file: Found, store: Store, checked: CheckedFiles) -> Found:
-    """Fill in what a file on this machine tells."""
+def _from_disk(file: ResolvedFile, store: Store, digest_cache: DigestCache) -> ResolvedFile:
+    """Fill in size and digest of a file that is on this machine."""
     if file.path:
         try:
             size = file.path.stat().st_size
         except OSError as exc:
             raise ResolveError(f"cannot read {file.path}: {exc.strerror or exc}") from exc
         return replace(file, size=size, sha256=file.sha256 or sha256_of(file.path))
-    kept = store.wheels / file.filename
-    digest = checked.digest(kept)
-    if digest and digest == file.sha256:
-        return replace(file, size=kept.stat().st_size)
-    return file
+    stored = store.wheels / file.filename
+    digest = digest_cache.digest(stored)
+    if digest is None or digest != file.sha256:
+        return file
+    return replace(file, size=stored.stat().st_size)
 
 
-def _download(file: Found, store: Store, pip: Pip) -> Found:
-    """Get a file into the store; one without a digest is believed on its first arrival."""
+def _download(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
+    """Download a file into the store; without a known digest, the first download is trusted."""
     if not file.filename.endswith(".whl"):
         return file  # pip would build it to learn its metadata
     folder = pip.scratch / "measured"
@@ -108,10 +123,14 @@ def _download(file: Found, store: Store, pip: Pip) -> Found:
     for line in (f"{name} @ {file.url}{digest}", f"{name}=={version}{digest}"):
         if pip.download([line], folder).returncode == 0:
             break
-    arrived = folder / file.filename
-    if not arrived.is_file():
+    downloaded = folder / file.filename
+    if not downloaded.is_file():
         return file
-    found = replace(file, size=arrived.stat().st_size, sha256=file.sha256 or sha256_of(arrived))
+    measured = replace(
+        file,
+        size=downloaded.stat().st_size,
+        sha256=file.sha256 or sha256_of(downloaded),
+    )
     with store.publishing(store.wheels / file.filename) as partial:
-        shutil.copyfile(arrived, partial)
-    return found
+        shutil.copyfile(downloaded, partial)
+    return measured

@@ -1,8 +1,8 @@
-"""Package indexes: which ones to ask, and keeping their credentials out of files and messages.
+"""Package indexes, and keeping their credentials out of files and messages.
 
-The options are those of pip's requirement files, and are handed to pip and to uv in that form: both
-read it, both expand ``${NAME}`` in it from the environment, and neither a process list nor a log
-shows what stands in a file.
+The options are those of pip's requirement files, and go to pip and to uv in that form: both read
+it, both expand ``${NAME}`` in it from the environment, and neither a process list nor a log shows
+the content of a file.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ TORCH_INDEX = "https://download.pytorch.org/whl/"
 
 # What pip and uv expand from the environment when they read a requirement file.
 _VARIABLE = r"\$\{[A-Z0-9_]+\}"
+_SETTING = re.compile(r"(:env:|[\w-]+)\.([\w-]+)=(.*)")
+"""A line of ``pip config list``."""
 _ONLY_VARIABLES = re.compile(rf"{_VARIABLE}(:{_VARIABLE})?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Indexes:
-    """Where packages are looked for, in the terms of pip's options."""
+    """The places to look for packages, in the terms of pip's options."""
 
     index_url: str | None = None
     """The first index; None for pip's own choice."""
@@ -36,35 +38,40 @@ class Indexes:
     find_links: tuple[str, ...] = ()
     """Folders, or pages, that hold distribution files."""
     no_index: bool = False
-    """Whether only ``find_links`` counts."""
+    """True if only ``find_links`` counts."""
     trusted_hosts: tuple[str, ...] = ()
-    """Hosts that are asked without checking their certificate."""
+    """Hosts whose certificates are not checked."""
     only_binary: tuple[str, ...] = ()
     """Packages that are never built from source; ``:all:`` for every one."""
     no_binary: tuple[str, ...] = ()
     """Packages that are always built from source."""
     pre: bool = False
-    """Whether pre-releases count."""
+    """True if pre-releases count."""
 
     def lines(self) -> list[str]:
-        """The options as the lines of a requirement file."""
-        out = ["--no-index"] if self.no_index else []
-        if self.index_url and not self.no_index:
-            out.append(f"--index-url {self.index_url}")
-        if not self.no_index:
-            out.extend(f"--extra-index-url {url}" for url in self.extra_index_urls)
-        out.extend(f"--find-links {_link(place)}" for place in self.find_links)
-        out.extend(f"--only-binary {name}" for name in self.only_binary)
-        out.extend(f"--no-binary {name}" for name in self.no_binary)
-        return out
+        """Return the options as the lines of a requirement file."""
+        lines = []
+        if self.no_index:
+            lines.append("--no-index")
+        else:
+            if self.index_url:
+                lines.append(f"--index-url {self.index_url}")
+            lines += [f"--extra-index-url {url}" for url in self.extra_index_urls]
+        lines += [f"--find-links {_link(place)}" for place in self.find_links]
+        lines += [f"--only-binary {name}" for name in self.only_binary]
+        lines += [f"--no-binary {name}" for name in self.no_binary]
+        return lines
 
     def pip_lines(self) -> list[str]:
-        """The same, with the options that only pip reads from a file."""
-        trusted = [f"--trusted-host {host}" for host in self.trusted_hosts]
-        return [*self.lines(), *trusted, *(["--pre"] if self.pre else [])]
+        """Return the same lines, with the options that only pip reads from a file."""
+        lines = self.lines()
+        lines += [f"--trusted-host {host}" for host in self.trusted_hosts]
+        if self.pre:
+            lines.append("--pre")
+        return lines
 
     def plus(self, other: Indexes) -> Indexes:
-        """Both together; where there can be only one, the other's wins."""
+        """Return both together; the other's single values win."""
         return Indexes(
             index_url=other.index_url or self.index_url,
             extra_index_urls=_merge(self.extra_index_urls, other.extra_index_urls),
@@ -77,7 +84,7 @@ class Indexes:
         )
 
     def without_credentials(self) -> Indexes:
-        """The same places, fit to be written down; ``${NAME}`` stays, since it tells nothing."""
+        """Return the same places without secrets; ``${NAME}`` stays, since it reveals nothing."""
         return replace(
             self,
             index_url=strip_credentials(self.index_url) if self.index_url else None,
@@ -86,11 +93,11 @@ class Indexes:
         )
 
     def with_credentials_from(self, other: Indexes) -> Indexes:
-        """The same places, each with the credentials that the other has for it."""
-        known = [
-            url for url in (other.index_url, *other.extra_index_urls, *other.find_links) if url
-        ]
-        full = {strip_credentials(url): url for url in known}
+        """Return the same places, each with the credentials that the other has for it."""
+        full = {}
+        for url in (other.index_url, *other.extra_index_urls, *other.find_links):
+            if url:
+                full[strip_credentials(url)] = url
         return replace(
             self,
             index_url=full.get(self.index_url, self.index_url) if self.index_url else None,
@@ -99,7 +106,7 @@ class Indexes:
         )
 
     def as_dict(self) -> dict[str, object]:
-        """What is not at its default, without credentials, for a lock."""
+        """Return the values that are not defaults, without credentials, for a lock."""
         clean = self.without_credentials()
         values: dict[str, object] = {
             "index-url": clean.index_url,
@@ -115,11 +122,13 @@ class Indexes:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Indexes:
-        """Read what :meth:`as_dict` gave; unknown keys are left aside."""
+        """Read the result of :meth:`as_dict`; unknown keys are ignored."""
 
         def texts(key: str) -> tuple[str, ...]:
-            found = data.get(key)
-            return tuple(str(item) for item in found) if isinstance(found, list) else ()
+            value = data.get(key)
+            if not isinstance(value, list):
+                return ()
+            return tuple(str(item) for item in value)
 
         url = data.get("index-url")
         return cls(
@@ -136,16 +145,16 @@ class Indexes:
 
 @dataclass(frozen=True, kw_only=True)
 class PipSettings:
-    """What pip is configured with, in its files and in ``PIP_*`` variables."""
+    """The configuration of pip, from its files and from ``PIP_*`` variables."""
 
     indexes: Indexes
-    """The places it looks in."""
+    """The places pip looks in."""
     environment: Mapping[str, str]
-    """Variables that give uv pip's certificate, proxy, time limit and key ring."""
+    """Variables that pass pip's certificate, proxy, time limit and key ring to uv."""
 
 
 def pip_settings(run: Runner = run) -> PipSettings:
-    """Ask pip how it is configured, so that uv, which reads none of it, can be told.
+    """Return pip's configuration, to pass it to uv, which does not read it.
 
     Raises:
         StagerError: pip cannot be started.
@@ -168,7 +177,7 @@ def pip_settings(run: Runner = run) -> PipSettings:
 
 
 def strip_credentials(url: str) -> str:
-    """A URL or path without user, password, query and fragment.
+    """Return a URL or path without user, password, query and fragment.
 
     A token may stand in the query as well, and nothing that is fetched by file name needs one.
     """
@@ -182,9 +191,11 @@ def strip_credentials(url: str) -> str:
 
 
 def _link(place: str) -> str:
-    """A place for ``--find-links``; white space would end the option, so paths become URLs."""
+    """Return a place for ``--find-links``; white space would end the option: paths become URLs."""
     path = Path(place).expanduser()
-    return path.as_uri() if "://" not in place and path.is_absolute() else place
+    if "://" not in place and path.is_absolute():
+        return path.as_uri()
+    return place
 
 
 def _merge(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
@@ -192,21 +203,23 @@ def _merge(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _parse_config(listing: str) -> dict[str, str]:
-    """The settings that hold for ``pip install``: variables, then ``[install]``, ``[global]``."""
-    found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    """Return the settings of ``pip install``: variables win over ``[install]`` and ``[global]``."""
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listing.splitlines():
-        match = re.fullmatch(r"(:env:|[\w-]+)\.([\w-]+)=(.*)", line)
-        if match and match[1] in found:
-            try:
-                found[match[1]][match[2].replace("_", "-")] = str(ast.literal_eval(match[3]))
-            except (ValueError, SyntaxError):  # a form of quoting we do not know
-                continue
-    return {**found["global"], **found["install"], **found[":env:"]}
+        match = _SETTING.fullmatch(line)
+        if match is None or match[1] not in sections:
+            continue
+        name = match[2].replace("_", "-")
+        try:
+            sections[match[1]][name] = str(ast.literal_eval(match[3]))
+        except (ValueError, SyntaxError):  # a form of quoting we do not know
+            continue
+    return {**sections["global"], **sections["install"], **sections[":env:"]}
 
 
 def _uv_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Variables that uv documents, for those of pip's settings that have one."""
-    wanted = {
+    """Return the variables of uv that stand for settings of pip, unless they are set already."""
+    variables = {
         "SSL_CERT_FILE": values.get("cert", ""),
         "SSL_CLIENT_CERT": values.get("client-cert", ""),
         "UV_HTTP_TIMEOUT": values.get("timeout", "") or values.get("default-timeout", ""),
@@ -214,8 +227,8 @@ def _uv_environment(values: Mapping[str, str]) -> dict[str, str]:
         "ALL_PROXY": values.get("proxy", ""),
     }
     if values.get("keyring-provider") == "subprocess":
-        wanted["UV_KEYRING_PROVIDER"] = "subprocess"
-    return {name: value for name, value in wanted.items() if value and name not in os.environ}
+        variables["UV_KEYRING_PROVIDER"] = "subprocess"
+    return {name: value for name, value in variables.items() if value and name not in os.environ}
 
 
 def _names(value: str) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
-"""Requirements that name their place: a folder, an archive, a URL; and what they become."""
+"""Requirements that name their place: a folder, an archive or a URL."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -9,65 +11,229 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
+
+from bundle.redaction.masking import without_url_secrets
+
+from ..config import foreign_files
+from ..core.processes import Runner
+from ..core.store import sha256_of
 from ..core.values import Digest
-from .requirements import expanded, extras_of
+from . import source_tree, tool_settings
+from .indexes import strip_credentials
+from .requirement_line import Line, expanded, extras_of, normal
 
 SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 ARCHIVES = (".whl", *SDIST_ENDINGS)
 
-_DIRECT = re.compile(
-    r"(?P<where>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
+_LINE = re.compile(
+    r"(?P<place>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
 )
+_COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Something that is built into a wheel before anything is resolved."""
+    """A source that is built into a wheel before anything is resolved."""
 
     requirement: str
-    """What pip is asked to build: a path, or a URL; may hold credentials."""
+    """The path or URL that pip builds; may hold credentials."""
     label: str
     """The same as the user wrote it, without credentials; relative paths start at the root."""
     suffix: str
     """Extras and marker of the requirement, as they follow the name: ``[train]``."""
     marker: str
-    """The environment marker, or nothing."""
+    """The environment marker; empty for none."""
     digest: Digest
     """Digest of its content, or of its URL where the content is elsewhere."""
     moving: bool
-    """Whether the same digest may stand for another content later (a branch, say)."""
+    """True if the same digest may stand for other content later, as for a branch."""
 
 
-def looks_direct(text: str) -> bool:
-    """Return whether a line that is no requirement by the standard (PEP 508) names a place."""
-    where = text.partition(";")[0].strip()
-    return where.startswith((".", "/", "~")) or "/" in where or where.endswith(ARCHIVES)
+@dataclass(frozen=True, kw_only=True)
+class LocatedRequirement:
+    """A requirement whose place is known."""
+
+    line: Line
+    """The line it was written in."""
+    place: str
+    """A path or a URL."""
+    extras: str
+    """Extras as they follow a name, ``[a,b]``."""
+    marker: str
+    """The environment marker; empty for none."""
+    name: str = ""
+    """The package, where the line names it."""
 
 
-def split(text: str) -> tuple[str, str, str] | None:
-    """Return place, extras and marker of a line that names a place; None if it is no such line."""
-    match = _DIRECT.fullmatch(text)
+class SourceReader:
+    """Sorts requirements with a place into wheels to install and sources to build."""
+
+    def __init__(
+        self, root: Path, python: str, *, skipped: Iterable[Path], run: Runner, problems: list[str]
+    ) -> None:
+        """Start empty.
+
+        Args:
+            root: the project's folder.
+            python: the environment's Python, ``major.minor``.
+            skipped: files and folders that never count as part of a source.
+            run: starts ``git``.
+            problems: a list to add every problem to.
+        """
+        self.root = root
+        self.python = python
+        self.skipped = tuple(skipped)
+        self.run = run
+        self.sources: list[Source] = []
+        self.wheels: list[Digest] = []
+        self.problems = problems
+
+    def read(self, requirement: LocatedRequirement) -> str | None:
+        """Take one requirement: a path, a file URL, or something on a server.
+
+        Returns:
+            The requirement that installs a wheel; None for a source, which has to be built first.
+        """
+        place = requirement.place
+        scheme = place.partition("://")[0] if "://" in place else ""
+        if scheme not in ("", "file") or place.startswith("file://$"):
+            return self._read_url(requirement)
+        path = _local_path(place, (requirement.line.base, self.root))
+        if path.suffix == ".whl" and path.is_file():
+            self.wheels.append(sha256_of(path))
+            return self._wheel(requirement, path.as_uri(), path.name)
+        problem = _unusable(path, place)
+        if problem:
+            self.problems.append(f"{requirement.line.origin}: {problem}")
+        else:
+            self._add_local_source(requirement, path)
+        return None
+
+    def _add_local_source(self, requirement: LocatedRequirement, path: Path) -> None:
+        shown = relative(path / "pyproject.toml", self.root)
+        self.problems += tool_settings.refuse_folder(path, self.python, shown=shown)
+        source = Source(
+            requirement=str(path),
+            label=relative(path, self.root),
+            suffix=requirement.extras,
+            marker=requirement.marker,
+            digest=self._content_digest(path),
+            moving=False,
+        )
+        self.sources.append(source)
+
+    def _read_url(self, requirement: LocatedRequirement) -> str | None:
+        url, origin = requirement.place, requirement.line.origin
+        try:
+            file_name = unquote(urlsplit(url).path.rpartition("/")[2])
+        except ValueError as exc:
+            self.problems.append(f"{origin}: {without_url_secrets(url)} is not a URL: {exc}")
+            return None
+        if file_name.endswith(".whl"):
+            return self._wheel(requirement, url, file_name)
+        clean = strip_credentials(url)
+        from_vcs = "+" in url.partition("://")[0]
+        if not from_vcs and not file_name.endswith(SDIST_ENDINGS):
+            self.problems.append(f"{origin}: {clean} is neither a wheel nor an sdist")
+            return None
+        fragment = urlsplit(url).fragment
+        pinned = bool(_COMMIT.search(url)) if from_vcs else "sha256=" in fragment
+        name = requirement.name
+        source = Source(
+            requirement=f"{name} @ {url}" if name else url,
+            label=clean,
+            suffix=requirement.extras,
+            marker=requirement.marker,
+            digest=json_digest([clean, fragment]),
+            moving=not pinned,
+        )
+        self.sources.append(source)
+        return None
+
+    def _wheel(self, requirement: LocatedRequirement, url: str, file_name: str) -> str | None:
+        """Return the requirement that takes a package's wheel from a URL."""
+        try:
+            name = parse_wheel_filename(file_name)[0]
+        except ValueError as exc:
+            self.problems.append(f"{requirement.line.origin}: {first_line(exc)}")
+            return None
+        text = f"{name}{requirement.extras} @ {url}"
+        if requirement.marker:
+            text += f" ; {requirement.marker}"
+        return normal(Requirement(text))
+
+    def _content_digest(self, path: Path) -> Digest:
+        if path.is_file():
+            return sha256_of(path)
+        names = source_tree.files(path, skip=self.skipped, run=self.run)
+        return source_tree.digest(path, names)
+
+
+def names_place(text: str) -> bool:
+    """Return whether a line that is not a requirement by the standard (PEP 508) names a place."""
+    place = text.partition(";")[0].strip()
+    return place.startswith((".", "/", "~")) or "/" in place or place.endswith(ARCHIVES)
+
+
+def parse(line: Line) -> LocatedRequirement | None:
+    """Return place, extras and marker of a line; None if it names no place."""
+    match = _LINE.fullmatch(line.text)
     if match is None:
         return None
-    extras = extras_of(part.strip() for part in (match["extras"] or "").split(","))
-    return match["where"].strip(), extras, (match["marker"] or "").strip()
+    extras = (match["extras"] or "").split(",")
+    return LocatedRequirement(
+        line=line,
+        place=match["place"].strip(),
+        extras=extras_of(extra.strip() for extra in extras),
+        marker=(match["marker"] or "").strip(),
+    )
 
 
-def is_project(folder: Path) -> bool:
-    """Return whether a folder can be built into a wheel."""
-    return (folder / "pyproject.toml").is_file() or (folder / "setup.py").is_file()
+def relative(path: Path, root: Path) -> str:
+    """Return a path as seen from the project's folder; a path outside of it stays as it is."""
+    if path.is_relative_to(root):
+        return os.path.relpath(path, root)
+    return str(path)
 
 
-def local_path(where: str, folders: Iterable[Path]) -> Path:
+def json_digest(value: object) -> Digest:
+    """Return the digest of a value's JSON form."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return Digest(hashlib.sha256(text.encode()).hexdigest())
+
+
+def first_line(exc: Exception) -> str:
+    """Return the first line of an exception's message."""
+    return str(exc).splitlines()[0]
+
+
+def _unusable(path: Path, place: str) -> str:
+    """Return why a path cannot be built into a wheel; empty if it can."""
+    if not path.exists():
+        return f"no such file or folder: {place}"
+    if path.is_dir():
+        if (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
+            return ""
+        return (
+            f"{place} has neither pyproject.toml nor setup.py, so it cannot be installed; "
+            "ship plain folders as [project] or [assets] paths"
+        )
+    if path.is_file() and not path.name.endswith(ARCHIVES):
+        remedy = foreign_files.remedy(path.name)
+        return f"{place} is neither a wheel nor an sdist; {remedy}"
+    return ""
+
+
+def _local_path(place: str, folders: Iterable[Path]) -> Path:
     """Return the path that a line means: the first that exists, else that in the first folder.
 
     pip starts at the current folder; here a path starts at the file's, then at the project's.
     """
-    text = unquote(urlsplit(where).path) if where.startswith("file://") else where
+    text = unquote(urlsplit(place).path) if place.startswith("file://") else place
     paths = [Path(os.path.normpath(folder / expanded(text))) for folder in folders]
-    return next((path for path in paths if path.exists()), paths[0])
-
-
-def relative(path: Path, root: Path) -> str:
-    """Return a path as seen from the project's folder; one outside of it stays as it is."""
-    return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
+    for path in paths:
+        if path.exists():
+            return path
+    return paths[0]

@@ -1,8 +1,8 @@
 """The lock: ``pylock.toml`` (PEP 751) with exactly one file for each package.
 
-For one target there is nothing left to choose, so a lock of ours lists just the chosen wheel (or
-sdist, where no wheel fits) with digest, size and place. What PEP 751 has no key for stands under
-``[tool.stager]``. The same answer of a resolver always gives the same bytes.
+For one target there is nothing left to choose, so a lock of ours lists only the chosen wheel (or
+sdist, if no wheel fits) with digest, size and place. ``[tool.stager]`` holds what PEP 751 has no
+key for. The same answer of a resolver always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from . import refusals, sources
 from .file_digests import index_answers, measure
 from .indexes import TORCH_INDEX, Indexes
 from .pylock import Lock, locked_files, select
-from .resolve import ResolveOptions, absent_lines, resolve
-from .resolver import Found, Question, describe_absent
+from .resolve import ResolveOptions, resolve, unavailable_lines
+from .resolver import ResolvedFile, ResolveRequest, describe_unavailable
 from .spec import Spec
 
 __all__ = ["Lock", "ResolveOptions", "make_lock", "read_lock"]
@@ -50,13 +50,13 @@ def make_lock(
     """Resolve a spec and write the lock.
 
     Args:
-        spec: what is asked for.
+        spec: the requirements.
         path: the lock's file, ``pylock.toml`` or ``pylock.NAME.toml``. When it is the very lock
-            that the spec brings, it is not written again.
-        store: where sources are built, and what is offered when ``options.offline``.
-        options: how to resolve.
+            that the spec names, it is not written again.
+        store: the offline root, where sources are built; all there is if ``options.offline``.
+        options: the resolver to use, and if it may use a network.
         run: starts the resolver, pip and git.
-        reachable: whether an index answers; by default one short request.
+        reachable: returns whether an index answers; by default by one short request.
 
     Raises:
         ResolveError: there is no solution (every reason), no file for the target (every package,
@@ -70,26 +70,23 @@ def make_lock(
         )
     scratch = store.scratch("lock")
     try:
-        question, built = _question(spec, store, scratch, options, run)
-        silent = _silent_index(question, spec.torch_backend, reachable or index_answers)
+        request, built = _resolve_request(spec, store, scratch, options, run)
+        silent = _silent_index(request, spec.torch_backend, reachable or index_answers)
         if not silent:
-            question = replace(question, indexes=_with_torch(question, spec.torch_backend))
-        try:
-            found = _chosen(spec, question, options)
-            refusals.refuse_other_build(found, spec.torch_backend, silent)
-        except ResolveError as exc:
-            raise _with_reason(exc, silent) from exc
-        files = measure(found, store=store, pip=question.pip)
+            request = replace(request, indexes=_with_torch(request, spec.torch_backend))
+        resolved = _resolve(spec, request, options, silent)
+        files = measure(resolved, store=store, pip=request.pip)
         refusals.refuse_other_files(files, spec)
     finally:
         remove(scratch)
+    indexes = spec.indexes if options.offline else request.indexes
     lock = Lock(
         path=path,
         target=spec.target,
         files=files,
         spec_digest=spec.digest,
         digest=_digest_of(spec.target, files),
-        indexes=(spec.indexes if options.offline else question.indexes).without_credentials(),
+        indexes=indexes.without_credentials(),
         sources=tuple((wheel, _beside(label, spec.root, path)) for wheel, label in built),
     )
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
@@ -102,9 +99,9 @@ def read_lock(path: Path, target: Target) -> Lock:
 
     Args:
         path: the file.
-        target: which files to select from a lock that another tool wrote. One of ours has no
-            choice left and is read for the target that it names; :meth:`Lock.is_current` tells
-            whether that is still the one asked for.
+        target: the target to select files for, in a lock that another tool wrote. A lock of ours
+            has no choice left and is read for the target it names; :meth:`Lock.is_current` tells
+            if that is still the right one.
 
     Raises:
         ResolveError: no such file, no valid lock, or files missing for the target (all packages).
@@ -112,87 +109,107 @@ def read_lock(path: Path, target: Target) -> Lock:
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
     data = toml.read(path)
-    tool = data.get("tool")
-    own = tool.get("stager") if isinstance(tool, dict) else None
-    about: Mapping[str, Any] = {}
-    if isinstance(own, dict) and data.get("created-by") == CREATED_BY:
-        about = own
-    try:
-        if about:
-            target = Target(python=str(about["python"]), platform=str(about["platform"]))
-        spec_digest = Digest(str(about["spec-digest"])) if about else None
-    except (KeyError, ValueError, StagerError) as exc:
-        raise ResolveError(
-            f"{path}: [tool.stager] is damaged: {exc}", hint="run `stager lock` to make it again"
-        ) from exc
-    found, absent = select(data, target, base=path.parent.absolute(), source=str(path))
-    if absent:
-        raise ResolveError(
-            f"{path} has no file for Python {target.python} on {target.platform}",
-            hint="lock again for that target, or change environment.python and platform",
-            context=[describe_absent(one, target) for one in absent],
-        )
-    files = locked_files(found, source=str(path))
-    built, indexes = about.get("sources"), about.get("indexes")
+    metadata = _metadata(data)
+    spec_digest = None
+    if metadata:
+        try:
+            python, platform = str(metadata["python"]), str(metadata["platform"])
+            target = Target(python=python, platform=platform)
+            spec_digest = Digest(str(metadata["spec-digest"]))
+        except (KeyError, ValueError, StagerError) as exc:
+            raise ResolveError(
+                f"{path}: [tool.stager] is damaged: {exc}",
+                hint="run `stager lock` to make it again",
+            ) from exc
+    resolved, unavailable = select(data, target, base=path.parent.absolute(), source=str(path))
+    if unavailable:
+        lines = [describe_unavailable(package, target) for package in unavailable]
+        raise _no_file(path, target, lines)
+    files = locked_files(resolved, source=str(path))
+    built = _mapping(metadata.get("sources"))
     return Lock(
         path=path,
         target=target,
         files=files,
         spec_digest=spec_digest,
         digest=_digest_of(target, files),
-        indexes=Indexes.from_dict(indexes if isinstance(indexes, dict) else {}),
-        sources=tuple((k, str(v)) for k, v in built.items()) if isinstance(built, dict) else (),
+        indexes=Indexes.from_dict(_mapping(metadata.get("indexes"))),
+        sources=tuple((wheel, str(label)) for wheel, label in built.items()),
+    )
+
+
+def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``[tool.stager]`` of a lock that stager wrote; an empty table for any other lock."""
+    if data.get("created-by") != CREATED_BY:
+        return {}
+    return _mapping(_mapping(data.get("tool")).get("stager"))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _no_file(path: Path, target: Target, lines: Sequence[str]) -> ResolveError:
+    """Return the error for packages of a lock that have no file for a target."""
+    return ResolveError(
+        f"{path} has no file for Python {target.python} on {target.platform}",
+        hint="lock again for that target, or change environment.python and platform",
+        context=lines,
     )
 
 
 def render(lock: Lock) -> str:
-    """The lock's text."""
-    base = lock.path.parent.absolute()
+    """Return the lock's text."""
     target = lock.target
-    packages = []
-    for file in lock.files:
-        place: dict[str, Any] = {"size": file.size, "hashes": {"sha256": str(file.sha256)}}
-        if file.path:
-            inside = file.path.is_relative_to(base)
-            place["path"] = file.path.relative_to(base).as_posix() if inside else str(file.path)
-        else:
-            place["url"] = file.url
-        chosen: dict[str, Any] = (
-            {"wheels": [PackageWheel(name=file.filename, **place)]}
-            if file.is_wheel
-            else {"sdist": PackageSdist(name=file.filename, **place)}
-        )
-        packages.append(Package(name=file.name, version=file.version, **chosen))
-    about: dict[str, Any] = {
-        "spec-digest": str(lock.spec_digest),
-        "python": target.python,
-        "platform": target.platform,
-    }
-    for key, value in (("indexes", lock.indexes.as_dict()), ("sources", dict(lock.sources))):
-        if value:
-            about[key] = value
     marker = (
         f"python_version == '{target.python}' and sys_platform == 'linux' "
         f"and platform_machine == '{target.machine}'"
     )
-    lock_file = Pylock(
+    metadata: dict[str, Any] = {
+        "spec-digest": str(lock.spec_digest),
+        "python": target.python,
+        "platform": target.platform,
+    }
+    indexes = lock.indexes.as_dict()
+    if indexes:
+        metadata["indexes"] = indexes
+    if lock.sources:
+        metadata["sources"] = dict(lock.sources)
+    base = lock.path.parent.absolute()
+    pylock = Pylock(
         lock_version=Version("1.0"),
         environments=[Marker(marker)],
         requires_python=SpecifierSet(f"=={target.python}.*"),
         created_by=CREATED_BY,
-        packages=packages,
-        tool={"stager": about},
+        packages=[_package(file, base) for file in lock.files],
+        tool={"stager": metadata},
     )
-    lock_file.validate()
-    return toml.dumps(lock_file.to_dict())
+    pylock.validate()
+    return toml.dumps(pylock.to_dict())
 
 
-def _question(
+def _package(file: LockedFile, base: Path) -> Package:
+    """Return a package's entry; a file below the lock's folder gets a relative path."""
+    place: dict[str, Any] = {"size": file.size, "hashes": {"sha256": str(file.sha256)}}
+    if file.path is None:
+        place["url"] = file.url
+    elif file.path.is_relative_to(base):
+        place["path"] = file.path.relative_to(base).as_posix()
+    else:
+        place["path"] = str(file.path)
+    if file.is_wheel:
+        wheel = PackageWheel(name=file.filename, **place)
+        return Package(name=file.name, version=file.version, wheels=[wheel])
+    sdist = PackageSdist(name=file.filename, **place)
+    return Package(name=file.name, version=file.version, sdist=sdist)
+
+
+def _resolve_request(
     spec: Spec, store: Store, scratch: Path, options: ResolveOptions, run: Runner
-) -> tuple[Question, list[tuple[str, str]]]:
-    """What to ask the resolver once sources are wheels; and those wheels, with their sources."""
+) -> tuple[ResolveRequest, list[tuple[str, str]]]:
+    """Build sources; return the request to the resolver, and the wheels with their sources."""
     indexes = _offline_indexes(spec, store) if options.offline else spec.indexes
-    question = Question(
+    request = ResolveRequest(
         requirements=spec.requirements,
         constraints=spec.constraints,
         target=spec.target,
@@ -201,14 +218,14 @@ def _question(
         offline=options.offline,
         run=run,
     )
-    built = sources.build_all(spec.local_projects, store, question.pip)
+    built = sources.build_all(spec.local_projects, store, request.pip)
     extra = [sources.requirement_for(source, wheel) for source, wheel in built]
-    question = replace(question, requirements=(*spec.requirements, *extra))
-    return question, [(wheel.name, source.label) for source, wheel in built]
+    request = replace(request, requirements=(*spec.requirements, *extra))
+    return request, [(wheel.name, source.label) for source, wheel in built]
 
 
 def _offline_indexes(spec: Spec, store: Store) -> Indexes:
-    """Only what is on this machine: the store, and folders that the requirements name."""
+    """Return places on this machine only: the store, and folders that the requirements name."""
     built = sorted(str(folder) for folder in store.built.iterdir() if any(folder.glob("*.whl")))
     named = [place for place in spec.indexes.find_links if Path(place).is_dir()]
     return replace(
@@ -220,24 +237,24 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
     )
 
 
-def _with_torch(question: Question, backend: str | None) -> Indexes:
-    """The indexes, with PyTorch's own."""
-    if backend is None or question.offline:
-        return question.indexes
-    return question.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
+def _with_torch(request: ResolveRequest, backend: str | None) -> Indexes:
+    """Return the indexes, with PyTorch's own added."""
+    if backend is None or request.offline:
+        return request.indexes
+    return request.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
 
 
 def _silent_index(
-    question: Question, backend: str | None, reachable: Callable[[str], bool]
+    request: ResolveRequest, backend: str | None, reachable: Callable[[str], bool]
 ) -> str | None:
-    """PyTorch's own index if it gives no answer; local wheels may do without it."""
-    if backend is None or question.offline or reachable(f"{TORCH_INDEX}{backend}/"):
+    """Return PyTorch's own index if it does not answer; local wheels may do without it."""
+    if backend is None or request.offline or reachable(f"{TORCH_INDEX}{backend}/"):
         return None
     return TORCH_INDEX + backend
 
 
 def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
-    """The same error, with the index that was left out."""
+    """Return the same error, with the index that was left out."""
     if silent is None:
         return error
     line = f"{silent}, which environment.torch-backend adds, gave no answer and was left out"
@@ -246,25 +263,30 @@ def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
     return ResolveError(error.message, hint=more.removeprefix("; or "), context=context)
 
 
-def _chosen(spec: Spec, question: Question, options: ResolveOptions) -> list[Found]:
-    """One file for each package: of the lock that the user brought, or the resolver's choice."""
-    found = _given(spec.pylock, question) if spec.pylock else resolve(question, options.resolver)
-    if spec.torch_backend == "cpu":
-        refusals.refuse_cuda(found)  # before anything of several GB could be downloaded
-    return found
+def _resolve(
+    spec: Spec, request: ResolveRequest, options: ResolveOptions, silent: str | None
+) -> list[ResolvedFile]:
+    """Return one file for each package, from the user's lock or from the resolver."""
+    try:
+        if spec.pylock:
+            files = _supplied(spec.pylock, request)
+        else:
+            files = resolve(request, options.resolver)
+        if spec.torch_backend == "cpu":
+            refusals.refuse_cuda(files)  # before anything of several GB could be downloaded
+        refusals.refuse_other_build(files, spec.torch_backend, silent)
+    except ResolveError as exc:
+        raise _with_reason(exc, silent) from exc
+    return files
 
 
-def _given(path: Path, question: Question) -> list[Found]:
-    """The files of a lock that the user brought."""
+def _supplied(path: Path, request: ResolveRequest) -> list[ResolvedFile]:
+    """Return the files of a lock that the user supplied."""
     data = toml.read(path)
-    found, absent = select(data, question.target, base=path.parent, source=str(path))
-    if absent:
-        raise ResolveError(
-            f"{path} has no file for Python {question.target.python} on {question.target.platform}",
-            hint="lock again for that target, or change environment.python and platform",
-            context=absent_lines(absent, question),
-        )
-    return found
+    files, unavailable = select(data, request.target, base=path.parent, source=str(path))
+    if unavailable:
+        raise _no_file(path, request.target, unavailable_lines(unavailable, request))
+    return files
 
 
 def _digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
@@ -276,14 +298,14 @@ def _digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
 
 
 def _beside(label: str, root: Path, lock: Path) -> str:
-    """A source's place as seen from the lock's folder; URLs and absolute paths as they are."""
+    """Return a source's path from the lock's folder; URLs and absolute paths stay as they are."""
     if "://" in label or Path(label).is_absolute():
         return label
     return os.path.relpath(root / label, lock.parent.absolute())
 
 
 def _publish(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole."""
+    """Write a file so that a reader sees either the old or the new content, never a part."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("w", encoding="utf-8", newline="\n") as handle:

@@ -1,7 +1,7 @@
-"""Everything that is asked of pip, always as a process of its own.
+"""Calls of pip, always as a process of its own.
 
-Requirements and options go to pip in files, never on its command line: a process list and a log
-show the latter, and a URL may hold a password.
+Requirements and index options go to pip in files, never on its command line: process lists and
+logs show the command line, and a URL may hold a password.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from ..core.values import Target
 from .indexes import Indexes
 
 HOUR = 3600.0
+LONGEST_ERROR = 1200
+"""Characters of a tool's error that a message shows."""
 # The first moment a zip archive can hold, so that a wheel built twice has the same bytes.
 EPOCH = "315532800"
 
@@ -40,7 +42,7 @@ _NOISE = re.compile(r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|
 
 @dataclass(frozen=True, kw_only=True)
 class Pip:
-    """How to call pip: what for, where to look, and with which means."""
+    """The settings of pip calls: target, indexes, scratch folder."""
 
     target: Target
     """The interpreter and platform that files are chosen for."""
@@ -49,7 +51,7 @@ class Pip:
     scratch: Path
     """A private folder for the files that are handed to pip."""
     offline: bool = False
-    """Whether pip's own configuration is left out and only ``indexes.find_links`` counts."""
+    """True if pip's own configuration is ignored and only ``indexes.find_links`` counts."""
     run: Runner = run
     """Starts the process."""
 
@@ -61,7 +63,7 @@ class Pip:
         *,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
-        """Run one pip command over some requirement lines; its exit status is the caller's to read.
+        """Run one pip command over some requirement lines; the caller checks its exit status.
 
         Raises:
             CommandError: pip took more than an hour.
@@ -79,7 +81,7 @@ class Pip:
         )
 
     def environment(self) -> dict[str, str]:
-        """Variables for pip: offline, they silence its configuration."""
+        """Return variables for pip; offline, they disable its configuration."""
         plain = {"PIP_NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
         if not self.offline:
             return plain
@@ -87,14 +89,14 @@ class Pip:
         return {**plain, **alone, "PIP_INDEX_URL": "", "PIP_EXTRA_INDEX_URL": ""}
 
     def target_options(self) -> list[str]:
-        """What makes pip choose files for the target; nothing where it is this very machine."""
+        """Return options that choose files for the target; none if it is this machine."""
         if self.target == Target.of_host():
             return []
         platforms = [word for tag in self.target.platforms() for word in ("--platform", tag)]
         return [*platforms, "--python-version", self.target.python, "--implementation", "cp"]
 
     def choose(self, pins: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Ask which file pip would install for each pin, without downloading wheels.
+        """Return the file pip would install for each pin, without downloading wheels.
 
         Args:
             pins: requirement lines, each for exactly one version, without hashes: with them pip
@@ -112,21 +114,20 @@ class Pip:
         left = list(pins)
         missing: list[str] = []
         while left:
-            done = self.call("install", [*options, *self.away()], left)
+            done = self.call("install", [*options, *self.other_target_options()], left)
             if done.returncode == 0:
-                found = json.loads(report.read_text(encoding="utf-8"))
-                return found.get("install", []), missing
-            failed = re.search(r"No matching distribution found for (\S+)", done.stderr)
-            blamed = [pin for pin in left if failed and pin.partition(" ")[0] == failed[1]]
+                installation = json.loads(report.read_text(encoding="utf-8"))
+                return installation.get("install", []), missing
             if unreachable(done.stderr):
                 raise index_unreachable(done.stderr)
-            if not blamed:
+            unmatched = _unmatched(done.stderr, left)
+            if not unmatched:
                 raise ResolveError(
                     "pip cannot choose files for what was resolved",
                     context=[condense(done.stderr)],
                 )
-            missing += blamed
-            left = [pin for pin in left if pin not in blamed]
+            missing += unmatched
+            left = [pin for pin in left if pin not in unmatched]
         return [], missing
 
     def download(self, lines: Iterable[str], folder: Path) -> Completed:
@@ -147,12 +148,12 @@ class Pip:
         env = {"SOURCE_DATE_EPOCH": EPOCH}
         done = self.call("wheel", options, [line], env=env)
         if done.returncode != 0 and self.offline:
-            # No index to take the build backend from: the one beside this tool may do.
+            # No index to take the build backend from: the one in this environment may do.
             done = self.call("wheel", [*options, "--no-build-isolation"], [line], env=env)
         return done
 
     def existing(self, name: str) -> list[str]:
-        """The names of all files that exist for a package, whatever they fit.
+        """Return the names of all files that exist for a package, for any target.
 
         Raises:
             ResolveError: nothing was found, but an index could not be asked either.
@@ -160,39 +161,60 @@ class Pip:
         # No version is below 0.dev0, so pip lists every link it sees and takes none.
         done = self.call(
             "install",
-            ["--dry-run", "--no-deps", "--ignore-installed", "-vv", *self.away()],
+            ["--dry-run", "--no-deps", "--ignore-installed", "-vv", *self.other_target_options()],
             [f"{name}<0.dev0"],
         )
-        told = done.stdout + done.stderr
-        links = _LINK.findall(told)
-        if not links and unreachable(told):
-            raise index_unreachable(told)
+        output = done.stdout + done.stderr
+        links = _LINK.findall(output)
+        if not links and unreachable(output):
+            raise index_unreachable(output)
         files = {unquote(urlsplit(link).path.rpartition("/")[2]) for link in links}
         return sorted(files)
 
-    def away(self) -> list[str]:
-        """Target options for ``pip install``, which wants a place for files of other platforms."""
+    def other_target_options(self) -> list[str]:
+        """Return target options for ``pip install``, which needs a folder for other platforms."""
         options = self.target_options()
-        return [*options, "--target", str(self.scratch / "nowhere")] if options else []
+        if not options:
+            return []
+        return [*options, "--target", str(self.scratch / "nowhere")]
+
+
+def _unmatched(output: str, pins: Sequence[str]) -> list[str]:
+    """Return the pins for which pip reports that no file fits."""
+    match = re.search(r"No matching distribution found for (\S+)", output)
+    if match is None:
+        return []
+    return [pin for pin in pins if pin.partition(" ")[0] == match[1]]
 
 
 def unreachable(output: str) -> bool:
-    """Whether a tool's output says that an index did not answer, or refused to."""
+    """Return whether a tool's output says that an index did not answer, or refused to."""
     return bool(_UNREACHABLE.search(output))
 
 
 def condense(output: str) -> str:
-    """A tool's complaint as one paragraph: no warnings, no traceback, no credentials."""
-    lines = [line for line in without_url_secrets(output).splitlines() if not _NOISE.search(line)]
-    told = [line.strip().removeprefix("ERROR: ") for line in lines]
-    start = next((i for i, line in enumerate(lines) if line.lstrip().startswith("ERROR")), 0)
-    text = re.sub(r"\s+", " ", " ".join(told[start:])).strip()
-    return text if len(text) <= 1200 else text[:1200] + "..."
+    """Return a tool's error as one paragraph: no warnings, no traceback, no credentials."""
+    lines = []
+    for line in without_url_secrets(output).splitlines():
+        if not _NOISE.search(line):
+            lines.append(line.strip())
+    for number, line in enumerate(lines):
+        if line.startswith("ERROR"):
+            lines = lines[number:]
+            break
+    paragraph = " ".join(line.removeprefix("ERROR: ") for line in lines)
+    text = re.sub(r"\s+", " ", paragraph).strip()
+    if len(text) > LONGEST_ERROR:
+        text = text[:LONGEST_ERROR] + "..."
+    return text
 
 
 def index_unreachable(output: str) -> ResolveError:
-    """The error for an index that does not answer, with the lines of a tool that say so."""
-    lines = [line.strip() for line in without_url_secrets(output).splitlines() if unreachable(line)]
+    """Return the error for an index that does not answer, with the lines of a tool that say so."""
+    lines = []
+    for line in without_url_secrets(output).splitlines():
+        if unreachable(line):
+            lines.append(line.strip())
     return ResolveError(
         "a package index cannot be reached, or refuses the request",
         hint="check the network and pip's configuration (`pip config list`), or use --offline "

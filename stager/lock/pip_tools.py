@@ -1,21 +1,23 @@
 """Resolving with pip-tools: ``python -m piptools compile --generate-hashes``.
 
 pip-tools resolves for the Python and machine it runs on, and gives versions with the digests of all
-their files; which of the files is the one for the target, pip's installation report says.
+their files; pip's installation report names the one file for the target.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ..core.errors import ResolveError
 from ..core.values import Target
 from .indexes import strip_credentials
 from .pip import HOUR, condense, index_unreachable, unreachable
-from .resolver import Absent, Found, NoSolution, Question, names_in
+from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 
 _NOT_FOUND = re.compile(
     r"Could not find a version that satisfies the requirement (?P<wanted>[^;\n(]+?)"
@@ -27,90 +29,61 @@ _CONFLICT = re.compile(
 
 
 class PipTools:
-    """A solver that asks pip-tools, and pip for the files and for its reasons."""
+    """A solver that asks pip-tools, and pip for the files and the reasons."""
 
-    def solve(self, question: Question) -> list[Found]:
+    def solve(self, request: ResolveRequest) -> list[ResolvedFile]:
         """Resolve with pip-tools, then let pip choose the file of each version.
 
         Raises:
             NoSolution: the requirements cannot all be met, or have no file for the target.
             ResolveError: the target is not this machine's Python, or an index cannot be asked.
         """
-        _require_own(question.target)
-        pins = self._compile(question)
-        installs, missing = question.pip.choose(list(pins))
+        _require_host(request.target)
+        pins = self._compile(request)
+        installs, missing = request.pip.choose(list(pins))
         if missing:
-            absent = [Absent(requirement=pin) for pin in missing]
-            raise NoSolution("no file fits the target", blamed=question.names, absent=absent)
-        found = []
-        for entry in installs:
-            info = entry["download_info"]
-            digest = info.get("archive_info", {}).get("hashes", {}).get("sha256")
-            url, path = info["url"], None
-            filename = unquote(urlsplit(url).path.rpartition("/")[2])
-            if url.startswith("file://"):
-                url, path = None, Path(unquote(urlsplit(url).path))
-            found.append(
-                Found(
-                    filename=filename,
-                    url=strip_credentials(url) if url else None,
-                    path=path,
-                    sha256=digest,
-                )
-            )
-        _require_pinned(found, set().union(*pins.values()) if pins else set())
-        return found
+            unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
+            raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
+        files = [_resolved_file(entry["download_info"]) for entry in installs]
+        _require_pinned(files, set().union(*pins.values()))
+        return files
 
-    def check(self, question: Question) -> None:
-        """Resolve with pip alone: no digests are needed to know whether it can be done."""
-        limits = _constraints(question)
-        options = ["--dry-run", "--ignore-installed", *limits]
-        done = question.pip.call("install", options, question.requirements)
+    def check(self, request: ResolveRequest) -> None:
+        """Resolve with pip alone: no digests are needed to know if there is a solution."""
+        options = ["--dry-run", "--ignore-installed", *_constraints(request)]
+        done = request.pip.call("install", options, request.requirements)
         if done.returncode == 0:
             return
-        told = done.stdout + "\n" + done.stderr
-        conflict = _CONFLICT.search(told)
+        output = done.stdout + "\n" + done.stderr
+        conflict = _CONFLICT.search(output)
         if conflict:
-            parts = [line.strip() for line in conflict[1].splitlines() if line.strip()]
-            reason = "conflict: " + "; ".join(parts)
-            blamed = names_in(" ".join(parts), question.names)
-            raise NoSolution(reason, blamed=blamed, absent=[])
-        if unreachable(told):
+            raise _conflict(conflict[1], request)
+        if unreachable(output):
             raise index_unreachable(done.stderr)
-        nowhere = _NOT_FOUND.search(told)
-        if nowhere:
-            wanted = nowhere["wanted"].strip()
-            blamed = names_in(wanted, question.names) or names_in(
-                nowhere["parent"] or "", question.names
-            )
-            parent = nowhere["parent"] or ""
-            absent = Absent(requirement=wanted, parent="" if parent.startswith("-r ") else parent)
-            raise NoSolution(f"nothing satisfies {wanted}", blamed=blamed, absent=[absent])
+        not_found = _NOT_FOUND.search(output)
+        if not_found:
+            raise _nothing_satisfies(not_found["wanted"].strip(), not_found["parent"], request)
         raise NoSolution(condense(done.stderr), blamed=set(), absent=[])
 
-    def _compile(self, question: Question) -> dict[str, set[str]]:
-        """The pins, each with the digests that pip-tools allows for it."""
-        pip = question.pip
-        source = question.scratch / "requirements.in"
-        source.write_text(
-            "".join(f"{x}\n" for x in [*question.indexes.pip_lines(), *question.requirements]),
-            encoding="utf-8",
-        )
-        output = question.scratch / "requirements.txt"
+    def _compile(self, request: ResolveRequest) -> dict[str, set[str]]:
+        """Return the pins, each with the digests that pip-tools allows for it."""
+        source = request.scratch / "requirements.in"
+        _write(source, [*request.indexes.pip_lines(), *request.requirements])
+        output = request.scratch / "requirements.txt"
         argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
         argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
-        argv += ["--strip-extras", "--no-config", *_constraints(question)]
-        done = question.run(
+        argv += ["--strip-extras", "--no-config", *_constraints(request)]
+        done = request.run(
             [*argv, "--output-file", str(output), str(source)],
             timeout=HOUR,
-            env=pip.environment(),
-            cwd=question.scratch,
+            env=request.pip.environment(),
+            cwd=request.scratch,
             check=False,
         )
         if done.returncode != 0:
             if unreachable(done.stderr):
                 raise index_unreachable(done.stderr)
-            self.check(question)  # which says why, in words that can be shown
+            self.check(request)  # raises the reason in words that can be shown
             raise ResolveError(
                 "pip-tools could not resolve the requirements",
                 hint="try --resolver uv",
@@ -119,15 +92,50 @@ class PipTools:
         return _parse_pins(output.read_text(encoding="utf-8"))
 
 
-def _constraints(question: Question) -> list[str]:
-    if not question.constraints:
+def _conflict(explanation: str, request: ResolveRequest) -> NoSolution:
+    """Return the failure for requirements that contradict each other."""
+    parts = [line.strip() for line in explanation.splitlines() if line.strip()]
+    blamed = names_in(" ".join(parts), request.names)
+    return NoSolution("conflict: " + "; ".join(parts), blamed=blamed, absent=[])
+
+
+def _nothing_satisfies(requirement: str, parent: str | None, request: ResolveRequest) -> NoSolution:
+    """Return the failure for a requirement that no file of any index satisfies."""
+    parent = parent or ""
+    blamed = names_in(requirement, request.names) or names_in(parent, request.names)
+    if parent.startswith("-r "):  # required by the user, in our requirement file
+        parent = ""
+    package = UnavailablePackage(requirement=requirement, parent=parent)
+    return NoSolution(f"nothing satisfies {requirement}", blamed=blamed, absent=[package])
+
+
+def _resolved_file(download: Mapping[str, Any]) -> ResolvedFile:
+    """Read the ``download_info`` of an entry in pip's installation report."""
+    url: str = download["url"]
+    path = unquote(urlsplit(url).path)
+    is_local = url.startswith("file://")
+    return ResolvedFile(
+        filename=path.rpartition("/")[2],
+        url=None if is_local else strip_credentials(url),
+        path=Path(path) if is_local else None,
+        sha256=download.get("archive_info", {}).get("hashes", {}).get("sha256"),
+    )
+
+
+def _constraints(request: ResolveRequest) -> list[str]:
+    if not request.constraints:
         return []
-    path = question.scratch / "constraints.txt"
-    path.write_text("".join(f"{x}\n" for x in question.constraints), encoding="utf-8")
+    path = request.scratch / "constraints.txt"
+    _write(path, request.constraints)
     return ["--constraint", str(path)]
 
 
-def _require_own(target: Target) -> None:
+def _write(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _require_host(target: Target) -> None:
+    """Refuse a target other than this machine and this Python."""
     host = Target.of_host()
     if target.python != host.python or target.machine != host.machine:
         raise ResolveError(
@@ -138,7 +146,7 @@ def _require_own(target: Target) -> None:
 
 
 def _parse_pins(text: str) -> dict[str, set[str]]:
-    """Requirement lines of a compiled file with their sha256 digests."""
+    """Return the requirement lines of a compiled file with their sha256 digests."""
     pins: dict[str, set[str]] = {}
     for line in text.replace("\\\n", " ").splitlines():
         pin = re.split(r"\s+--hash=", line.strip())[0].strip()
@@ -147,12 +155,14 @@ def _parse_pins(text: str) -> dict[str, set[str]]:
     return pins
 
 
-def _require_pinned(found: list[Found], allowed: set[str]) -> None:
-    """The file pip chose must be one that pip-tools saw; an index may change in between."""
-    strange = [f.filename for f in found if f.sha256 and allowed and f.sha256 not in allowed]
-    if strange:
+def _require_pinned(files: list[ResolvedFile], allowed: set[str]) -> None:
+    """Refuse files that pip-tools did not see; an index may change in between."""
+    if not allowed:
+        return
+    changed = [file.filename for file in files if file.sha256 and file.sha256 not in allowed]
+    if changed:
         raise ResolveError(
             "an index gave other files than it did a moment ago",
             hint="run `stager lock` again",
-            context=strange,
+            context=changed,
         )

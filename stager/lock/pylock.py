@@ -1,7 +1,8 @@
-"""The lock as a value, and what a PEP 751 file says about one target."""
+"""The lock as a value, and the files that a PEP 751 lock has for one target."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,11 @@ from packaging.pylock import (
 from ..core.errors import ResolveError
 from ..core.values import Digest, LockedFile, Target
 from .indexes import Indexes, strip_credentials
-from .resolver import Absent, Found
+from .resolver import ResolvedFile, UnavailablePackage
 from .spec import Spec
 
-Chosen = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
-_KINDS = {"wheels", "sdist", "archive", "vcs", "directory"}
+SelectedFile = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
+_FILE_KEYS = {"wheels", "sdist", "archive", "vcs", "directory"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +43,18 @@ class Lock:
     files: tuple[LockedFile, ...]
     """The files, sorted by package."""
     spec_digest: Digest | None
-    """What it was made from; None in a lock that another tool wrote."""
+    """Digest of the spec it was made from; None in a lock that another tool wrote."""
     digest: Digest
     """Covers target, packages, versions and file digests; not where the files are."""
     indexes: Indexes
-    """Where the files were found, beyond pip's own configuration; without credentials."""
+    """The indexes that were used, beyond pip's own configuration; without credentials."""
     sources: tuple[tuple[str, str], ...]
-    """Wheels that were built here: file name, and what from, relative to the lock's folder."""
+    """Wheels built here: file name, and source relative to the lock's folder."""
 
     def is_current(self, spec: Spec) -> bool:
-        """Whether the lock is what this spec asks for.
+        """Return whether the lock matches this spec.
 
-        A lock that the user brought is current as long as the spec names that very file.
+        A lock that the user supplied is current as long as the spec names that very file.
         """
         if self.spec_digest is not None:
             return self.spec_digest == spec.digest
@@ -62,42 +63,46 @@ class Lock:
 
 def select(
     data: Mapping[str, Any], target: Target, *, base: Path, source: str
-) -> tuple[list[Found], list[Absent]]:
-    """The best file of each package that the target needs, and the packages that have none.
+) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
+    """Return the best file of each package the target needs, and the packages that have none.
 
     Args:
         data: the lock, as parsed from TOML.
         target: the interpreter and platform to choose for.
         base: the folder that relative paths in the lock start from.
-        source: what the lock is called in messages.
+        source: the name of the lock in messages.
 
     Raises:
         ResolveError: it is not a valid lock, or holds what is not a file.
     """
-    tags, environment = list(target.tags()), target.environment()
     entries = data.get("packages")
-    found: list[Found] = []
-    absent: list[Absent] = []
     _parse({**data, "packages": []} if isinstance(entries, list) else data, source)
+    tags, environment = list(target.tags()), target.environment()
+    files: list[ResolvedFile] = []
+    unavailable: list[UnavailablePackage] = []
     for entry in entries or []:
-        if isinstance(entry, dict) and not _KINDS & entry.keys() and "name" in entry:
-            # uv writes a package so when no file of it fits its --python-platform.
-            absent.append(_absent(entry))
+        if _has_no_file(entry):
+            unavailable.append(_unavailable(entry))
             continue
-        # One package at a time, so that each tells by itself that nothing of it fits.
+        # One package at a time, so that each is reported by itself if nothing of it fits.
         single = _parse({**data, "packages": [entry]}, source)
         try:
-            for package, chosen in single.select(environment=environment, tags=tags):
-                found.append(_chosen(package, chosen, base, source))
+            for package, selected in single.select(environment=environment, tags=tags):
+                files.append(_resolved_file(package, selected, base, source))
         except PylockSelectError as exc:
             if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
                 raise ResolveError(
                     f"{source} is not for Python {target.python} on {target.platform}: {exc}",
                     hint="set environment.python and environment.platform to what it is for",
                 ) from exc
-            absent.append(_absent(entry or {}))
-    _require_one_each(found, source)
-    return found, absent
+            unavailable.append(_unavailable(entry or {}))
+    _require_one_each(files, source)
+    return files, unavailable
+
+
+def _has_no_file(entry: object) -> bool:
+    """Return whether a package lists no file, as uv writes it when none fits the platform."""
+    return isinstance(entry, dict) and "name" in entry and not _FILE_KEYS & entry.keys()
 
 
 def _parse(data: Mapping[str, Any], source: str) -> Pylock:
@@ -111,36 +116,48 @@ def _parse(data: Mapping[str, Any], source: str) -> Pylock:
         ) from exc
 
 
-def _chosen(package: Package, chosen: Chosen, base: Path, source: str) -> Found:
+def _resolved_file(
+    package: Package, selected: SelectedFile, base: Path, source: str
+) -> ResolvedFile:
     """Describe the file that was selected for a package."""
-    if isinstance(chosen, PackageDirectory | PackageVcs):
-        kind = "a folder" if isinstance(chosen, PackageDirectory) else "version control"
+    if isinstance(selected, PackageDirectory | PackageVcs):
+        kind = "a folder" if isinstance(selected, PackageDirectory) else "version control"
         raise ResolveError(
             f"{source} takes {package.name} from {kind}, which has no digest",
             hint="name what the lock was made from in environment.requirements instead, so that "
             "a wheel is built and locked",
         )
-    url, path = chosen.url, Path(base / chosen.path) if chosen.path else None
-    if url and url.startswith("file://"):
-        url, path = None, Path(unquote(urlsplit(url).path))
-    place = path.name if path else unquote(urlsplit(url or "").path.rpartition("/")[2])
-    name = None if isinstance(chosen, PackageArchive) else chosen.name
-    return Found(
-        filename=name or place,
+    url, path = _place(selected.url, selected.path, base)
+    filename = path.name if path else _file_name(url or "")
+    if not isinstance(selected, PackageArchive) and selected.name:
+        filename = selected.name
+    return ResolvedFile(
+        filename=filename,
         url=strip_credentials(url) if url else None,
         path=path,
-        sha256=chosen.hashes.get("sha256"),
-        size=chosen.size,
+        sha256=selected.hashes.get("sha256"),
+        size=selected.size,
     )
 
 
-def locked_files(found: Sequence[Found], *, source: str) -> tuple[LockedFile, ...]:
-    """Locked files, sorted by package, from files whose digests are known.
+def _place(url: str | None, path: str | None, base: Path) -> tuple[str | None, Path | None]:
+    """Return URL and absolute path of a file; a ``file://`` URL becomes a path."""
+    if url and url.startswith("file://"):
+        return None, Path(unquote(urlsplit(url).path))
+    return url, Path(base / path) if path else None
+
+
+def _file_name(url: str) -> str:
+    return unquote(urlsplit(url).path.rpartition("/")[2])
+
+
+def locked_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[LockedFile, ...]:
+    """Return locked files, sorted by package, from files whose digests are known.
 
     Raises:
-        ResolveError: files without a digest (all of them); ``source`` says whose they are.
+        ResolveError: files without a digest (all of them); ``source`` is the lock's name.
     """
-    without = [file.filename for file in found if not file.sha256]
+    without = [file.filename for file in resolved if not file.sha256]
     if without:
         raise ResolveError(
             f"{source} has no sha256 for some files",
@@ -148,43 +165,45 @@ def locked_files(found: Sequence[Found], *, source: str) -> tuple[LockedFile, ..
             "run `stager lock`",
             context=without,
         )
-    files = []
-    for file in found:
-        name, version = file.identity
-        try:
-            digest = Digest(str(file.sha256))
-        except ValueError as exc:
-            raise ResolveError(f"{source}: {file.filename}: {exc}") from exc
-        files.append(
-            LockedFile(
-                name=name,
-                version=version,
-                filename=file.filename,
-                sha256=digest,
-                size=file.size,
-                url=file.url,
-                path=file.path,
-            )
-        )
+    files = [_locked_file(file, source) for file in resolved]
     return tuple(sorted(files, key=lambda file: file.name))
 
 
-def _require_one_each(found: list[Found], source: str) -> None:
+def _locked_file(file: ResolvedFile, source: str) -> LockedFile:
+    name, version = file.identity
+    try:
+        digest = Digest(str(file.sha256))
+    except ValueError as exc:
+        raise ResolveError(f"{source}: {file.filename}: {exc}") from exc
+    return LockedFile(
+        name=name,
+        version=version,
+        filename=file.filename,
+        sha256=digest,
+        size=file.size,
+        url=file.url,
+        path=file.path,
+    )
+
+
+def _require_one_each(files: list[ResolvedFile], source: str) -> None:
     """Refuse a lock in which two entries of one package hold for the same target."""
     try:
-        names = [file.identity[0] for file in found]
+        counts = Counter(file.identity[0] for file in files)
     except ValueError as exc:
         raise ResolveError(f"{source}: {exc}", hint="a lock names wheels and sdists") from exc
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ResolveError(f"{source} gives more than one file for the same package", context=twice)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    if repeated:
+        raise ResolveError(
+            f"{source} gives more than one file for the same package", context=repeated
+        )
 
 
-def _absent(entry: Mapping[str, Any]) -> Absent:
+def _unavailable(entry: Mapping[str, Any]) -> UnavailablePackage:
+    """Describe a package of a lock without a file that fits, with the wheels it lists."""
     version = f"=={entry['version']}" if "version" in entry else ""
-    files = [
-        file.get("name") or str(file.get("url") or file.get("path") or "")
-        for file in entry.get("wheels") or []
-    ]
-    names = tuple(unquote(urlsplit(name).path.rpartition("/")[2]) for name in files)
-    return Absent(requirement=f"{entry['name']}{version}", files=names)
+    files = []
+    for wheel in entry.get("wheels") or []:
+        place = wheel.get("name") or wheel.get("url") or wheel.get("path") or ""
+        files.append(_file_name(str(place)))
+    return UnavailablePackage(requirement=f"{entry['name']}{version}", files=tuple(files))

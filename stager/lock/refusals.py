@@ -1,4 +1,4 @@
-"""Answers of a resolver that are not what the project asks for."""
+"""Refusals of a resolver's answer that does not match the project's requirements."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from packaging.utils import canonicalize_name
 
 from ..core.errors import ResolveError
 from ..core.values import LockedFile
-from .resolver import Found
+from .resolver import ResolvedFile
 from .spec import Spec
 
 _CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
 _CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 
-def refuse_cuda(files: Sequence[Found]) -> None:
-    """Refuse what a CPU build of PyTorch does not need, which is several GB."""
+def refuse_cuda(files: Sequence[ResolvedFile]) -> None:
+    """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need."""
     versions = dict(file.identity for file in files)
-    found = [
-        f"{name} {version}"
-        for name, version in sorted(versions.items())
-        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
-    ]
-    if found:
+    packages = []
+    for name, version in sorted(versions.items()):
+        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or ""):
+            packages.append(f"{name} {version}")
+    if packages:
         torch = versions.get(canonicalize_name("torch"))
         pin = f"torch=={torch.public if torch else 'X'}+cpu"
         raise ResolveError(
-            f'torch-backend is "cpu", but the lock pulls {len(found)} CUDA packages',
+            f'torch-backend is "cpu", but the lock pulls {len(packages)} CUDA packages',
             hint=f"pin a CPU build ({pin}), give an index or --find-links folder that has one, or "
             "set environment.torch-backend to what the nodes have",
-            context=found,
+            context=packages,
         )
 
 
-def refuse_other_build(files: Sequence[Found], backend: str | None, silent: str | None) -> None:
-    """Refuse another build of PyTorch than was asked for, taken because its index was silent."""
+def refuse_other_build(
+    files: Sequence[ResolvedFile], backend: str | None, silent: str | None
+) -> None:
+    """Refuse another build of PyTorch, chosen because the index of the right one did not answer."""
     if silent is None or backend == "cpu":
         return
     torch = dict(file.identity for file in files).get(canonicalize_name("torch"))
@@ -49,17 +50,13 @@ def refuse_other_build(files: Sequence[Found], backend: str | None, silent: str 
 
 
 def refuse_other_files(files: Sequence[LockedFile], spec: Spec) -> None:
-    """Refuse files that the hashes of the requirements rule out.
-
-    Another build of PyTorch is what ``torch-backend`` asks for, whatever the hashes were made from.
-    """
-    others = [
-        f"{file.filename}: its sha256 is {file.sha256}, which is not among the hashes given"
-        for file in files
-        if file.name in spec.hashes
-        and file.sha256 not in spec.hashes[file.name]
-        and (spec.torch_backend is None or file.version.local != spec.torch_backend)
-    ]
+    """Refuse files that the hashes of the requirements do not allow."""
+    others = []
+    for file in files:
+        if not _is_allowed(file, spec):
+            others.append(
+                f"{file.filename}: its sha256 is {file.sha256}, which is not among the hashes given"
+            )
     if others:
         raise ResolveError(
             "other files than the hashes in the requirement files allow",
@@ -67,3 +64,13 @@ def refuse_other_files(files: Sequence[LockedFile], spec: Spec) -> None:
             "of with --index-url in the requirement file, or write the hashes again",
             context=others,
         )
+
+
+def _is_allowed(file: LockedFile, spec: Spec) -> bool:
+    """Return whether the hashes of the requirements allow a file.
+
+    Another build of PyTorch is what ``torch-backend`` asks for, whatever the hashes were made from.
+    """
+    if file.name not in spec.hashes or file.sha256 in spec.hashes[file.name]:
+        return True
+    return spec.torch_backend is not None and file.version.local == spec.torch_backend

@@ -1,4 +1,4 @@
-"""From requirements to one exact file for each package, or to every reason why not."""
+"""Resolving requirements to one exact file for each package, or to every reason against it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bundle.protocol.counts import counted
 from ..core.errors import ResolveError
 from .pip_tools import PipTools
 from .resolver import (
-    Absent,
-    Found,
     NoSolution,
-    Question,
+    ResolvedFile,
+    ResolveRequest,
     ResolverName,
     Solver,
-    describe_absent,
+    UnavailablePackage,
+    describe_unavailable,
     name_of,
 )
 from .uv import Uv
@@ -28,15 +28,15 @@ ROUNDS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class ResolveOptions:
-    """How to resolve."""
+    """Options of a resolution."""
 
     resolver: ResolverName = "auto"
-    """Which program resolves; ``auto`` takes uv where there is one, else pip-tools."""
+    """The program that resolves; ``auto`` takes uv if it is installed, else pip-tools."""
     offline: bool = False
-    """Whether only what is in the offline root counts."""
+    """True if only the contents of the offline root count."""
 
 
-def resolve(question: Question, resolver: ResolverName) -> list[Found]:
+def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
     """Resolve requirements.
 
     Raises:
@@ -45,13 +45,13 @@ def resolve(question: Question, resolver: ResolverName) -> list[Found]:
     """
     solver = solver_for(resolver)
     try:
-        return solver.solve(question)
+        return solver.solve(request)
     except NoSolution as failure:
-        raise explain(failure, question, solver) from failure
+        raise explain(failure, request, solver) from failure
 
 
 def solver_for(resolver: ResolverName) -> Solver:
-    """The program of that name; ``auto`` takes uv where it is installed."""
+    """Return the solver of that name; ``auto`` takes uv if it is installed."""
     solvers: Mapping[str, type[Solver]] = {"uv": Uv, "pip-tools": PipTools}
     if resolver == "auto":
         resolver = "uv" if uv_command() else "pip-tools"
@@ -62,43 +62,52 @@ def solver_for(resolver: ResolverName) -> Solver:
     return solvers[resolver]()
 
 
-def explain(first: NoSolution, question: Question, solver: Solver) -> ResolveError:
-    """Find every reason: drop the requirements one involves, ask again, until there is none."""
-    failures = [first]
-    rest = question
-    for _ in range(ROUNDS):
-        blamed = failures[-1].blamed
-        left = tuple(text for text in rest.requirements if name_of(text) not in blamed)
-        if not left or left == rest.requirements:
-            break
-        rest = replace(rest, requirements=left)
-        try:
-            solver.check(rest)
-        except NoSolution as failure:
-            failures.append(failure)
-        except ResolveError:  # the index stopped answering; what is known is worth telling
-            break
-        else:
-            break
+def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> ResolveError:
+    """Return one error with every reason why the requirements have no solution."""
+    failures = _all_failures(first, request, solver)
     reasons = [failure.reason for failure in failures if not failure.absent]
-    absent = {a.requirement: a for failure in failures for a in failure.absent}
-    reasons += absent_lines(list(absent.values()), question)
-    target = question.target
-    many = counted(len(reasons), "problem")
+    unavailable: dict[str, UnavailablePackage] = {}
+    for failure in failures:
+        unavailable.update((package.requirement, package) for package in failure.absent)
+    reasons += unavailable_lines(list(unavailable.values()), request)
+    target = request.target
+    hint = "check the names; change the versions asked for, or environment.python and platform"
+    if request.offline:
+        hint = "only the offline root was looked at; lock once without --offline"
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
-        f"{many}",
-        hint="check the names; change the versions asked for, or environment.python and platform"
-        if not question.offline
-        else "only the offline root was looked at; lock once without --offline",
+        f"{counted(len(reasons), 'problem')}",
+        hint=hint,
         context=reasons,
     )
 
 
-def absent_lines(absent: list[Absent], question: Question) -> list[str]:
-    """Say for each package that has no file what there is instead, asking pip where need be."""
+def _all_failures(first: NoSolution, request: ResolveRequest, solver: Solver) -> list[NoSolution]:
+    """Find further reasons: drop the requirements that one involves and resolve the rest."""
+    failures = [first]
+    for _ in range(ROUNDS):
+        blamed = failures[-1].blamed
+        rest = tuple(text for text in request.requirements if name_of(text) not in blamed)
+        if not rest or rest == request.requirements:
+            break
+        request = replace(request, requirements=rest)
+        try:
+            solver.check(request)
+        except NoSolution as failure:
+            failures.append(failure)
+        except ResolveError:  # the index stopped answering; report what is known
+            break
+        else:
+            break
+    return failures
+
+
+def unavailable_lines(packages: list[UnavailablePackage], request: ResolveRequest) -> list[str]:
+    """Describe what exists for each package without a file that fits; ask pip if not known."""
     lines = []
-    for one in absent:
-        known = one.files or tuple(question.pip.existing(str(name_of(one.requirement))))
-        lines.append(describe_absent(replace(one, files=known), question.target))
+    for package in packages:
+        files = package.files
+        if not files:
+            files = tuple(request.pip.existing(str(name_of(package.requirement))))
+        lines.append(describe_unavailable(replace(package, files=files), request.target))
     return lines

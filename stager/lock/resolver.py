@@ -1,8 +1,10 @@
-"""What a resolver is asked and what it answers, whichever program does the work."""
+"""Requests to a resolver and its answers, the same for every program that resolves."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -29,7 +31,7 @@ ResolverName = Literal["auto", "uv", "pip-tools"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ResolveRequest:
     """Requirements to resolve into one exact file for each package."""
 
     requirements: tuple[str, ...]
@@ -39,22 +41,22 @@ class Question:
     target: Target
     """The interpreter and platform to resolve for."""
     indexes: Indexes
-    """Where to look, on top of pip's own configuration."""
+    """Places to look in, on top of pip's own configuration."""
     scratch: Path
     """A private folder to work in."""
     offline: bool = False
-    """Whether only ``indexes.find_links`` counts."""
+    """True if only ``indexes.find_links`` counts."""
     run: Runner = run
     """Starts processes."""
 
     @property
     def names(self) -> set[NormalizedName]:
-        """The packages that the user named."""
+        """Return the packages that the user named."""
         return {name_of(text) for text in self.requirements}
 
     @property
     def pip(self) -> Pip:
-        """Pip, called with the same means."""
+        """Return a way to call pip with the same settings."""
         return Pip(
             target=self.target,
             indexes=self.indexes,
@@ -65,15 +67,15 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """The file a resolver chose for a package; what it does not know is None."""
+class ResolvedFile:
+    """The file a resolver chose for a package; None for what it does not know."""
 
     filename: str
     """The file's own name."""
     url: str | None = None
-    """Where it is, without credentials."""
+    """Its address, without credentials."""
     path: Path | None = None
-    """Where it is on this machine."""
+    """Its path on this machine."""
     sha256: str | None = None
     """The digest the index gives."""
     size: int | None = None
@@ -81,14 +83,18 @@ class Found:
 
     @property
     def identity(self) -> tuple[NormalizedName, Version]:
-        """Package and version, from the file's name; ValueError where it has neither."""
+        """Return package and version, read from the file's name.
+
+        Raises:
+            ValueError: the name has no version.
+        """
         if self.filename.endswith(".whl"):
             return parse_wheel_filename(self.filename)[:2]
         return parse_sdist_filename(self.filename)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Absent:
+class UnavailablePackage:
     """A package for which no file was found that fits."""
 
     requirement: str
@@ -102,13 +108,15 @@ class Absent:
 class NoSolution(Exception):
     """The requirements cannot all be met."""
 
-    def __init__(self, reason: str, *, blamed: set[NormalizedName], absent: list[Absent]) -> None:
+    def __init__(
+        self, reason: str, *, blamed: set[NormalizedName], absent: list[UnavailablePackage]
+    ) -> None:
         """Carry one reason.
 
         Args:
-            reason: the resolver's own, as one paragraph.
+            reason: the resolver's explanation, as one paragraph.
             blamed: the packages, of those the user named, that it involves.
-            absent: packages without a file that fits, where that is the reason.
+            absent: packages without a file that fits, if that is the reason.
         """
         super().__init__(reason)
         self.reason = reason
@@ -119,47 +127,68 @@ class NoSolution(Exception):
 class Solver(Protocol):
     """One program that resolves."""
 
-    def solve(self, question: Question) -> list[Found]:
-        """Resolve, with digests; raises NoSolution, or ResolveError where asking itself failed."""
+    def solve(self, request: ResolveRequest) -> list[ResolvedFile]:
+        """Resolve, with digests; raises NoSolution, or ResolveError if the program failed."""
 
-    def check(self, question: Question) -> None:
+    def check(self, request: ResolveRequest) -> None:
         """Find out, as cheaply as possible, whether there is a solution; raises as ``solve``."""
 
 
 def name_of(requirement: str) -> NormalizedName:
-    """The package a PEP 508 requirement is for."""
+    """Return the package a PEP 508 requirement is for."""
     return canonicalize_name(Requirement(requirement).name)
 
 
 def names_in(text: str, known: set[NormalizedName]) -> set[NormalizedName]:
-    """Those of some package names that occur in a text."""
+    """Return the known package names that occur in a text."""
     words = {canonicalize_name(word.rstrip("._-")) for word in _WORD.findall(text)}
     return words & known
 
 
-def describe_absent(absent: Absent, target: Target) -> str:
-    """Say why no file fits, with what there is instead."""
-    wanted = Requirement(absent.requirement)
-    asked = f"{absent.requirement} (for {absent.parent})" if absent.parent else absent.requirement
-    versions: dict[Version, list[str]] = {}
-    for name in absent.files:
+def describe_unavailable(package: UnavailablePackage, target: Target) -> str:
+    """Describe why no file fits, and what exists instead."""
+    requirement = Requirement(package.requirement)
+    shown = package.requirement
+    if package.parent:
+        shown += f" (for {package.parent})"
+    files = _files_by_version(package)
+    if not files:
+        return f"{shown}: no index has a package of this name"
+    fitting = [v for v in files if requirement.specifier.contains(v, prereleases=True)]
+    if not fitting:
+        newest = ", ".join(str(version) for version in sorted(files)[-VERSIONS_SHOWN:])
+        return f"{shown}: no such version; the newest are {newest}"
+    version = max(fitting)
+    return (
+        f"{requirement.name} {version}: no wheel for {target.python_tag} on {target.platform}; "
+        f"there are {_wheel_tags(files[version])}"
+    )
+
+
+def _files_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
+    """Return the files of a package by version, without those of other packages."""
+    name = canonicalize_name(Requirement(package.requirement).name)
+    files: dict[Version, list[str]] = {}
+    for filename in package.files:
         try:
-            owner, version = Found(filename=name).identity
+            owner, version = ResolvedFile(filename=filename).identity
         except ValueError:  # an old installer's file, which nobody installs from
             continue
-        if owner == canonicalize_name(wanted.name):
-            versions.setdefault(version, []).append(name)
-    if not versions:
-        return f"{asked}: no index has a package of this name"
-    fitting = [v for v in versions if wanted.specifier.contains(v, prereleases=True)]
-    if not fitting:
-        newest = ", ".join(str(v) for v in sorted(versions)[-VERSIONS_SHOWN:])
-        return f"{asked}: no such version; the newest are {newest}"
-    version = max(fitting)
-    tags = sorted({"-".join(n[:-4].split("-")[-3:]) for n in versions[version] if n[-4:] == ".whl"})
-    shown = ", ".join(tags[:TAGS_SHOWN]) or "no wheel at all"
-    more = f" and {len(tags) - TAGS_SHOWN} more" if len(tags) > TAGS_SHOWN else ""
-    return (
-        f"{wanted.name} {version}: no wheel for {target.python_tag} on {target.platform}; "
-        f"there are {shown}{more}"
-    )
+        if owner == name:
+            files.setdefault(version, []).append(filename)
+    return files
+
+
+def _wheel_tags(filenames: Sequence[str]) -> str:
+    """List the tags of the wheels among some files, a few of them by name."""
+    tags = set()
+    for filename in filenames:
+        stem, extension = os.path.splitext(filename)  # noqa: PTH122 - a name, not a path
+        if extension == ".whl":
+            tags.add("-".join(stem.split("-")[-3:]))
+    if not tags:
+        return "no wheel at all"
+    listed = ", ".join(sorted(tags)[:TAGS_SHOWN])
+    if len(tags) > TAGS_SHOWN:
+        listed += f" and {len(tags) - TAGS_SHOWN} more"
+    return listed

@@ -1,7 +1,7 @@
-"""The files of a local project: which ones count, their digest, and a copy of them.
+"""The source files of a local project, their digest, and a copy of them.
 
-What version control ignores does not count, nor what builds and tools leave behind: otherwise a
-build would change its own input, and every second lock would be a new one.
+Files that version control ignores do not count, nor do those that builds and tools leave behind:
+otherwise a build would change its own input, and every second lock would differ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LEFT_BEHIND = (
 
 
 def files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[Path]:
-    """The files of a project, relative to its folder, sorted.
+    """Return the files of a project, relative to its folder, sorted.
 
     Args:
         root: the project's folder.
@@ -48,30 +48,33 @@ def files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[P
         run: starts ``git``, which knows what is ignored; without it the folder is walked.
     """
     skipped = tuple(skip)
-    found = []
+    counted = []
     for relative in _from_git(root, run) or _walk(root):
         path = root / relative
-        if any(fnmatch.fnmatch(part, pat) for part in relative.parts for pat in _LEFT_BEHIND):
+        if any(_is_left_behind(part) for part in relative.parts):
             continue
-        if any(path.is_relative_to(place) for place in skipped):
+        if any(path.is_relative_to(folder) for folder in skipped):
             continue
         if path.is_file() or path.is_symlink():
-            found.append(relative)
-    return sorted(found)
+            counted.append(relative)
+    return sorted(counted)
 
 
 def digest(root: Path, names: Sequence[Path]) -> Digest:
-    """The digest of files' names, contents and executable bits; not of their place or time."""
+    """Return the digest of files' names, contents and executable bits, without place or time."""
     state = hashlib.sha256()
     for name in names:
-        path = root / name
-        if path.is_symlink():
-            what = f"link {path.readlink()}"
-        else:
-            runs = "x" if os.access(path, os.X_OK) else "-"
-            what = f"{runs} {sha256_of(path)}"
-        state.update(f"{name.as_posix()}\0{what}\n".encode(errors="surrogateescape"))
+        line = f"{name.as_posix()}\0{_description(root / name)}\n"
+        state.update(line.encode(errors="surrogateescape"))
     return Digest(state.hexdigest())
+
+
+def _description(path: Path) -> str:
+    """Describe the content of a file, or the target of a link."""
+    if path.is_symlink():
+        return f"link {path.readlink()}"
+    executable = "x" if os.access(path, os.X_OK) else "-"
+    return f"{executable} {sha256_of(path)}"
 
 
 def copy(root: Path, names: Sequence[Path], to: Path) -> None:
@@ -82,28 +85,35 @@ def copy(root: Path, names: Sequence[Path], to: Path) -> None:
         shutil.copy2(root / name, target, follow_symlinks=False)
 
 
+def _is_left_behind(name: str) -> bool:
+    """Return whether builds or tools leave files of this name behind."""
+    return any(fnmatch.fnmatch(name, pattern) for pattern in _LEFT_BEHIND)
+
+
 def _from_git(root: Path, run: Runner) -> list[Path]:
-    """What git tracks or would track; nothing where this is no work tree, or git is missing."""
+    """Return the files git tracks or would track; none outside of a work tree or without git."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return []
     argv = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        listed = run(argv, timeout=60, check=False)
+        listing = run(argv, timeout=60, check=False)
     except StagerError:
         return []
-    names = listed.stdout.split("\0") if listed.returncode == 0 else []
-    return [Path(name) for name in dict.fromkeys(names) if name]
+    if listing.returncode != 0:
+        return []
+    names = dict.fromkeys(listing.stdout.split("\0"))
+    return [Path(name) for name in names if name]
 
 
 def _walk(root: Path) -> Iterator[Path]:
+    """Yield files and links below a folder; an environment is never part of a source."""
     for folder, folders, names in os.walk(root):
-        # A virtual environment is nobody's source, whatever it is called.
+        here = Path(folder)
         folders[:] = [
             name
             for name in folders
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in _LEFT_BEHIND)
-            and not (Path(folder) / name / "pyvenv.cfg").exists()
+            if not _is_left_behind(name) and not (here / name / "pyvenv.cfg").exists()
         ]
-        here = Path(folder).relative_to(root)
-        linked = [name for name in folders if (Path(folder) / name).is_symlink()]
-        yield from (here / name for name in [*names, *linked])
+        linked = [name for name in folders if (here / name).is_symlink()]
+        for name in (*names, *linked):
+            yield here.relative_to(root) / name

@@ -23,7 +23,7 @@ from .pip import Pip, condense
 
 
 def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[Source, Path]]:
-    """The wheel of each source, built where it is not there yet.
+    """Return the wheel of each source; build those that are missing.
 
     Raises:
         ResolveError: sources that cannot be built; one context line for each.
@@ -36,25 +36,28 @@ def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[S
         except StagerError as exc:
             problems.append(f"{source.label}: {exc.message}")
     if problems:
+        hint = "`pip wheel --no-deps` on each shows the whole story"
+        if pip.offline:
+            hint += "; offline, their build backend has to be installed beside stager"
         raise ResolveError(
             "local projects and sources that cannot be built into wheels",
-            hint="`pip wheel --no-deps` on each shows the whole story"
-            + ("; offline, their build backend has to be installed beside stager" * pip.offline),
+            hint=hint,
             context=problems,
         )
     return built
 
 
 def build(source: Source, store: Store, pip: Pip) -> Path:
-    """The wheel of one source.
+    """Return the wheel of one source; build it unless the store has it.
 
     Raises:
-        ResolveError: it cannot be built, or what comes out does not fit the target.
+        ResolveError: it cannot be built, or its wheel does not fit the target.
     """
     keep = store.built / source.digest
-    have = fitting(keep, pip.target) if pip.offline or not source.moving else None
-    if have:
-        return have
+    if pip.offline or not source.moving:
+        wheel = fitting(keep, pip.target)
+        if wheel:
+            return wheel
     folder = Path(source.requirement)
     if folder.is_absolute() and folder.is_dir():
         # A build writes into its source, and an old build/ ends up in the wheel: build a copy.
@@ -69,7 +72,7 @@ def build(source: Source, store: Store, pip: Pip) -> Path:
 
 
 def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
-    """Build what one requirement line names and keep the wheel in a folder of the store.
+    """Build the source that a requirement line names; keep the wheel in a folder of the store.
 
     Raises:
         ResolveError: pip fails, or the wheel is for another Python or platform than the target.
@@ -97,25 +100,27 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
 
 
 def fitting(folder: Path, target: Target) -> Path | None:
-    """A wheel in a folder that fits the target, if there is one."""
-    found = [path for path in sorted(folder.glob("*.whl")) if fits(path.name, target)]
-    return found[0] if found else None
+    """Return the first wheel in a folder that fits the target; None if none does."""
+    for path in sorted(folder.glob("*.whl")):
+        if fits(path.name, target):
+            return path
+    return None
 
 
 def fits(wheel_name: str, target: Target) -> bool:
-    """Whether a wheel's tags are among the target's."""
+    """Return whether a wheel's tags are among the target's."""
     return not parse_wheel_filename(wheel_name)[3].isdisjoint(target.tags())
 
 
 def requirement_for(source: Source, wheel: Path) -> str:
-    """The requirement that takes a source's wheel in its place."""
+    """Return the requirement that installs a source's wheel."""
     name = parse_wheel_filename(wheel.name)[0]
     marker = f" ; {source.marker}" if source.marker else ""
     return f"{name}{source.suffix} @ file://{quote(str(wheel))}{marker}"
 
 
 def known_source(where: Path | str, label: str) -> Source:
-    """A source known by its place only: to build again what a lock says was built from it."""
+    """Return a source from its place alone, to build a wheel again that a lock names."""
     if isinstance(where, str):
         content, moving = Digest.of(where.encode()), True
     elif where.is_dir():

@@ -1,4 +1,4 @@
-"""What the user asks for: every requirement of ``[environment]``, read and put in one form.
+"""The spec: every requirement of ``[environment]``, read and put in one form.
 
 An entry of ``environment.requirements`` is one of
 
@@ -17,19 +17,16 @@ before anything is resolved, since no index has them. A bare name that is a file
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from bundle.protocol.counts import counted
-from bundle.redaction.masking import without_url_secrets
 
 from ..config import foreign_files
 from ..config.load import Config
@@ -37,17 +34,17 @@ from ..core.errors import ConfigError
 from ..core.processes import Runner, run
 from ..core.store import sha256_of
 from ..core.values import Digest, Target
-from . import located, source_tree, tool_settings
-from .indexes import Indexes, strip_credentials
-from .located import Source
-from .requirements import EDITABLE, Line, RequirementReader, expanded, extras_of, normal
+from . import located, tool_settings
+from .indexes import Indexes
+from .located import LocatedRequirement, Source, SourceReader
+from .requirement_line import Line, expanded, extras_of, normal
+from .requirements import EDITABLE, RequirementReader
 
 _PYPROJECT = re.compile(r".*pyproject\.toml([\[:].*)?")
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _INLINE = "environment.requirements"
-"""Where a requirement comes from that stands in the settings themselves."""
-_COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
+"""Origin of a requirement that is written in the settings themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +62,19 @@ class Spec:
     target: Target
     """The interpreter and platform to lock for."""
     torch_backend: str | None
-    """Which of PyTorch's own indexes to add; None for none."""
+    """Name of the PyTorch index to add; None for none."""
     local_projects: tuple[Source, ...]
-    """What has to be built into wheels first."""
+    """The sources to build into wheels first."""
     indexes: Indexes
-    """The index options that the requirement files hold."""
+    """The index options in the requirement files."""
     hashes: Mapping[str, tuple[str, ...]]
-    """The sha256 of each file that may be taken for a package, where the requirements say."""
+    """The sha256 of each file that may be installed, for each package that has hashes."""
     pylock: Path | None
-    """A lock the user brought; then there are no requirements."""
+    """A lock that the user supplied; then there are no requirements."""
     digest: Digest
-    """Covers everything above except paths on this machine, and what local folders hold."""
+    """Covers everything above except paths on this machine, and the content of local folders."""
     prune: tuple[str, ...]
-    """What is left out of the wheels' layers; no matter of the lock's."""
+    """Kinds of files left out of the wheels' layers; does not affect the lock."""
 
 
 def read_spec(config: Config, *, run: Runner = run) -> Spec:
@@ -91,12 +88,8 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         ConfigError: files that are missing, requirements that are malformed or refused; one
             context line for each, with file and line.
     """
-    wanted = config.environment
-    host = Target.of_host() if not (wanted.python and wanted.platform) else None
-    target = Target(
-        python=wanted.python or (host.python if host else ""),
-        platform=wanted.platform or (host.platform if host else ""),
-    )
+    environment = config.environment
+    target = _target(environment.python, environment.platform)
     builder = _Builder(config, target.python, run)
     pylock = builder.read()
     if builder.problems:
@@ -107,39 +100,49 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
             "stager.toml that `stager init` writes lists what environment.requirements takes",
             context=builder.problems,
         )
-    reader = builder.reader
-    requirements = tuple(dict.fromkeys(builder.requirements))
-    constraints = tuple(dict.fromkeys(builder.constraints))
     return Spec(
         root=config.root,
-        requirements=requirements,
-        constraints=constraints,
-        sources=tuple(reader.sources),
+        requirements=tuple(dict.fromkeys(builder.requirements)),
+        constraints=tuple(dict.fromkeys(builder.constraints)),
+        sources=tuple(builder.reader.sources),
         target=target,
-        torch_backend=wanted.torch_backend,
-        local_projects=tuple(builder.projects),
-        indexes=reader.indexes,
+        torch_backend=environment.torch_backend,
+        local_projects=tuple(builder.located.sources),
+        indexes=builder.reader.indexes,
         hashes=builder.hashes,
         pylock=pylock,
-        prune=wanted.prune,
-        digest=_digest(
-            {
-                "format": 1,
-                "requirements": [builder.portable(text) for text in requirements],
-                "constraints": constraints,
-                "target": [target.python, target.platform],
-                "torch-backend": wanted.torch_backend,
-                "wheels": builder.wheels,
-                "projects": [[p.digest, p.suffix, p.marker] for p in builder.projects],
-                "indexes": {
-                    key: builder.portable(json.dumps(value))
-                    for key, value in reader.indexes.as_dict().items()
-                },
-                "pylock": sha256_of(pylock) if pylock else None,
-                **({"hashes": builder.hashes} if builder.hashes else {}),
-            }
-        ),
+        prune=environment.prune,
+        digest=_spec_digest(builder, target, pylock),
     )
+
+
+def _target(python: str | None, platform: str | None) -> Target:
+    """Return the target that the settings name, completed from this machine."""
+    if python and platform:
+        return Target(python=python, platform=platform)
+    host = Target.of_host()
+    return Target(python=python or host.python, platform=platform or host.platform)
+
+
+def _spec_digest(builder: _Builder, target: Target, pylock: Path | None) -> Digest:
+    """Return the digest of all that determines a lock."""
+    indexes = builder.reader.indexes.as_dict()
+    content: dict[str, object] = {
+        "format": 1,
+        "requirements": [builder.portable(text) for text in dict.fromkeys(builder.requirements)],
+        "constraints": list(dict.fromkeys(builder.constraints)),
+        "target": [target.python, target.platform],
+        "torch-backend": builder.config.environment.torch_backend,
+        "wheels": builder.located.wheels,
+        "projects": [
+            [source.digest, source.suffix, source.marker] for source in builder.located.sources
+        ],
+        "indexes": {key: builder.portable(json.dumps(value)) for key, value in indexes.items()},
+        "pylock": sha256_of(pylock) if pylock else None,
+    }
+    if builder.hashes:
+        content["hashes"] = builder.hashes
+    return located.json_digest(content)
 
 
 class _Builder:
@@ -148,45 +151,82 @@ class _Builder:
     def __init__(self, config: Config, python: str, run: Runner) -> None:
         self.config = config
         self.root = config.root
-        self.run = run
         self.reader = RequirementReader(config.root, python)
         self.problems = self.reader.problems
+        skipped = [config.root / name for name in config.project.outputs]
+        if config.environment.offline_root:
+            skipped.append(config.environment.offline_root)
+        self.located = SourceReader(
+            config.root, python, skipped=skipped, run=run, problems=self.problems
+        )
         self.requirements: list[str] = []
         self.constraints: list[str] = []
-        self.projects: list[Source] = []
-        self.wheels: list[Digest] = []
         self.hashes: dict[str, tuple[str, ...]] = {}
 
     def read(self) -> Path | None:
-        """Read everything; gives the lock the user brought, if that is what there is."""
+        """Read everything; return the lock that the user supplied in place of requirements."""
         entries = self.config.environment.requirements
-        locks = [entry for entry in entries if _PYLOCK.fullmatch(entry)]
-        if locks:
-            return self._given_lock(locks[0], alone=len(entries) == 1)
         for entry in entries:
-            self._entry(entry, _INLINE, constraint=False)
+            if _PYLOCK.fullmatch(entry):
+                return self._supplied_lock(entry, alone=len(entries) == 1)
+        for entry in entries:
+            self._read_entry(entry, _INLINE, constraint=False)
         for entry in self.config.environment.constraints:
-            self._entry(entry, "environment.constraints", constraint=True)
+            self._read_entry(entry, "environment.constraints", constraint=True)
         self._refuse_uv_settings()
         for line in self.reader.requirements:
-            self._requirement(line)
+            self._add_requirement(line)
         for line in self.reader.constraints:
-            self._constraint(line)
-        self._refuse_nothing(entries)
+            self._add_constraint(line)
+        self._refuse_empty(entries)
         return None
+
+    def portable(self, text: str) -> str:
+        """Return a text with this project's path replaced, so that the digest does not vary."""
+        return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
+
+    def _supplied_lock(self, entry: str, *, alone: bool) -> Path | None:
+        path = self.root / expanded(entry)
+        if not alone:
+            self.problems.append(
+                f"environment.requirements: {entry} is a complete lock and must stand alone; "
+                "drop the other entries, or name what the lock was made from instead"
+            )
+        if not path.is_file():
+            self.problems.append(f"environment.requirements: no such file: {entry}")
+            return None
+        self.reader.sources.append(path)
+        return path
+
+    def _read_entry(self, entry: str, key: str, *, constraint: bool) -> None:
+        """Read one entry of ``environment.requirements`` or ``environment.constraints``."""
+        if entry.startswith(("-e ", "--editable")):
+            self.problems.append(f"{key}: {entry} is refused: {EDITABLE}")
+        elif _PYPROJECT.fullmatch(entry) and not constraint:
+            self.reader.read_pyproject(entry, origin=key)
+        elif _FILE.fullmatch(entry):
+            path = self.root / expanded(entry)
+            self.reader.read_file(path, origin=key, constraint=constraint)
+        elif entry.startswith("-"):
+            self.problems.append(f"{key}: {entry}: options belong in a requirement file")
+        else:
+            line = Line(text=entry, origin=key, base=self.root)
+            self.reader.add(line, constraint=constraint)
 
     def _refuse_uv_settings(self) -> None:
         """Refuse settings of uv beside requirement files, which only uv honours."""
-        lines = [line for line in self.reader.requirements if not line.metadata]
-        files = [line for line in lines if line.origin != _INLINE]
-        for folder in dict.fromkeys(line.base for line in files):
+        texts: dict[Path, list[str]] = {}
+        for line in self.reader.requirements:
+            if not line.metadata and line.origin != _INLINE:
+                texts.setdefault(line.base, []).append(line.text)
+        for folder, requirements in texts.items():
             shown = located.relative(folder / "uv.toml", self.root)
-            texts = [line.text for line in files if line.base == folder]
-            if why := tool_settings.refuse_beside(folder, texts, shown=shown):
-                self.problems.append(why)
+            problem = tool_settings.refuse_beside(folder, requirements, shown=shown)
+            if problem:
+                self.problems.append(problem)
 
-    def _refuse_nothing(self, entries: tuple[str, ...]) -> None:
-        """Refuse files that ask for nothing, as a tool that failed leaves them."""
+    def _refuse_empty(self, entries: tuple[str, ...]) -> None:
+        """Refuse files without any requirement, as a tool that failed leaves them."""
         if self.reader.requirements or self.problems:
             return
         empty = "requirements = [] in place of it, for an environment without packages"
@@ -203,176 +243,71 @@ class _Builder:
                 f'("{path}[train]", "{path}:train"), or write {empty}'
             )
 
-    def portable(self, text: str) -> str:
-        """A text that holds this project's place, so that the digest does not depend on it."""
-        return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
-
-    def _given_lock(self, entry: str, *, alone: bool) -> Path | None:
-        path = self.root / expanded(entry)
-        if not alone:
-            self.problems.append(
-                f"environment.requirements: {entry} is a complete lock and must stand alone; "
-                "drop the other entries, or name what the lock was made from instead"
-            )
-        if not path.is_file():
-            self.problems.append(f"environment.requirements: no such file: {entry}")
-            return None
-        self.reader.sources.append(path)
-        return path
-
-    def _entry(self, entry: str, key: str, *, constraint: bool) -> None:
-        if entry.startswith(("-e ", "--editable")):
-            self.problems.append(f"{key}: {entry} is refused: {EDITABLE}")
-        elif _PYPROJECT.fullmatch(entry) and not constraint:
-            self.reader.read_pyproject(entry, self.root, asked=key)
-        elif _FILE.fullmatch(entry):
-            path = self.root / expanded(entry)
-            self.reader.read_file(path, asked=key, constraint=constraint)
-        elif entry.startswith("-"):
-            self.problems.append(f"{key}: {entry}: options belong in a requirement file")
-        else:
-            line = Line(text=entry, origin=key, base=self.root)
-            (self.reader.constraints if constraint else self.reader.requirements).append(line)
-
-    def _constraint(self, line: Line) -> None:
+    def _add_requirement(self, line: Line) -> None:
+        """Sort one line; it names a path if it looks like one, or if such a folder exists."""
+        if not line.metadata and foreign_files.bare_name(line.text).endswith(located.ARCHIVES):
+            self._add_located(line)
+            return
         if self._refuse_file(line):
             return
         try:
             parsed = Requirement(line.text)
         except InvalidRequirement as exc:
-            self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
+            if located.names_place(line.text):
+                self._add_located(line)
+            else:
+                self._refuse_malformed(line, exc)
+            return
+        if parsed.url is None:
+            self.requirements.append(normal(parsed))
+            self._allow_hashes(parsed, line)
+            return
+        requirement = LocatedRequirement(
+            line=line,
+            place=parsed.url,
+            extras=extras_of(parsed.extras),
+            marker=str(parsed.marker or ""),
+            name=parsed.name,
+        )
+        self._read_located(requirement)
+
+    def _add_constraint(self, line: Line) -> None:
+        if self._refuse_file(line):
+            return
+        try:
+            parsed = Requirement(line.text)
+        except InvalidRequirement as exc:
+            self._refuse_malformed(line, exc)
             return
         self.constraints.append(normal(parsed))
-        self._allow(parsed, line)
+        self._allow_hashes(parsed, line)
 
-    def _allow(self, requirement: Requirement, line: Line) -> None:
-        """Note which files may be taken for a package."""
+    def _add_located(self, line: Line) -> None:
+        requirement = located.parse(line)
+        if requirement is None:
+            self.problems.append(f"{line.origin}: {line.text!r}: neither a requirement nor a path")
+        else:
+            self._read_located(requirement)
+
+    def _read_located(self, requirement: LocatedRequirement) -> None:
+        wheel = self.located.read(requirement)
+        if wheel is not None:
+            self.requirements.append(wheel)
+
+    def _allow_hashes(self, requirement: Requirement, line: Line) -> None:
+        """Note which files may be installed for a package."""
         if line.hashes:
             name = canonicalize_name(requirement.name)
             self.hashes[name] = (*self.hashes.get(name, ()), *line.hashes)
 
-    def _requirement(self, line: Line) -> None:
-        """Decide what a line is; a path is one by its look, or because the folder exists."""
-        if not line.metadata and foreign_files.bare_name(line.text).endswith(located.ARCHIVES):
-            self._direct(line)
-            return
-        if self._refuse_file(line):
-            return
-        try:
-            parsed = Requirement(line.text)
-        except InvalidRequirement as exc:
-            if located.looks_direct(line.text):
-                self._direct(line)
-            else:
-                self.problems.append(f"{line.origin}: {line.text!r}: {_first_line(exc)}")
-            return
-        if parsed.url is None:
-            self.requirements.append(normal(parsed))
-            self._allow(parsed, line)
-            return
-        marker = str(parsed.marker or "")
-        self._place(line, parsed.url, extras_of(parsed.extras), marker, name=parsed.name)
-
     def _refuse_file(self, line: Line) -> bool:
-        """Refuse the name of a file in place of a package's; whether it was one."""
-        why = "" if line.metadata else foreign_files.misread(line.text, (line.base, self.root))
-        if why:
-            self.problems.append(f"{line.origin}: {why}")
-        return bool(why)
+        """Refuse the name of a file in place of a package's; return whether it was one."""
+        if line.metadata:
+            return False
+        problem = foreign_files.misread(line.text, (line.base, self.root))
+        if problem:
+            self.problems.append(f"{line.origin}: {problem}")
+        return bool(problem)
 
-    def _direct(self, line: Line) -> None:
-        place = located.split(line.text)
-        if place is None:
-            self.problems.append(f"{line.origin}: {line.text!r}: neither a requirement nor a path")
-            return
-        where, extras, marker = place
-        self._place(line, where, extras, marker)
-
-    def _place(self, line: Line, where: str, extras: str, marker: str, name: str = "") -> None:
-        """Take a requirement that names its place: a path, a file URL, or something remote."""
-        scheme = where.partition("://")[0] if "://" in where else ""
-        if scheme not in ("", "file") or where.startswith("file://$"):
-            self._remote(line, where, extras, marker, name)
-            return
-        path = located.local_path(where, (line.base, self.root))
-        if path.suffix == ".whl" and path.is_file():
-            self.wheels.append(sha256_of(path))
-            self._wheel(line, path.as_uri(), path.name, extras, marker)
-        elif path.is_dir() and not located.is_project(path):
-            self.problems.append(
-                f"{line.origin}: {where} has neither pyproject.toml nor setup.py, "
-                "so it cannot be installed; ship plain folders as [project] or [assets] paths"
-            )
-        elif path.is_file() and not path.name.endswith(located.ARCHIVES):
-            self.problems.append(
-                f"{line.origin}: {where} is neither a wheel nor an sdist; "
-                f"{foreign_files.remedy(path.name)}"
-            )
-        elif path.exists():
-            shown = located.relative(path / "pyproject.toml", self.root)
-            self.problems += tool_settings.refuse_folder(path, self.reader.python, shown=shown)
-            self.projects.append(
-                Source(
-                    requirement=str(path),
-                    label=located.relative(path, self.root),
-                    suffix=extras,
-                    marker=marker,
-                    digest=self._content(path),
-                    moving=False,
-                )
-            )
-        else:
-            self.problems.append(f"{line.origin}: no such file or folder: {where}")
-
-    def _remote(self, line: Line, where: str, extras: str, marker: str, name: str) -> None:
-        try:
-            file_name = unquote(urlsplit(where).path.rpartition("/")[2])
-        except ValueError as exc:
-            self.problems.append(f"{line.origin}: {without_url_secrets(where)} is no URL: {exc}")
-            return
-        if file_name.endswith(".whl"):
-            self._wheel(line, where, file_name, extras, marker)
-            return
-        from_vcs = "+" in where.partition("://")[0]
-        if not from_vcs and not file_name.endswith(located.SDIST_ENDINGS):
-            self.problems.append(f"{line.origin}: {strip_credentials(where)} is no wheel or sdist")
-            return
-        clean = strip_credentials(where)
-        fragment = urlsplit(where).fragment
-        pinned = bool(_COMMIT.search(where)) if from_vcs else "sha256=" in fragment
-        self.projects.append(
-            Source(
-                requirement=f"{name} @ {where}" if name else where,
-                label=clean,
-                suffix=extras,
-                marker=marker,
-                digest=_digest([clean, fragment]),
-                moving=not pinned,
-            )
-        )
-
-    def _wheel(self, line: Line, url: str, file_name: str, extras: str, marker: str) -> None:
-        try:
-            name = parse_wheel_filename(file_name)[0]
-        except ValueError as exc:
-            self.problems.append(f"{line.origin}: {_first_line(exc)}")
-            return
-        tail = f" ; {marker}" if marker else ""
-        self.requirements.append(normal(Requirement(f"{name}{extras} @ {url}{tail}")))
-
-    def _content(self, path: Path) -> Digest:
-        if path.is_file():
-            return sha256_of(path)
-        ours = [path / name for name in self.config.project.outputs]
-        if self.config.environment.offline_root:
-            ours.append(self.config.environment.offline_root)
-        return source_tree.digest(path, source_tree.files(path, skip=ours, run=self.run))
-
-
-def _digest(value: object) -> Digest:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return Digest(hashlib.sha256(text.encode()).hexdigest())
-
-
-def _first_line(exc: Exception) -> str:
-    return str(exc).splitlines()[0]
+    def _refuse_malformed(self, line: Line, exc: InvalidRequirement) -> None:
+        self.problems.append(f"{line.origin}: {line.text!r}: {located.first_line(exc)}")

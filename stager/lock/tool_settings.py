@@ -1,7 +1,7 @@
-"""Settings of uv, Poetry and PDM that decide what is installed, and that are not honoured here.
+"""Settings of uv, Poetry and PDM that change what is installed, and that are not honoured here.
 
-A build that leaves them out in silence installs something else than the project's own tool does:
-the index's package in place of a local fork, a version that the project rules out. So they are
+A build that ignored them silently would install something else than the project's own tool does:
+the index's package in place of a local fork, a version that the project excludes. So they are
 refused by name.
 """
 
@@ -55,41 +55,51 @@ _LATEST_PATCH = 99
 
 
 def refuse(
-    data: Mapping[str, Any], path: Path, *, shown: str, asked: Collection[str] | None
+    data: Mapping[str, Any], path: Path, *, shown: str, requested: Collection[str] | None
 ) -> list[str]:
-    """Return one message for each tool whose settings would be left out.
+    """Return one message for each tool whose settings would be ignored.
 
     Args:
         data: a ``pyproject.toml``.
         path: the file; a ``uv.toml`` beside it counts, and the root of a workspace above it.
         shown: its name in messages.
-        asked: the packages that are taken from it, normalised; a source of any other does not
+        requested: the packages that are taken from it, normalised; a source of any other does not
             matter. None where they are not known.
 
     Raises:
         ConfigError: the root of a workspace is not TOML.
     """
-    messages = _uv(data, path, shown=shown, asked=asked)
+    messages = _uv(data, path, shown=shown, requested=requested)
     root = _workspace(path)
     if root:
-        messages += _uv(toml.read(root), root, shown=str(root), asked=asked)
+        messages += _uv(toml.read(root), root, shown=str(root), requested=requested)
     tools = _tables(data, "tool")
     poetry, pdm = _tables(tools, "poetry"), _tables(tools, "pdm")
     if poetry.get("source"):
         messages.append(_message(shown, ["tool.poetry.source"], "Poetry", POETRY_EXPORT))
-    resolution = _tables(pdm, "resolution")
-    keys = ["tool.pdm.source"] if pdm.get("source") else []
-    keys += [f"tool.pdm.resolution.{key}" for key in ("excludes", "overrides") if key in resolution]
+    keys = _pdm_keys(pdm)
     if keys:
         messages.append(_message(shown, keys, "PDM", PDM_EXPORT))
     return messages
 
 
+def _pdm_keys(pdm: Mapping[str, Any]) -> list[str]:
+    """Return the settings of PDM that change what is installed."""
+    keys = []
+    if pdm.get("source"):
+        keys.append("tool.pdm.source")
+    resolution = _tables(pdm, "resolution")
+    for key in ("excludes", "overrides"):
+        if key in resolution:
+            keys.append(f"tool.pdm.resolution.{key}")
+    return keys
+
+
 def refuse_folder(folder: Path, python: str, *, shown: str) -> list[str]:
-    """Return what a local project asks for that is left out as its wheel is built.
+    """Return one message for each setting of a local project that a build of it would ignore.
 
     Args:
-        folder: the project's folder; one without ``pyproject.toml`` asks for nothing.
+        folder: the project's folder; one without ``pyproject.toml`` has no settings.
         python: the environment's Python, ``major.minor``.
         shown: the name of its ``pyproject.toml`` in messages.
     """
@@ -100,8 +110,11 @@ def refuse_folder(folder: Path, python: str, *, shown: str) -> list[str]:
         data = toml.read(path)
     except ConfigError as exc:
         return [exc.message]
-    found = refuse(data, path, shown=shown, asked=_declared(data))
-    return [message for message in (*found, wrong_python(data, python, shown=shown)) if message]
+    messages = refuse(data, path, shown=shown, requested=_declared(data))
+    problem = wrong_python(data, python, shown=shown)
+    if problem:
+        messages.append(problem)
+    return messages
 
 
 def refuse_beside(folder: Path, texts: Iterable[str], *, shown: str) -> str:
@@ -117,11 +130,11 @@ def refuse_beside(folder: Path, texts: Iterable[str], *, shown: str) -> str:
     Returns:
         The message; empty where there is nothing to refuse.
     """
-    own = folder / "uv.toml"
-    if not own.is_file() or all(map(_is_pinned, texts)):
+    settings = folder / "uv.toml"
+    if not settings.is_file() or all(map(_is_pinned, texts)):
         return ""
     try:
-        keys = _uv_keys(toml.read(own), None, prefix="")
+        keys = _uv_keys(toml.read(settings), None)
     except ConfigError as exc:
         return exc.message
     if not keys:
@@ -133,25 +146,28 @@ def refuse_beside(folder: Path, texts: Iterable[str], *, shown: str) -> str:
 
 
 def _is_pinned(text: str) -> bool:
-    """Return whether a requirement leaves no choice; a path or a URL does not, either."""
+    """Return whether a requirement leaves no choice of version; nor does a path or a URL."""
     try:
-        wanted = Requirement(text)
-    except InvalidRequirement:  # a path, or whoever reads it next refuses it
+        requirement = Requirement(text)
+    except InvalidRequirement:  # a path, or something that is refused later
         return True
-    return wanted.url is not None or any(
-        one.operator in ("==", "===") and not one.version.endswith(".*") for one in wanted.specifier
-    )
+    if requirement.url is not None:
+        return True
+    for specifier in requirement.specifier:
+        if specifier.operator in ("==", "===") and not specifier.version.endswith(".*"):
+            return True
+    return False
 
 
 def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
-    """Say that the dependencies of a ``pyproject.toml`` stand where only another tool reads them.
+    """Describe where a ``pyproject.toml`` keeps dependencies that only another tool reads.
 
     Returns:
         The message; empty for a file in the standard's form (``[project]``, PEP 621).
     """
     poetry = _tables(_tables(data, "tool"), "poetry")
-    named = {*_tables(poetry, "dependencies")} - {"python"}
-    if poetry and (named or "project" not in data):
+    dependencies = {*_tables(poetry, "dependencies")} - {"python"}
+    if poetry and (dependencies or "project" not in data):
         return (
             f"{shown}: its dependencies stand in [tool.poetry], which only Poetry reads; run "
             f"{POETRY_EXPORT} and name requirements.txt instead, or name the folder instead of "
@@ -159,31 +175,31 @@ def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
         )
     if "project" in data:
         return ""
-    elsewhere = [name for name in ("setup.py", "setup.cfg") if path.with_name(name).is_file()]
-    where = f"; name the folder instead, which has {elsewhere[0]}" if elsewhere else ""
-    return (
-        f"{shown}: it has no [project] table, so it declares no dependencies{where}; "
-        "or name what to install in environment.requirements"
-    )
+    message = f"{shown}: it has no [project] table, so it declares no dependencies"
+    for name in ("setup.py", "setup.cfg"):
+        if path.with_name(name).is_file():
+            message += f"; name the folder instead, which has {name}"
+            break
+    return f"{message}; or name what to install in environment.requirements"
 
 
 def wrong_python(data: Mapping[str, Any], python: str, *, shown: str) -> str:
-    """Say that ``project.requires-python`` rules the environment's Python out.
+    """Describe a ``project.requires-python`` that excludes the environment's Python.
 
     The patch release of the nodes is not known, so a version fits if any patch release of it does.
     """
-    wanted = _tables(data, "project").get("requires-python")
-    if wanted is None:
+    required = _tables(data, "project").get("requires-python")
+    if required is None:
         return ""
     try:
-        allowed = SpecifierSet(str(wanted))
+        allowed = SpecifierSet(str(required))
     except InvalidSpecifier as exc:
         return f"{shown}: project.requires-python: {exc}"
     patches = (f"{python}.{patch}" for patch in range(_LATEST_PATCH + 1))
     if any(allowed.contains(version, prereleases=True) for version in patches):
         return ""
     return (
-        f"{shown}: project.requires-python is {str(wanted)!r}, but the environment is for Python "
+        f"{shown}: project.requires-python is {str(required)!r}, but the environment is for Python "
         f"{python}; set environment.python to a version that it allows"
     )
 
@@ -199,56 +215,84 @@ def _declared(data: Mapping[str, Any]) -> set[str] | None:
     project = _tables(data, "project")
     if not project or is_dynamic(project):
         return None
-    lists = [project.get("dependencies", []), *_tables(project, "optional-dependencies").values()]
-    return names(str(text) for listed in lists if isinstance(listed, list) for text in listed)
+    texts: list[str] = []
+    extras = _tables(project, "optional-dependencies")
+    for requirements in (project.get("dependencies", []), *extras.values()):
+        if isinstance(requirements, list):
+            texts += map(str, requirements)
+    return names(texts)
 
 
 def names(texts: Iterable[str]) -> set[str]:
-    """Return the packages that requirements name; what is not a requirement names none."""
-    found = set()
+    """Return the packages that requirements name; a text that is no requirement names none."""
+    packages = set()
     for text in texts:
         try:
-            found.add(str(canonicalize_name(Requirement(text).name)))
-        except InvalidRequirement:  # whoever resolves it says so
+            requirement = Requirement(text)
+        except InvalidRequirement:  # reported when the requirements are resolved
             continue
-    return found
+        packages.add(str(canonicalize_name(requirement.name)))
+    return packages
 
 
 def _uv(
-    data: Mapping[str, Any], path: Path, *, shown: str, asked: Collection[str] | None
+    data: Mapping[str, Any], path: Path, *, shown: str, requested: Collection[str] | None
 ) -> list[str]:
-    own = path.with_name("uv.toml")
-    keys = _uv_keys(_tables(_tables(data, "tool"), "uv"), asked, prefix="tool.uv.")
-    found = [_message(shown, keys, "uv", UV_EXPORT)] if keys else []
-    if own.is_file():
-        try:
-            keys = _uv_keys(toml.read(own), asked, prefix="")
-        except ConfigError as exc:
-            return [*found, exc.message]
-        beside = shown.removesuffix(path.name) + own.name
-        found += [_message(beside, keys, "uv", UV_EXPORT)] if keys else []
-    return found
+    """Return one message for ``[tool.uv]``, and one for a ``uv.toml`` beside the file."""
+    messages = []
+    keys = _uv_keys(_tables(_tables(data, "tool"), "uv"), requested)
+    if keys:
+        messages.append(_message(shown, [f"tool.uv.{key}" for key in keys], "uv", UV_EXPORT))
+    settings = path.with_name("uv.toml")
+    if not settings.is_file():
+        return messages
+    try:
+        keys = _uv_keys(toml.read(settings), requested)
+    except ConfigError as exc:
+        return [*messages, exc.message]
+    if keys:
+        beside = shown.removesuffix(path.name) + settings.name
+        messages.append(_message(beside, keys, "uv", UV_EXPORT))
+    return messages
 
 
 def _workspace(path: Path) -> Path | None:
-    """Return the nearest file above a project that makes a workspace of uv of what lies below."""
-    files = (folder / "pyproject.toml" for folder in path.absolute().parent.parents)
-    readable = (file for file in files if os.access(file, os.R_OK) and file.is_file())
-    return next((file for file in readable if b"tool.uv.workspace" in file.read_bytes()), None)
+    """Return the nearest ``pyproject.toml`` above a project that declares a workspace of uv."""
+    for folder in path.absolute().parent.parents:
+        file = folder / "pyproject.toml"
+        if not os.access(file, os.R_OK) or not file.is_file():
+            continue
+        if b"tool.uv.workspace" in file.read_bytes():
+            return file
+    return None
 
 
-def _uv_keys(table: Mapping[str, Any], asked: Collection[str] | None, *, prefix: str) -> list[str]:
-    """Return the keys that count; an explicit index does only where a source names it."""
-    counts = {key: table.get(key) for key in _UV_KEYS}
-    sources = counts["sources"]
-    if asked is not None and isinstance(sources, Mapping):
-        counts["sources"] = [name for name in sources if canonicalize_name(name) in asked]
-    index = counts["index"]
-    if isinstance(index, list) and not counts["sources"]:
-        counts["index"] = [
-            entry for entry in index if not isinstance(entry, Mapping) or not entry.get("explicit")
-        ]
-    return [prefix + key for key, value in counts.items() if value]
+def _uv_keys(table: Mapping[str, Any], requested: Collection[str] | None) -> list[str]:
+    """Return the keys that change what is installed.
+
+    A source counts for a requested package only, an explicit index only if a source names it.
+    """
+    values = {key: table.get(key) for key in _UV_KEYS}
+    values["sources"] = _requested_sources(values["sources"], requested)
+    if not values["sources"]:
+        values["index"] = _implicit_indexes(values["index"])
+    return [key for key, value in values.items() if value]
+
+
+def _requested_sources(sources: object, requested: Collection[str] | None) -> object:
+    if requested is None or not isinstance(sources, Mapping):
+        return sources
+    return [name for name in sources if canonicalize_name(name) in requested]
+
+
+def _implicit_indexes(indexes: object) -> object:
+    if not isinstance(indexes, list):
+        return indexes
+    implicit = []
+    for index in indexes:
+        if not isinstance(index, Mapping) or not index.get("explicit"):
+            implicit.append(index)
+    return implicit
 
 
 def _message(shown: str, keys: Collection[str], tool: str, export: str) -> str:
@@ -260,5 +304,7 @@ def _message(shown: str, keys: Collection[str], tool: str, export: str) -> str:
 
 def _tables(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a table of a document; an empty one where there is none."""
-    found = data.get(key)
-    return found if isinstance(found, Mapping) else {}
+    value = data.get(key)
+    if isinstance(value, Mapping):
+        return value
+    return {}

@@ -42,15 +42,15 @@ class Contents:
     name: str
     """The project's name."""
     target: Target
-    """What the environment was resolved for."""
+    """The target the environment was resolved for."""
     wheels: tuple[Wheel, ...]
     """The wheels behind the layers; their tags decide what a node must have."""
     layers: tuple[Layer, ...]
-    """In the order in which they are to be stored."""
+    """The layers, in the order in which they are stored."""
     decompressor: Wheel | None
-    """The zstandard wheel for the target, or None where its Python has zstd."""
+    """The zstandard wheel for the target; None if its Python has zstd."""
     packages: tuple[str, ...]
-    """Names of the packages the user asked for."""
+    """Names of the packages in the user's requirements."""
     imports: tuple[str, ...]
     """Modules that must import on every node."""
 
@@ -62,15 +62,15 @@ class Packed:
     path: Path
     """The file."""
     manifest: Manifest
-    """What is in it."""
+    """Its manifest."""
     size: int
     """Its length in bytes."""
     reused: bool
-    """Whether it was there already."""
+    """True if the store had it already."""
 
 
 def pack(contents: Contents, store: Store) -> Packed:
-    """Write the bundle, unless the same one is there. The store's lock must be held.
+    """Write the bundle, unless the store has it already. The store's lock must be held.
 
     Raises:
         WheelError: two layers hold different files of the same name; all such files are listed.
@@ -105,14 +105,14 @@ def pack(contents: Contents, store: Store) -> Packed:
 
 
 def bundle_path(store: Store, manifest: Manifest) -> Path:
-    """Where a bundle lies in the store."""
+    """Return the path of a bundle in the store."""
     return store.bundles / f"{manifest.name}-{manifest.id[:12]}.pkgs.tar"
 
 
 def _is_sealed(store: Store, path: Path, size: int, key: Digest) -> bool:
-    """Whether a bundle is the very file that was written, and nobody has touched it since.
+    """Return whether a bundle is the file that was written, not changed since.
 
-    To read all of it again would cost more than the rest of a build in which nothing has changed.
+    Reading all of it again would take longer than the rest of a build in which nothing changed.
     """
     try:
         written = text_of(_seal(store, path))
@@ -130,21 +130,15 @@ def _stamp(path: Path, key: Digest) -> str:
 
 
 def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:
-    """What a node must have: the newest C library that any wheel's tags ask for.
+    """Return the requirements on a node: the newest C library that any wheel's tags name.
 
-    That is often much older than the target's own, so a bundle built on a new login node runs on
-    older compute nodes whenever its wheels allow it.
+    It is often much older than the target's own, so a bundle built on a new login node runs on
+    older compute nodes if its wheels allow it.
     """
     libc, newest = target.libc
     needed = (0, 0)
     for wheel in wheels:
-        platforms = [tag.platform for tag in parse_wheel_filename(wheel.path.name)[3]]
-        versions = [version for version in map(_libc_version, platforms) if version is not None]
-        # A wheel tagged plainly `linux_...` was built here, against this machine's own library.
-        if any(platform.startswith("linux_") for platform in platforms):
-            versions = [newest]
-        if versions:
-            needed = max(needed, min(versions))
+        needed = max(needed, _libc_needed(wheel, newest))
     return Requires(
         python=target.python,
         machine=target.machine,
@@ -153,24 +147,41 @@ def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:
     )
 
 
+def _libc_needed(wheel: Wheel, newest: tuple[int, int]) -> tuple[int, int]:
+    """Return the oldest C library that a wheel runs with; (0, 0) for any.
+
+    A wheel tagged plainly ``linux_...`` was built here, against this machine's ``newest`` library.
+    """
+    versions = []
+    for tag in parse_wheel_filename(wheel.path.name)[3]:
+        if tag.platform.startswith("linux_"):
+            return newest
+        version = _libc_version(tag.platform)
+        if version is not None:
+            versions.append(version)
+    return min(versions, default=(0, 0))
+
+
 def _libc_version(platform: str) -> tuple[int, int] | None:
-    """The C library's version in a platform tag (PEP 600, PEP 656 and their forerunners)."""
+    """Return the C library's version in a platform tag (PEP 600, PEP 656 and predecessors)."""
     legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
-    found = re.match(r"(?:manylinux|musllinux)_(\d+)_(\d+)_", platform)
-    if found:
-        return int(found[1]), int(found[2])
+    match = re.match(r"(?:manylinux|musllinux)_(\d+)_(\d+)_", platform)
+    if match:
+        return int(match[1]), int(match[2])
     return legacy.get(platform.partition("_")[0])
 
 
 def _manifest(contents: Contents, node: bytes) -> Manifest:
     wheel = contents.decompressor
+    decompressor = None
+    if wheel is not None:
+        name = _short_name(wheel.path.name)
+        decompressor = Part(name=name, sha256=wheel.sha256, size=wheel.size)
     return Manifest(
         name=contents.name,
         requires=requires(contents.target, contents.wheels),
         node=Part(name=NODE_NAME, sha256=Digest.of(node), size=len(node)),
-        decompressor=None
-        if wheel is None
-        else Part(name=_short_name(wheel.path.name), sha256=wheel.sha256, size=wheel.size),
+        decompressor=decompressor,
         layers=contents.layers,
         packages=contents.packages,
         imports=contents.imports,
@@ -178,13 +189,13 @@ def _manifest(contents: Contents, node: bytes) -> Manifest:
 
 
 def _short_name(filename: str) -> str:
-    """The decompressor's name with one platform tag: tar member names have room for 100 bytes."""
+    """Return the decompressor's name with one platform tag: tar names have room for 100 bytes."""
     stem, _, platforms = filename.removesuffix(".whl").rpartition("-")
     return f"{stem}-{platforms.split('.')[0]}.whl"
 
 
 def stored_index(store: Store, layer: Layer) -> Index:
-    """What a layer in the store holds.
+    """Return the index of a layer in the store.
 
     Raises:
         BundleError: it is damaged; it has been removed.
@@ -211,7 +222,7 @@ def _index(store: Store, layer: Layer, head: bytes) -> Index:
 
 
 def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None:
-    """Refuse layers that cannot lie in one tree, or where the last one to be unpacked would win."""
+    """Refuse layers with a path in common that would overwrite each other, or cannot coexist."""
     owners: dict[str, tuple[Layer, str]] = {}
     faults = []
     for layer, index in zip(layers, indexes, strict=True):
@@ -248,7 +259,7 @@ def _copy_frames(out: BinaryIO, store: Store, layer: Layer, index: Index) -> Non
 
 
 def _checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[bytes]:
-    """A layer's frames, each checked on the way: a damaged store must not make a bundle."""
+    """Yield a layer's frames, each checked: a damaged store must not make a bundle."""
     try:
         with opened(store.layer(layer.id)) as handle:
             handle.seek(layer.head_size)

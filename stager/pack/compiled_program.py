@@ -1,8 +1,8 @@
 """The node program with bytecode beside its modules, so that no process of a job compiles them.
 
-Each node starts it several times a job, and compiling it takes longer than what most phases do. The
+Each node starts it several times a job, and compiling it takes longer than most phases. The
 bundle's own program stays as it is, for every Python; this one is made from it for the Python that
-runs here, kept beside it, and is as good for any other: what a Python cannot use it passes over.
+runs here, is kept beside it, and works with any other, which ignores bytecode that it cannot use.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _DIGITS = 64
 
 
 def compiled_program(program: Path, store: Store) -> Path:
-    """The same program with bytecode; made if it is not there, or not as it was made.
+    """Return the same program with bytecode; make it if it is missing or damaged.
 
-    Each build leaves one for its own Python, so that a store which this user may only read is used
-    without a write, and so without the store's locks: they guard what is being written. The bundle
-    itself is held by a shared lock, for which a read-only descriptor does. Where another Python
-    runs on such a store, the program as it is does as well, and only starts more slowly.
+    Each build leaves one for its own Python, so that a user who may only read the store needs
+    neither a write nor the store's locks, which guard writes. The bundle itself is held by a shared
+    lock, for which a read-only descriptor is enough. If another Python runs on such a store, the
+    program without bytecode is used, which only starts more slowly.
 
     Args:
         program: the program of a bundle, in the store.
-        store: where the other one is kept, too.
+        store: the offline root, which keeps the other one, too.
 
     Raises:
         StagerError: it cannot be written.
@@ -51,9 +51,9 @@ def compiled_program(program: Path, store: Store) -> Path:
 
 
 def with_bytecode(program: bytes) -> bytes:
-    """A zip of modules with each module's bytecode put before its source; a digest comes last.
+    """Return a zip of modules, each module's bytecode before its source, with a digest at the end.
 
-    The digest covers the program's own, too, so that what was made from another one is noticed.
+    The digest covers the program's own, too, so that a zip made from another program is noticed.
     """
     memory = io.BytesIO()
     with (
@@ -80,7 +80,7 @@ def _seal(program: str, content: bytes) -> bytes:
 
 
 def _is_whole(path: Path, program: str) -> bool:
-    """Tell whether a file is there and is what was written for the program of this digest."""
+    """Return whether a file exists and is the one written for the program of this digest."""
     try:
         data = bytes_of(path)
     except OSError:

@@ -15,11 +15,11 @@ from ..lock.pylock import Lock
 
 PINNED = "zstandard.toml"
 _STANDARD_LIBRARY_HAS_ZSTD = (3, 14)
-"""``compression.zstd`` is there from this version on (PEP 784)."""
+"""The first version with ``compression.zstd`` (PEP 784)."""
 
 
 def decompressor_lock(target: Target) -> Lock | None:
-    """The pinned wheel for a target, as a lock of one file; None where Python has zstd itself.
+    """Return the pinned wheel for a target, as a lock of one file; None if Python has zstd itself.
 
     Raises:
         ResolveError: there is no wheel for the target.

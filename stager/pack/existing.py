@@ -1,4 +1,4 @@
-"""Bundles that exist: opening one, taking the node program out, and a project's newest one."""
+"""Existing bundles: opening them, extracting the node program, finding a project's newest one."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A bundle that is to be used."""
+    """A bundle to use."""
 
     path: Path
     """The file."""
     id: str = ""
-    """The id it must have, or the first digits of it; empty where nothing but its name says."""
+    """The id it must have, or the first digits of it; empty if only its name gives one."""
 
 
 def made_here(store: Store, path: Path, key: str) -> bool:
-    """Tell whether a build of this store has made the bundle of this id.
+    """Return whether a build of this store has made the bundle of this id.
 
-    The id covers every byte, so it does not matter what has become of the file since.
+    The id covers every byte, so it does not matter what happened to the file since.
     """
     note = store.root / "seals" / f"{path.name}.txt"  # no folder is made in a store to look at it
     try:
@@ -65,17 +65,17 @@ class Newest:
     path: Path
     """The file."""
     id: Digest | None
-    """Its id; None where an older version of stager made it, and did not write the id down."""
+    """Its id; None if an older version of stager made it, which did not record the id."""
     inputs: Digest
     """Digest of everything it was made from."""
 
 
 @contextmanager
 def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
-    """Give a bundle, its frame and manifest checked, and its id compared with what is expected.
+    """Open a bundle, with its frame and manifest checked and its id compared with the expected one.
 
     Args:
-        path: the file. Where its name ends in digits of an id, as a build names it, they must hold.
+        path: the file. If its name ends in digits of an id, as a build names it, they must match.
         asked: the id it must have, or the first digits of it.
 
     Raises:
@@ -93,17 +93,18 @@ def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
         ) from exc
 
 
-def _refuse_another(path: Path, found: Digest, asked: str) -> None:
+def _refuse_another(path: Path, actual: Digest, asked: str) -> None:
+    """Refuse a bundle with another id than the requested one, or than its name says."""
     named = _NAMED.search(path.name)
-    if not found.startswith(asked):
+    if not actual.startswith(asked):
         raise BundleError(
-            f"{path} is not the bundle that was asked for: its id is {found}, expected {asked}",
+            f"{path} is not the bundle that was asked for: its id is {actual}, expected {asked}",
             hint=f"{_SHOWN}; another id means another build, or a file that was changed on its "
             "way: name the right file with --bundle, or copy it anew",
         )
-    if named and not found.startswith(named[1]):
+    if named and not actual.startswith(named[1]):
         raise BundleError(
-            f"{path} does not hold the bundle that its name says: its id is {found}",
+            f"{path} does not hold the bundle that its name says: its id is {actual}",
             hint="something was copied over it: make it anew with `stager build`, or give the "
             "file the name that fits its id",
         )
@@ -113,25 +114,25 @@ def with_id(store: Store, asked: str) -> Chosen:
     """Find the bundle of an id in the store.
 
     Args:
-        store: where to look.
+        store: the offline root to look in.
         asked: the id, or 12 or more of its first digits.
 
     Raises:
         BundleError: there is none, or more than one.
     """
-    found = sorted((store.root / "bundles").glob(f"*-{asked[:12]}.pkgs.tar"))
-    if len(found) != 1:
-        what = "there is no bundle" if not found else "there is more than one bundle"
+    paths = sorted((store.root / "bundles").glob(f"*-{asked[:12]}.pkgs.tar"))
+    if len(paths) != 1:
+        what = "there is no bundle" if not paths else "there is more than one bundle"
         raise BundleError(
             f"{what} with the id {asked} in {store.root}",
             hint=f"name the file with --bundle, as one that was carried here; {_SHOWN}",
-            context=list(map(str, found)),
+            context=list(map(str, paths)),
         )
-    return Chosen(path=found[0], id=asked)
+    return Chosen(path=paths[0], id=asked)
 
 
 def manifest_of(path: Path, asked: str = "") -> Manifest:
-    """Return what is in a bundle.
+    """Return the manifest of a bundle.
 
     Raises:
         BundleError: see :func:`opened`.
@@ -141,7 +142,7 @@ def manifest_of(path: Path, asked: str = "") -> Manifest:
 
 
 def format_of(path: Path) -> int:
-    """Return the version of a bundle's layout; that of this program for what is no bundle at all.
+    """Return the version of a bundle's layout; this program's own for a file that is no bundle.
 
     Raises:
         OSError: the file cannot be read.
@@ -163,7 +164,7 @@ def format_of(path: Path) -> int:
 
 
 def pruned(path: Path) -> Pruned:
-    """What was left out of the wheels in a bundle.
+    """Return the amount of what was left out of the wheels in a bundle.
 
     Raises:
         BundleError: see :func:`opened`.
@@ -175,11 +176,11 @@ def pruned(path: Path) -> Pruned:
 
 
 def node_program(path: Path, store: Store, asked: str = "") -> Path:
-    """Return the far side's program out of a bundle, as a file that Python can run.
+    """Return the far side's program from a bundle, as a file that Python can run.
 
     Args:
         path: the bundle.
-        store: where the program is kept.
+        store: the offline root, which keeps the program.
         asked: the id that the bundle must have.
 
     Raises:
@@ -196,10 +197,10 @@ def node_program(path: Path, store: Store, asked: str = "") -> Path:
 
 
 def remember(store: Store, project: Path, newest: Newest) -> None:
-    """Note which bundle is the newest one of a project.
+    """Record the newest bundle of a project.
 
     Args:
-        store: where the note is kept.
+        store: the offline root, which keeps the note.
         project: the project's settings file.
         newest: the bundle.
     """
@@ -217,18 +218,20 @@ def newest(store: Store, project: Path) -> Newest | None:
     """Return the bundle that the last build of a project made, if it is still there."""
     try:
         raw = json.loads(regular_files.text_of(_note(store, project)))
-        found = Newest(
+        bundle = Newest(
             path=store.bundles / raw["bundle"],
             id=Digest(raw["id"]) if "id" in raw else None,
             inputs=Digest(raw["inputs"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if found.path.exists() else None
+    if not bundle.path.exists():
+        return None
+    return bundle
 
 
 def is_named(store: Store, path: Path) -> bool:
-    """Whether a bundle is the newest one of some project: two with the same content share it."""
+    """Return whether a bundle is the newest of some project; equal projects share a bundle."""
     for note in store.projects.glob("*.json"):
         with suppress(OSError, ValueError, KeyError):
             if json.loads(regular_files.text_of(note))["bundle"] == path.name:
@@ -237,10 +240,10 @@ def is_named(store: Store, path: Path) -> bool:
 
 
 def clear_away(path: Path) -> bool:
-    """Remove a bundle that another one replaces, unless somebody has it open.
+    """Remove a bundle that another one replaces, unless a process has it open.
 
     Returns:
-        Whether it is gone.
+        True if it was removed.
     """
     try:
         with regular_files.opened(path) as handle:

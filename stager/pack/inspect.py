@@ -13,11 +13,11 @@ from .existing import opened
 
 
 def inspect(path: Path, *, files: bool, asked: str = "") -> dict[str, Any]:
-    """Return what is in a bundle, as the JSON object of ``stager inspect``.
+    """Return the content of a bundle, as the JSON object of ``stager inspect``.
 
     Args:
         path: the bundle.
-        files: whether every file is listed.
+        files: true to list every file.
         asked: the id it must have.
 
     Raises:

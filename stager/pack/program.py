@@ -34,7 +34,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def make_node_program() -> bytes:
-    """The far side as one zip that Python can run: the modules of ``bundle``, byte for byte."""
+    """Return the far side as one zip that Python can run: the modules of ``bundle``, unchanged."""
     content = {"__main__.py": _MAIN}
     content |= dict(_modules(resources.files("bundle"), "bundle"))
     memory = io.BytesIO()
@@ -47,7 +47,7 @@ def make_node_program() -> bytes:
 
 
 def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """The modules in a folder and in those below it, with their paths."""
+    """Yield the modules in a folder and in those below it, with their paths."""
     for item in folder.iterdir():
         path = f"{name}/{item.name}"
         if item.is_dir():

@@ -1,4 +1,4 @@
-"""Proof that nothing is missing offline, made at build time, where it can still be mended.
+"""Proof that nothing is missing offline, made at build time, when it can still be corrected.
 
 The bundle is unpacked into a scratch environment by the very program that will do it on the nodes,
 with the network taken away; every requirement in every package's metadata must be met inside, and
@@ -37,21 +37,21 @@ _NOWHERE = "http://127.0.0.1:9"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What the far side found in the scratch environment."""
+class ProbeResult:
+    """Result of the far side's probe of the scratch environment."""
 
     path: Path
     """The environment."""
     problems: list[Problem]
-    """Everything that is wrong with it."""
+    """Every problem in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was proved, and how."""
+    """Outcome of a proof."""
 
     done: bool
-    """Whether it was done now or before; False where this machine cannot run the environment."""
+    """True if it was made now or before; False if this machine cannot run the environment."""
     how: str
     """One line for the user."""
 
@@ -69,10 +69,10 @@ def prove(
 
     Args:
         bundle: the file.
-        manifest: what is in it.
-        store: where to unpack, and where proofs are kept: the same layers are proved once.
-        target: what it was built for.
-        requirements: what the user asked for, with extras.
+        manifest: its manifest.
+        store: the offline root, to unpack in and to keep proofs: the same layers are proved once.
+        target: the target it was built for.
+        requirements: the user's requirements, with extras.
         run: starts processes.
 
     Raises:
@@ -91,9 +91,9 @@ def prove(
     try:
         denied, how = _deny_network(run)
         program = node_program(bundle, store, manifest.id)
-        found = _probe(program, Chosen(path=bundle, id=manifest.id), scratch, denied, run)
-        faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in found.problems]
-        site = found.path / "lib" / f"python{target.python}" / "site-packages"
+        result = _probe(program, Chosen(path=bundle, id=manifest.id), scratch, denied, run)
+        faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in result.problems]
+        site = result.path / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, requirements, target)
     finally:
         remove(scratch)
@@ -110,74 +110,96 @@ def prove(
 
 
 def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
-    """Why the environment cannot run on this machine, whatever it holds; empty if it can."""
+    """Return why this machine cannot run the environment, whatever it holds; empty if it can."""
     host, needs = Target.of_host(), manifest.requires
     if (target.machine, needs.libc) != (host.machine, host.libc[0]):
         return f"this machine is no {target.machine} with {needs.libc}"
     if tuple(map(int, needs.libc_version.split("."))) > host.libc[1]:
         return f"{needs.libc} is older here than {needs.libc_version}"
-    if target.is_host_python:
+    if target.is_host_python or _has_python(target, run):
         return ""
-    ask = [f"python{target.python}", "-I", "-S", "-c", "import sys; print(sys.version)"]
-    try:  # what is on PATH may be a version manager's stand-in that starts nothing
-        found = run(ask, timeout=10).stdout.startswith(f"{target.python}.")
+    return f"there is no Python {target.python} here"
+
+
+def _has_python(target: Target, run: Runner) -> bool:
+    """Return whether the target's Python is on PATH and starts."""
+    argv = [f"python{target.python}", "-I", "-S", "-c", "import sys; print(sys.version)"]
+    try:  # a version manager's shim may be on PATH and start nothing
+        return run(argv, timeout=10).stdout.startswith(f"{target.python}.")
     except StagerError:
-        found = False
-    return "" if found else f"there is no Python {target.python} here"
+        return False
 
 
 def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
-    """Every requirement that is not met in a site-packages directory.
+    """Return every requirement that is not met in a site-packages directory.
 
-    Extras count where somebody asks for them: the user, or a package that is itself needed.
+    Extras count if something requests them: the user, or a package that is itself needed.
 
     Args:
         site: the directory.
-        requirements: what the user asked for.
+        requirements: the user's requirements.
         target: decides the markers.
     """
-    there = list(importlib.metadata.distributions(path=[str(site)]))
-    found = {canonicalize_name(item.name): item for item in there if item.name and item.version}
-    faults = ["a package has metadata without name and version"] * (len(found) < len(there))
-    roots = [Requirement(text) for text in requirements]
-    waiting = [(_USER, one) for one in roots if _applies(one, "", target)]
-    waiting += [(name, Requirement(name)) for name in sorted(found)]
+    installed, faults = _installed(site)
+    pending = []
+    for text in requirements:
+        requirement = Requirement(text)
+        if _applies(requirement, "", target):
+            pending.append((_USER, requirement))
+    pending += [(name, Requirement(name)) for name in sorted(installed)]
     seen: set[tuple[NormalizedName, str]] = set()
-    while waiting:
-        asker, wanted = waiting.pop()
-        name = canonicalize_name(wanted.name)
-        item = found.get(name)
-        if item is None:
-            faults.append(f"{name} is missing; {asker} needs it")
+    while pending:
+        parent, requirement = pending.pop()
+        name = canonicalize_name(requirement.name)
+        distribution = installed.get(name)
+        if distribution is None:
+            faults.append(f"{name} is missing; {parent} needs it")
             continue
-        if wanted.specifier and not wanted.specifier.contains(item.version, prereleases=True):
-            text = f"{wanted.name}{wanted.specifier}"
-            faults.append(f"{name} is {item.version}; {asker} needs {text}")
-        for extra in {"", *wanted.extras}:
+        versions = requirement.specifier
+        if versions and not versions.contains(distribution.version, prereleases=True):
+            wanted = f"{requirement.name}{versions}"
+            faults.append(f"{name} is {distribution.version}; {parent} needs {wanted}")
+        for extra in {"", *requirement.extras}:
             if (name, extra) not in seen:
                 seen.add((name, extra))
-                waiting += [(name, one) for one in _needs(item, extra, target)]
+                pending += [(name, needed) for needed in _needs(distribution, extra, target)]
     return sorted(set(faults))
 
 
+def _installed(
+    site: Path,
+) -> tuple[dict[NormalizedName, importlib.metadata.Distribution], list[str]]:
+    """Return the distributions in a directory by name, and a fault if any has no name."""
+    distributions = list(importlib.metadata.distributions(path=[str(site)]))
+    installed = {}
+    for distribution in distributions:
+        if distribution.name and distribution.version:
+            installed[canonicalize_name(distribution.name)] = distribution
+    faults = []
+    if len(installed) < len(distributions):
+        faults.append("a package has metadata without name and version")
+    return installed, faults
+
+
 def _needs(
-    item: importlib.metadata.Distribution, extra: str, target: Target
+    distribution: importlib.metadata.Distribution, extra: str, target: Target
 ) -> Iterable[Requirement]:
-    for text in item.requires or ():
+    """Yield the requirements of a distribution, or of one of its extras."""
+    for text in distribution.requires or ():
         try:
-            wanted = Requirement(text)
+            requirement = Requirement(text)
         except InvalidRequirement:
             continue  # old metadata; the resolver could not read it either
-        if _applies(wanted, extra, target):
-            yield wanted
+        if _applies(requirement, extra, target):
+            yield requirement
 
 
-def _applies(wanted: Requirement, extra: str, target: Target) -> bool:
-    if wanted.marker is None:
+def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
+    """Return whether a requirement's marker holds for an extra on the target."""
+    if requirement.marker is None:
         return not extra
     environment = cast("dict[str, str]", dict(target.environment()))
-    without = wanted.marker.evaluate({**environment, "extra": ""})
-    return without if not extra else wanted.marker.evaluate({**environment, "extra": extra})
+    return requirement.marker.evaluate({**environment, "extra": extra})
 
 
 def _key(manifest: Manifest, requirements: Sequence[str]) -> str:
@@ -188,7 +210,7 @@ def _key(manifest: Manifest, requirements: Sequence[str]) -> str:
 
 
 def _deny_network(run: Runner) -> tuple[list[str], str]:
-    """A prefix that takes the network away: a namespace without any, where the kernel allows it."""
+    """Return a command prefix that denies the network by a namespace, if the kernel allows it."""
     for options in (["-n"], ["-r", "-n"]):
         try:
             run(["unshare", *options, "true"], timeout=10)
@@ -198,28 +220,33 @@ def _deny_network(run: Runner) -> tuple[list[str], str]:
     return [], "unpacked and imported with all proxies leading nowhere"
 
 
-def _probe(program: Path, bundle: Chosen, scratch: Path, denied: list[str], run: Runner) -> Answer:
-    """Let the far side unpack and import; what it says on standard output is one JSON object."""
+def _probe(
+    program: Path, bundle: Chosen, scratch: Path, denied: list[str], run: Runner
+) -> ProbeResult:
+    """Let the far side unpack and import; it prints one JSON object."""
     names = ("http_proxy", "https_proxy", "all_proxy")
-    away = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
-    env = {**away, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
+    proxies = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
+    env = {**proxies, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
     env[ROOT_VARIABLE] = str(scratch)
     python = getattr(sys, "_base_executable", sys.executable)
     argv = [*denied, sys.executable, "-I", "-S", str(program), "probe", str(bundle.path)]
-    # What its index says of each file was said a moment ago, by the build.
+    # The build has just checked the digest of each file in its index.
     argv += [str(scratch), "--id", bundle.id, "--trusted", "--json", "--python", python]
     done = run(argv, timeout=PROBE_SECONDS, env=env, check=False)
     try:
-        said = json.loads(done.stdout.splitlines()[-1])
+        report = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         raise CommandError(done, reason="the node program gave no answer") from None
-    if "problem" in said:
-        problem = Problem.from_json(said["problem"])
-        why = problem.why.replace(f"${ROOT_VARIABLE} = ", "")  # set here, and not by the user
-        text = f"the proof of closure failed: {problem.where}: {problem.what}: {why}"
-        if ROOT_VARIABLE in problem.fix:
-            raise SpaceError(text, hint=STORE_HINT)
-        raise BundleError(text, hint=problem.fix)
-    return Answer(
-        path=Path(said["path"]), problems=[Problem.from_json(p) for p in said["problems"]]
-    )
+    if "problem" in report:
+        raise _probe_failed(Problem.from_json(report["problem"]))
+    problems = [Problem.from_json(problem) for problem in report["problems"]]
+    return ProbeResult(path=Path(report["path"]), problems=problems)
+
+
+def _probe_failed(problem: Problem) -> StagerError:
+    """Return the error for a problem that stopped the probe."""
+    why = problem.why.replace(f"${ROOT_VARIABLE} = ", "")  # set here, and not by the user
+    text = f"the proof of closure failed: {problem.where}: {problem.what}: {why}"
+    if ROOT_VARIABLE in problem.fix:
+        return SpaceError(text, hint=STORE_HINT)
+    return BundleError(text, hint=problem.fix)

@@ -1,9 +1,9 @@
-"""The wheels of a lock, in the offline root: what is missing is fetched, everything is checked.
+"""Fetching the wheels of a lock into the offline root, and checking those already in it.
 
 Downloads are pip's, with digests required, so that proxies, certificates, key rings and private
-indexes work as they do for the user. A file is asked for by its URL first, which names exactly the
-locked file; where that fails (a URL without its credentials, say), by name and version over the
-indexes, where only a file with the locked digest is taken.
+indexes work as they do for the user. A file is requested by its URL first, which names exactly the
+locked file; if that fails (a URL without its credentials, say), by name and version over the
+indexes, where only a file with the locked digest is accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from bundle.protocol.counts import counted
 
 from ..core.deletion import remove
-from ..core.digest_cache import CheckedFiles
+from ..core.digest_cache import DigestCache
 from ..core.errors import ResolveError, StagerError, WheelError
 from ..core.processes import Runner, run
 from ..core.regular_files import text_of
@@ -28,15 +28,15 @@ from ..lock.pip import Pip, condense, index_unreachable, unreachable
 from ..lock.pylock import Lock
 
 BATCH = 8
-"""Files asked for in one call of pip: few calls, yet a progress line now and then."""
+"""Files requested in one call of pip: few calls, yet a progress line now and then."""
 
-_GOT = re.compile(r"Got\s+([0-9a-f]{64})")
+_ACTUAL_DIGEST = re.compile(r"Got\s+([0-9a-f]{64})")
 
 Progress = Callable[[str], None]
 
 
 def _quiet(line: str) -> None:
-    """Take a progress line and show it to nobody."""
+    """Ignore a progress line."""
 
 
 def fetch(
@@ -48,15 +48,15 @@ def fetch(
     progress: Progress = _quiet,
     indexes: Indexes | None = None,
 ) -> tuple[Wheel, ...]:
-    """Bring every file of a lock into the store and give the wheels, sorted by package.
+    """Bring every file of a lock into the store and return the wheels, sorted by package.
 
     Args:
-        lock: what is wanted; its digests decide, whatever an index or the disk holds.
-        store: where the files go; those that are there and right are not fetched again.
-        offline: whether nothing may be fetched.
+        lock: the files to fetch; its digests decide, whatever an index or the disk holds.
+        store: the offline root; files in it with the right digest are not fetched again.
+        offline: true if nothing may be fetched.
         run: starts pip.
-        progress: takes one line at a time about what is being done.
-        indexes: has credentials (those of the spec) for the places that the lock names without.
+        progress: takes one line of progress at a time.
+        indexes: the spec's, with the credentials for places that the lock names without.
 
     Raises:
         WheelError: files that are missing (offline), differ from the lock, or cannot be fetched or
@@ -64,82 +64,88 @@ def fetch(
         ResolveError: neither the files' servers nor a package index can be reached.
     """
     scratch = store.scratch("wheels")
-    here = Indexes(no_index=True, find_links=(str(store.wheels),))
-    pip = Pip(
-        target=lock.target,
-        indexes=here if offline else lock.indexes.with_credentials_from(indexes or Indexes()),
-        scratch=scratch,
-        offline=offline,
-        run=run,
-    )
-    job = _Fetch(lock, store, pip, progress)
+    if offline:
+        places = Indexes(no_index=True, find_links=(str(store.wheels),))
+    else:
+        places = lock.indexes.with_credentials_from(indexes or Indexes())
+    pip = Pip(target=lock.target, indexes=places, scratch=scratch, offline=offline, run=run)
+    fetcher = _Fetcher(lock, store, pip, progress)
     try:
-        return job.all()
+        fetcher.fetch()
+        return fetcher.wheels()
     finally:
-        job.checked.save()
+        fetcher.digest_cache.save()
         remove(scratch)
 
 
-class _Fetch:
-    """One run over a lock's files."""
+class _Fetcher:
+    """Brings the files of one lock into the store, and collects the problems on the way."""
 
     def __init__(self, lock: Lock, store: Store, pip: Pip, progress: Progress) -> None:
         self.lock = lock
         self.store = store
         self.pip = pip
         self.progress = progress
-        self.checked = CheckedFiles(store)
+        self.digest_cache = DigestCache(store)
         self.problems: list[str] = []
+        self._output = ""  # of the last download, if it failed
 
-    def all(self) -> tuple[Wheel, ...]:
-        """Every wheel, or one error with everything that stands in the way."""
-        wanted = [file for file in self.lock.files if self.present(file) is None]
-        local = [file for file in wanted if self.bring(file)]
-        wanted = [file for file in wanted if file not in local]
-        if self.pip.offline and wanted:
-            self.problems += [self.why_missing(file) for file in wanted]
-        elif wanted:
-            self.store.require_space(sum(file.size or 0 for file in wanted), "the wheels")
-            wheels = [file for file in wanted if file.is_wheel]
-            for start in range(0, len(wheels), BATCH):
-                batch = wheels[start : start + BATCH]
-                names = ", ".join(f"{file.name} {file.version}" for file in batch)
-                self.progress(f"downloading {start + len(batch)} of {len(wheels)}: {names}")
-                self.download(batch)
-            for file in wanted:
-                if not file.is_wheel:
-                    self.progress(f"building a wheel of {file.name} {file.version}")
-                    self.build(file)
+    def fetch(self) -> None:
+        """Bring every missing file into the store.
+
+        Raises:
+            WheelError: files that cannot be had as locked; all of them.
+        """
+        missing = [file for file in self.lock.files if self.stored(file) is None]
+        missing = [file for file in missing if not self.take_local(file)]
+        if self.pip.offline:
+            self.problems += [self.offline_problem(file) for file in missing]
+        elif missing:
+            self.store.require_space(sum(file.size or 0 for file in missing), "the wheels")
+            self.download_all([file for file in missing if file.is_wheel])
+            self.build_all([file for file in missing if not file.is_wheel])
         if self.problems:
-            many = counted(len(self.problems), "file")
-            raise WheelError(
-                f"{many} of {self.lock.path.name} cannot be had as locked",
-                hint=f"run once with a network, or put the files into {self.store.wheels}"
-                if self.pip.offline
-                else "the lock is authoritative; `stager lock` makes a new one if its files "
-                "are really meant to have changed",
-                context=self.problems,
-            )
-        found = [self.present(file) for file in self.lock.files]
-        whole = tuple(wheel for wheel in found if wheel)
-        if len(whole) != len(found):
-            raise WheelError(
-                f"files in {self.store.root} changed while they were being fetched",
-                hint="let only one build use an offline root at a time",
-            )
-        return whole
+            raise self._error()
 
-    def present(self, file: LockedFile) -> Wheel | None:
-        """The wheel of a locked file, if the store has it and its digest is right."""
-        if file.is_wheel:
-            path: Path | None = self.store.wheels / file.filename
-            expected: str = file.sha256
-        else:
-            folder = self.store.built / file.sha256
-            path = sources.fitting(folder, self.lock.target)
-            expected = _noted(path) if path else ""
-        digest = self.checked.digest(path) if path else None
-        if path is None or digest is None or digest != expected:
+    def _error(self) -> WheelError:
+        """Return one error with all problems."""
+        hint = (
+            "the lock is authoritative; `stager lock` makes a new one if its files "
+            "are really meant to have changed"
+        )
+        if self.pip.offline:
+            hint = f"run once with a network, or put the files into {self.store.wheels}"
+        many = counted(len(self.problems), "file")
+        return WheelError(
+            f"{many} of {self.lock.path.name} cannot be had as locked",
+            hint=hint,
+            context=self.problems,
+        )
+
+    def wheels(self) -> tuple[Wheel, ...]:
+        """Return the wheel of every file of the lock.
+
+        Raises:
+            WheelError: files are missing, though they were there a moment ago.
+        """
+        wheels = []
+        for file in self.lock.files:
+            wheel = self.stored(file)
+            if wheel is None:
+                raise WheelError(
+                    f"files in {self.store.root} changed while they were being fetched",
+                    hint="let only one build use an offline root at a time",
+                )
+            wheels.append(wheel)
+        return tuple(wheels)
+
+    def stored(self, file: LockedFile) -> Wheel | None:
+        """Return the wheel of a locked file if the store has it with the right digest."""
+        path, expected = self._place(file)
+        if path is None:
+            return None
+        digest = self.digest_cache.digest(path)
+        if digest is None or digest != expected:
             return None
         return Wheel(
             name=file.name,
@@ -149,61 +155,116 @@ class _Fetch:
             size=path.stat().st_size,
         )
 
-    def why_missing(self, file: LockedFile) -> str:
-        """Say what is wrong with a file that may not be fetched."""
-        digest = self.checked.digest(self.store.wheels / file.filename)
+    def _place(self, file: LockedFile) -> tuple[Path | None, str]:
+        """Return path and digest of a file's wheel in the store; a wheel built here has a note."""
+        if file.is_wheel:
+            return self.store.wheels / file.filename, file.sha256
+        path = sources.fitting(self.store.built / file.sha256, self.lock.target)
+        if path is None:
+            return None, ""
+        return path, _noted_digest(path)
+
+    def offline_problem(self, file: LockedFile) -> str:
+        """Describe why a file that may not be fetched cannot be used."""
+        digest = self.digest_cache.digest(self.store.wheels / file.filename)
         if file.is_wheel and digest:
             return _differs(file.filename, file.sha256, digest)
         return f"{file.filename}: not in the offline root"
 
-    def bring(self, file: LockedFile) -> bool:
-        """Take a file from where the lock says it lies on this machine; whether that is done.
+    def take_local(self, file: LockedFile) -> bool:
+        """Take a file from its place on this machine; return false if it has to be fetched.
 
         A local project's wheel may be gone, or never have been on this machine; then the project
         is built again, which gives the same bytes as long as it has not changed.
         """
-        origin = file.path
+        path = file.path
         source = dict(self.lock.sources).get(file.filename)
-        if source and not (origin and origin.is_file()):
+        if source and not (path and path.is_file()):
             try:
-                origin = self.rebuild(source)
+                path = self.rebuild(source)
             except StagerError as exc:
                 self.problems.append(f"{file.filename}: from {source}: {exc.message}")
                 return True
-        if origin is None or not origin.is_file():
+        if path is None or not path.is_file():
             return False
-        if not file.is_wheel:
+        if file.is_wheel:
+            self._copy(file, path)
+        else:
             self.build(file)
-            return True
-        digest = sha256_of(origin)
-        if digest != file.sha256:
-            self.problems.append(_differs(str(origin), file.sha256, digest))
-            return True
-        with self.store.publishing(self.store.wheels / file.filename) as partial:
-            shutil.copyfile(origin, partial)
         return True
 
+    def _copy(self, file: LockedFile, path: Path) -> None:
+        """Copy a wheel into the store if it is the locked one."""
+        digest = sha256_of(path)
+        if digest != file.sha256:
+            self.problems.append(_differs(str(path), file.sha256, digest))
+            return
+        with self.store.publishing(self.store.wheels / file.filename) as partial:
+            shutil.copyfile(path, partial)
+
     def rebuild(self, source: str) -> Path:
-        """Build a local project's wheel again; a URL is built from what it names now."""
-        path = self.lock.path.parent.absolute() / source
-        again = sources.known_source(path if "://" not in source else source, source)
-        return sources.build(again, self.store, self.pip)
+        """Build a local project's wheel again; a URL is built from its present content."""
+        place: Path | str = source
+        if "://" not in source:
+            place = self.lock.path.parent.absolute() / source
+        return sources.build(sources.known_source(place, source), self.store, self.pip)
+
+    def download_all(self, files: Sequence[LockedFile]) -> None:
+        """Download wheels, a batch at a time."""
+        for start in range(0, len(files), BATCH):
+            batch = files[start : start + BATCH]
+            names = ", ".join(f"{file.name} {file.version}" for file in batch)
+            self.progress(f"downloading {start + len(batch)} of {len(files)}: {names}")
+            self.download(batch)
 
     def download(self, batch: Sequence[LockedFile]) -> None:
-        """Download wheels in one call; only when that fails, one by one, to know which and why."""
+        """Download wheels in one call; only if that fails, one by one, to report each failure."""
         folder = self.pip.scratch / "new"
         if not self._try([_by_url(file) for file in batch], folder):
-            complaint = self._complaint
-            by_name = self._try([_by_name(file) for file in batch], folder)
-            if not by_name and unreachable(complaint) and unreachable(self._complaint):
-                raise index_unreachable(complaint + self._complaint)
-            if not by_name:
-                self._one_by_one(batch, folder)
+            self._download_by_name(batch, folder)
         for file in batch:
-            arrived = folder / file.filename
-            if arrived.is_file() and sha256_of(arrived) == file.sha256:
+            downloaded = folder / file.filename
+            if downloaded.is_file() and sha256_of(downloaded) == file.sha256:
                 with self.store.publishing(self.store.wheels / file.filename) as partial:
-                    arrived.replace(partial)
+                    downloaded.replace(partial)
+
+    def _download_by_name(self, batch: Sequence[LockedFile], folder: Path) -> None:
+        """Download wheels from the indexes after a failure by URL, in one call or one by one."""
+        by_url = self._output
+        if self._try([_by_name(file) for file in batch], folder):
+            return
+        if unreachable(by_url) and unreachable(self._output):
+            raise index_unreachable(by_url + self._output)
+        for file in batch:
+            self._download_single(file, folder)
+
+    def _download_single(self, file: LockedFile, folder: Path) -> None:
+        if self._try([_by_url(file)], folder):
+            return
+        by_url = self._output
+        if self._try([_by_name(file)], folder):
+            return
+        # By name, a file with another digest, or behind a password, is only "not found".
+        by_name = self._output
+        actual = _ACTUAL_DIGEST.search(by_url) or _ACTUAL_DIGEST.search(by_name)
+        if actual:
+            place = file.url or file.filename
+            self.problems.append(_differs(place, file.sha256, actual[1]))
+            return
+        reason = condense(by_url if unreachable(by_url) else by_name)
+        self.problems.append(f"{file.filename}: {reason}")
+
+    def _try(self, lines: Sequence[str], folder: Path) -> bool:
+        """Download what requirement lines name; keep pip's output and return whether it worked."""
+        done = self.pip.download(lines, folder)
+        self._output = done.stderr or done.stdout
+        return done.returncode == 0
+
+    def build_all(self, files: Sequence[LockedFile]) -> None:
+        """Build the wheels of sdists."""
+        for file in files:
+            self.progress(f"building a wheel of {file.name} {file.version}")
+            self.build(file)
 
     def build(self, file: LockedFile) -> None:
         """Build an sdist's wheel and note its digest beside it."""
@@ -219,51 +280,30 @@ class _Fetch:
             return
         self.problems.append(problem)
 
-    def _try(self, lines: Sequence[str], folder: Path) -> bool:
-        done = self.pip.download(lines, folder)
-        self._complaint = done.stderr or done.stdout
-        return done.returncode == 0
-
-    def _one_by_one(self, batch: Sequence[LockedFile], folder: Path) -> None:
-        for file in batch:
-            if self._try([_by_url(file)], folder):
-                continue
-            first = self._complaint
-            if self._try([_by_name(file)], folder):
-                continue
-            # By name, a file with another digest, or behind a password, is only "not found".
-            second = self._complaint
-            got = _GOT.search(first) or _GOT.search(second)
-            told = first if unreachable(first) else second
-            self.problems.append(
-                _differs(file.url or file.filename, file.sha256, got[1])
-                if got
-                else f"{file.filename}: {condense(told)}"
-            )
-
 
 def _by_url(file: LockedFile) -> str:
-    if file.path:
-        return f"{file.name} @ {file.path.as_uri()} --hash=sha256:{file.sha256}"
-    if file.url is None:
+    """Return the requirement line of exactly this file."""
+    url = file.path.as_uri() if file.path else file.url
+    if url is None:
         return _by_name(file)
-    return f"{file.name} @ {file.url} --hash=sha256:{file.sha256}"
+    return f"{file.name} @ {url} --hash=sha256:{file.sha256}"
 
 
 def _by_name(file: LockedFile) -> str:
+    """Return the requirement line that finds a file over the indexes."""
     return f"{file.name}=={file.version} --hash=sha256:{file.sha256}"
 
 
-def _differs(place: str, expected: str, found: str) -> str:
-    return f"{place}: differs from the lock: expected sha256 {expected}, found {found}"
+def _differs(place: str, expected: str, actual: str) -> str:
+    return f"{place}: differs from the lock: expected sha256 {expected}, found {actual}"
 
 
 def _note(wheel: Path) -> Path:
-    """Where the digest of a wheel that was built here stands."""
+    """Return the file that holds the digest of a wheel that was built here."""
     return wheel.with_name(f"{wheel.name}.sha256")
 
 
-def _noted(wheel: Path) -> str:
+def _noted_digest(wheel: Path) -> str:
     try:
         return Digest(text_of(_note(wheel)).strip())
     except (OSError, ValueError):

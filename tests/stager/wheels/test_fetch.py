@@ -11,14 +11,14 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from stager.core.digest_cache import CheckedFiles
+from stager.core.digest_cache import DigestCache
 from stager.core.errors import ResolveError, WheelError
 from stager.core.processes import Completed, run
 from stager.core.store import Store, sha256_of
 from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.indexes import Indexes
 from stager.lock.pylock import Lock
-from stager.lock.resolver import Found
+from stager.lock.resolver import ResolvedFile
 from stager.wheels.fetch import fetch
 from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist
@@ -48,7 +48,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 def locked(file: Path, index: Index | None = None, **changes: object) -> LockedFile:
     """A lock's entry for a file on disk, or served."""
-    name, version = Found(filename=file.name).identity
+    name, version = ResolvedFile(filename=file.name).identity
     url = f"http://127.0.0.1:{index.port}/files/{file.name}" if index else None
     entry = LockedFile(
         name=name,
@@ -108,7 +108,7 @@ def test_files_are_downloaded_checked_and_kept(index: Index, store: Store) -> No
     wheels = fetch(served(index), store, offline=False, run=runner, progress=lines.append)
     assert calls == ["download"]  # one for both
     for wheel, file in zip(wheels, sorted(index.folder.iterdir()), strict=True):
-        name, version = Found(filename=file.name).identity
+        name, version = ResolvedFile(filename=file.name).identity
         assert wheel == Wheel(
             name=name,
             version=version,
@@ -350,19 +350,19 @@ def test_a_local_project_is_built_again_where_its_wheel_is_gone(
 def test_a_digest_is_remembered_until_the_file_changes(store: Store) -> None:
     path = store.wheels / "file"
     path.write_bytes(b"one")
-    checked = CheckedFiles(store)
-    assert checked.digest(path) == hashlib.sha256(b"one").hexdigest()
-    checked.save()
+    digest_cache = DigestCache(store)
+    assert digest_cache.digest(path) == hashlib.sha256(b"one").hexdigest()
+    digest_cache.save()
     record = (store.root / "checked.json").read_text()
     # Proof that the record is used: a wrong one is believed as long as the file is the same.
     (store.root / "checked.json").write_text(
         record.replace(hashlib.sha256(b"one").hexdigest(), "2" * 64)
     )
-    assert CheckedFiles(store).digest(path) == "2" * 64
+    assert DigestCache(store).digest(path) == "2" * 64
     path.write_bytes(b"two")
-    assert CheckedFiles(store).digest(path) == hashlib.sha256(b"two").hexdigest()
+    assert DigestCache(store).digest(path) == hashlib.sha256(b"two").hexdigest()
     path.unlink()
-    assert CheckedFiles(store).digest(path) is None
+    assert DigestCache(store).digest(path) is None
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '{"wheels/file": 3}', '{"wheels/file": [1]}'])
@@ -370,14 +370,14 @@ def test_a_damaged_record_counts_as_none(store: Store, record: str) -> None:
     path = store.wheels / "file"
     path.write_bytes(b"one")
     (store.root / "checked.json").write_text(record)
-    assert CheckedFiles(store).digest(path) == hashlib.sha256(b"one").hexdigest()
+    assert DigestCache(store).digest(path) == hashlib.sha256(b"one").hexdigest()
 
 
 def test_the_record_forgets_files_that_are_gone(store: Store) -> None:
     for name in ("one", "two"):
         (store.wheels / name).write_bytes(b"x")
-        checked = CheckedFiles(store)
-        checked.digest(store.wheels / name)
-        checked.save()
+        digest_cache = DigestCache(store)
+        digest_cache.digest(store.wheels / name)
+        digest_cache.save()
         (store.wheels / name).unlink()
     assert "one" not in (store.root / "checked.json").read_text()

@@ -1,0 +1,50 @@
+"""One line of a requirement file, and the standard spelling of a requirement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One requirement or constraint, as written."""
+
+    text: str
+    """The requirement, without comment and without options."""
+    origin: str
+    """Its place, for messages: ``requirements.txt:3`` or a key path."""
+    base: Path
+    """The folder that relative paths in it start from."""
+    metadata: bool = False
+    """True in a ``pyproject.toml``, where no files are named."""
+    hashes: tuple[str, ...] = ()
+    """The sha256 of each file that may be installed for it; empty allows any file."""
+
+
+def normal(requirement: Requirement) -> str:
+    """Return the one spelling of a requirement, the same with every version of packaging."""
+    name = canonicalize_name(requirement.name)
+    extras = extras_of(requirement.extras)
+    versions = ",".join(sorted(str(specifier) for specifier in requirement.specifier))
+    url = f" @ {requirement.url}" if requirement.url else ""
+    marker = f" ; {requirement.marker}" if requirement.marker else ""
+    return f"{name}{extras}{versions}{url}{marker}"
+
+
+def extras_of(names: Iterable[str]) -> str:
+    """Return extras as they follow a name, ``[a,b]``; an empty string for no extras."""
+    normalized = sorted(canonicalize_name(name) for name in names if name)
+    if not normalized:
+        return ""
+    return f"[{','.join(normalized)}]"
+
+
+def expanded(text: str) -> Path:
+    """Return a path with a leading ``~`` expanded, if there is such a user."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own raises for an unknown one
