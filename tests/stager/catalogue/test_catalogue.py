@@ -61,7 +61,7 @@ def options(command: str | None = None) -> set[str]:
 def settings() -> set[str]:
     """The keys of ``stager.toml``, as the template for a new one names them."""
     found, section = set(), ""
-    for line in (REPO / "stager/template.toml").read_text(encoding="utf-8").splitlines():
+    for line in (REPO / "stager/config/template.toml").read_text(encoding="utf-8").splitlines():
         if header := re.fullmatch(r"\[([\w.]+)\]", line):
             section = header[1]
         elif key := re.match(r"(?:# )?([a-z-]+) = ", line):
