@@ -15,7 +15,7 @@ _WORDS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sifted:
+class PrefilterMatches:
     """What was found."""
 
     texts: tuple[bytes, ...]
@@ -24,7 +24,7 @@ class Sifted:
     """The places of the lines that have any of them."""
 
 
-class Sieve:
+class Prefilter:
     """Tells which of some texts are in lines; remembers the words that are in none."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -40,7 +40,7 @@ class Sieve:
         self._dull: set[bytes] = set()
         self._telling: dict[bytes, frozenset[bytes]] = {}
 
-    def among(self, lines: Sequence[bytes]) -> Sifted:
+    def among(self, lines: Sequence[bytes]) -> PrefilterMatches:
         """Find the texts that are in these lines.
 
         Args:
@@ -54,11 +54,11 @@ class Sieve:
         parts = {part for word in words for part in self._telling.get(word, ())}
         texts = sorted(text for part in parts for text in self._by_word[part] if text in joined)
         if not texts:
-            return Sifted(texts=(), at=())
+            return PrefilterMatches(texts=(), at=())
         any_of = re.compile(b"|".join(map(re.escape, texts))).search
         having = {line for line in unique if any_of(line)}
         at = tuple(place for place, line in enumerate(lines) if line in having)
-        return Sifted(texts=tuple(texts), at=at)
+        return PrefilterMatches(texts=tuple(texts), at=at)
 
     def _learn(self, words: Collection[bytes]) -> None:
         joined = b"\n".join(words)

@@ -21,7 +21,7 @@ from ..logs.result import sound
 from ..slurm import accounting
 from . import driver_verdict, slurm_endings, withheld_variables
 from .comparison import comparable
-from .evidence import proofs
+from .evidence import evidence
 from .failure import Diagnosis, FirstFailure
 from .log_verdict import LOG_TELLS, Judged, absent, hang, judge
 from .scan import Hit, Scanned, scan, sieve
@@ -76,8 +76,8 @@ def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagno
     return replace(
         known,
         first=_with_last_words(first, files),
-        proofs=tuple(proofs(first, judged, seen, files)),
-        alike=alike,
+        evidence=tuple(evidence(first, judged, seen, files)),
+        same_failure=alike,
         consequences=_consequences(first, judged, result, alike),
         missing=judged.missing if first.kind == "hang" else (),
     )
@@ -195,7 +195,7 @@ def _explained(
 
 
 def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
-    """Of a rank that others waited for, what it said last; they are shown as proofs."""
+    """Of a rank that others waited for, what it said last; they are shown as evidence."""
     if first.kind != "hang" or first.exit_code:
         return first
     said = [last_lines(log.path, _LAST) for log in files.logs if log.rank == first.rank]

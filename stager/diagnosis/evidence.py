@@ -12,7 +12,7 @@ from bundle.protocol.problem import Problem
 from ..catalogue.catalogue import PRIMARY
 from ..logs.files import JobFiles
 from .exit_reports import Exit
-from .failure import FirstFailure, Proof
+from .failure import Evidence, FirstFailure
 from .log_verdict import Judged
 from .scan import Hit, Scanned
 
@@ -20,7 +20,7 @@ _MOST = 5
 """Proofs of one failure."""
 
 
-def proofs(first: FirstFailure, judged: Judged, seen: Scanned, files: JobFiles) -> list[Proof]:
+def evidence(first: FirstFailure, judged: Judged, seen: Scanned, files: JobFiles) -> list[Evidence]:
     """The lines that show a failure.
 
     Args:
@@ -31,7 +31,9 @@ def proofs(first: FirstFailure, judged: Judged, seen: Scanned, files: JobFiles) 
     """
     shown = _of_logs(first, judged, seen)
     if shown:
-        return [Proof(path=one.log.path, number=one.number, text=one.text) for one in shown[:_MOST]]
+        return [
+            Evidence(path=one.log.path, number=one.number, text=one.text) for one in shown[:_MOST]
+        ]
     return [] if not files.job_id else _of_driver(first, files)
 
 
@@ -62,19 +64,19 @@ def _same(hit: Hit, first: FirstFailure) -> bool:
     return hit.text in first.cause
 
 
-def _of_driver(first: FirstFailure, files: JobFiles) -> list[Proof]:
+def _of_driver(first: FirstFailure, files: JobFiles) -> list[Evidence]:
     """What leaves no line in a log: a rank that is killed, a node that fails, what Slurm ends."""
     for path, number, line in _lines(files.preflight):
         node, _, problem = line.partition(" problem: ")
         if problem and node == first.node and _tells(problem, first):
-            return [Proof(path=path, number=number, text=line)]
+            return [Evidence(path=path, number=number, text=line)]
     for path, number, line in _lines(files.events):
         try:
             text = _part(json.loads(line), first)
         except (ValueError, KeyError, TypeError):
             continue  # the last one of a driver that was killed
         if text and text in line:
-            return [Proof(path=path, number=number, text=text)]
+            return [Evidence(path=path, number=number, text=text)]
     return []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class Evidence:
     """A line of a log that shows what happened."""
 
     path: Path
@@ -75,9 +75,9 @@ class Diagnosis:
     """Whether the job ended well; None where nothing tells."""
     first: FirstFailure | None
     """What failed first; None where nothing did."""
-    proofs: tuple[Proof, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
     """The lines that show it, in order."""
-    alike: tuple[int, ...] = ()
+    same_failure: tuple[int, ...] = ()
     """Ranks that failed in just the same way, by themselves."""
     consequences: tuple[int, ...] = ()
     """Ranks that failed because of it."""
@@ -100,8 +100,8 @@ class Diagnosis:
             "log_dir": str(self.folder),
             "first_failure": None if self.first is None else self.first.to_json(),
             "entry": "" if self.first is None else self.first.entry,
-            "evidence": [proof.to_json() for proof in self.proofs],
-            "alike": list(self.alike),
+            "evidence": [proof.to_json() for proof in self.evidence],
+            "alike": list(self.same_failure),
             "consequences": list(self.consequences),
             "missing_ranks": list(self.missing),
             "files_read": self.read,

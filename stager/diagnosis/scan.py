@@ -17,7 +17,7 @@ from ..catalogue.catalogue import (
     catalogue,
     match,
 )
-from ..catalogue.prefilter import Sieve, Sifted
+from ..catalogue.prefilter import Prefilter, PrefilterMatches
 from ..logs.clock import Clock, stamp, year_of
 from ..logs.files import LogFile
 from .traceback import TRACEBACK, Trace, frame_above, marked, shown, trace_at
@@ -100,13 +100,13 @@ class Scanned:
         return None
 
 
-def sieve() -> Sieve:
+def sieve() -> Prefilter:
     """One that finds what any log can be told by; for all logs of a job."""
     texts = {text for entry in catalogue() for text in (entry.needle, entry.over) if text}
-    return Sieve({*texts, TRACEBACK})
+    return Prefilter({*texts, TRACEBACK})
 
 
-def scan(log: LogFile, clock: Clock, texts: Sieve | None = None) -> Scanned:
+def scan(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
     """All that a log shows, in its order; a file that cannot be read shows nothing.
 
     Args:
@@ -133,7 +133,7 @@ def scan(log: LogFile, clock: Clock, texts: Sieve | None = None) -> Scanned:
 class _Finder:
     """Goes through one file, block by block."""
 
-    def __init__(self, log: LogFile, clock: Clock, texts: Sieve) -> None:
+    def __init__(self, log: LogFile, clock: Clock, texts: Prefilter) -> None:
         self.hits: list[Hit] = []
         self._log, self._pieces = log, clock.pieces(log)
         self._year = year_of(log.path)
@@ -166,7 +166,9 @@ class _Finder:
         self._offset += len(block) + 1 - (len(kept) + 1 if done < len(lines) else 0)
         return kept + b"\n" if done < len(lines) else b""
 
-    def _lines(self, lines: list[bytes], shapes: list[bytes], sifted: Sifted, *, last: bool) -> int:
+    def _lines(
+        self, lines: list[bytes], shapes: list[bytes], sifted: PrefilterMatches, *, last: bool
+    ) -> int:
         """Look at the lines that have one of the texts; returns how many are done with."""
         entries = [entry for entry in catalogue() if entry.needle.encode() in sifted.texts]
         taken: set[int] = set()

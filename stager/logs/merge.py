@@ -21,7 +21,7 @@ _NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class LineFilter:
     """Which lines are asked for."""
 
     ranks: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Wanted:
         return rank and (not self.nodes or line.node in self.nodes)
 
 
-def merged(files: JobFiles, wanted: Wanted) -> Iterator[Line]:
+def merged(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
     """All lines that are asked for, by time.
 
     Raises:
@@ -71,7 +71,7 @@ def merged(files: JobFiles, wanted: Wanted) -> Iterator[Line]:
 
 
 def follow(
-    files: Callable[[], JobFiles], wanted: Wanted, sleep: Callable[[float], None] = time.sleep
+    files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Line]:
     """What is there, then what comes, until the job has ended.
 
@@ -109,7 +109,7 @@ def follow(
     return wanted.of(come())
 
 
-def _named(log: LogFile, wanted: Wanted) -> bool:
+def _named(log: LogFile, wanted: LineFilter) -> bool:
     """Whether a file is of a wanted rank, or may have lines of ranks it does not name."""
     return log.rank is not None or not wanted.ranks or not log.own
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..catalogue.catalogue import catalogue
-from ..catalogue.prefilter import Sieve
+from ..catalogue.prefilter import Prefilter
 
 TRACEBACK = "Traceback (most recent call last)"
 WORDS = ("error", "fatal", "critical", "exception", "panic", "slurmstepd:", "srun:")
@@ -37,7 +37,7 @@ class Suspects:
     def __init__(self) -> None:
         """Nothing is known yet."""
         needles = (entry.needle for entry in catalogue())
-        self._sieve = Sieve(text.lower() for text in (*WORDS, TRACEBACK, *needles))
+        self._sieve = Prefilter(text.lower() for text in (*WORDS, TRACEBACK, *needles))
 
     def among(
         self, raws: Sequence[bytes], before: Sequence[Open]
