@@ -88,8 +88,8 @@ class Entry:
     needs: str = ""
     """The entry without which, in the same file, it means nothing; empty for none."""
 
-    def said(self, groups: Mapping[str, str]) -> tuple[str, str]:
-        """Cause and remedy, with what a line has filled in."""
+    def explain(self, groups: Mapping[str, str]) -> tuple[str, str]:
+        """Return cause and remedy, filled in with what the pattern found in a line."""
         known = _Groups({name: text for name, text in groups.items() if text})
         return self.cause.format_map(known), self.remedy.format_map(known)
 

@@ -90,7 +90,7 @@ def follow(
         begun = False
         while True:
             now = files()
-            ended = bool(now.job_id and events.told(now.events).result)
+            ended = bool(now.job_id and events.summarize(now.events).result)
             for log in wanted.logs(now):
                 readers.setdefault(log.path, Reader(log, pick))
             if not begun:  # what is there already has its times
