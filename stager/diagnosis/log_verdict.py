@@ -224,21 +224,28 @@ def _behind(waiting: Sequence[Hit]) -> tuple[int, ...]:
     Collectives are counted for each group of ranks. A rank with several numbers has several groups,
     and where groups are not named nothing can be said of them.
     """
-    sequence: dict[str, dict[int, int]] = {}
-    ambiguous: set[str] = set()
+    for numbers in _collectives(waiting).values():
+        lowest = min(numbers.values())
+        if lowest < max(numbers.values()):
+            return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
+    return ()
+
+
+def _collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
+    """Return the number of the collective that each rank waits in, by group of ranks."""
+    by_group: dict[str, dict[int, int]] = {}
+    ambiguous = False
     for hit in waiting:
         rank = hit.rank if hit.rank is not None else int(hit.groups.get("at") or -1)
         if not hit.groups.get("seq") or rank < 0:
             continue
         group, number = hit.groups.get("group", ""), int(hit.groups["seq"])
-        known = sequence.setdefault(group, {}).setdefault(rank, number)
+        known = by_group.setdefault(group, {}).setdefault(rank, number)
         if known != number and not group:
-            ambiguous.add(group)
-    for group, numbers in sequence.items():
-        lowest = min(numbers.values())
-        if group not in ambiguous and lowest < max(numbers.values()):
-            return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
-    return ()
+            ambiguous = True
+    if ambiguous:
+        del by_group[""]
+    return by_group
 
 
 def _causes(hits: Sequence[Hit]) -> list[Hit]:
@@ -274,13 +281,11 @@ def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstF
     if hit.entry is not None:
         kind, name = hit.entry.kind, hit.entry.name
         meaning, hint = hit.entry.explain({**hit.groups, "node": node})
-    exit_report = None
-    if rank is not None:
-        exit_report = next((report for report in ended if report.rank == rank), None)
+    report = _exit_of(rank, ended)
     return FirstFailure(
-        node=node or (exit_report.node if exit_report else ""),
+        node=node or (report.node if report else ""),
         rank=rank,
-        exit_code=exit_report.code if exit_report else None,
+        exit_code=report.code if report else None,
         kind=kind,
         cause=hit.text if hit.trace or hit.entry is None else meaning,
         hint=hint,
@@ -289,6 +294,13 @@ def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstF
         meaning=meaning,
         entry=name,
     )
+
+
+def _exit_of(rank: int | None, ended: Sequence[Exit]) -> Exit | None:
+    for report in ended:
+        if rank is not None and report.rank == rank:
+            return report
+    return None
 
 
 def _rank_of(hit: Hit) -> int | None:
