@@ -1,4 +1,4 @@
-"""The catalogue of failures: what a line of a log means, read from the tables beside this file.
+"""The catalogue of failures: the meaning of a log's lines, from the tables beside this file.
 
 Each table of ``catalogue/*.toml`` is one entry::
 
@@ -51,21 +51,21 @@ PRIMARY, CASCADE, NOISE = ROLES = ("primary", "cascade", "noise")
 EXIT, STUCK, SYMPTOM, END = TELLS = ("exit", "stuck", "symptom", "end")
 
 LONGEST = 2_000
-"""Characters of a line that are looked at: no pattern may take long, whatever stands there."""
+"""Characters of a line that are searched: no pattern may take long, whatever the line."""
 _WARNING = re.compile(r"[A-Za-z]Warning: ")
-"""How Python's own warnings begin: what they tell of did not end a program."""
+"""The beginning of Python's own warnings, which do not end a program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One kind of line, and what it means."""
+    """One kind of line, and its meaning."""
 
     name: str
     """Its name in the catalogue."""
     needle: str
     """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.scan`."""
     pattern: re.Pattern[str]
-    """What is searched for in a line."""
+    """The expression that is searched for in a line."""
     role: str
     """``primary``, a cause; ``cascade``, look for an earlier one; ``noise``, of no account."""
     kind: str
@@ -73,11 +73,11 @@ class Entry:
     cause: str
     """One sentence; groups of the pattern in braces."""
     remedy: str
-    """What to do: a command or a setting."""
+    """The remedy: a command or a setting."""
     source: str
     """The program that writes such a line."""
     tells: str = ""
-    """What a line tells that is not the whole cause; empty for one that is.
+    """The part of a story that a line tells if not its cause; empty for one that tells a cause.
 
     ``exit``: only that something ended, not why. ``stuck``: that somebody else did not come.
     ``symptom``: what often follows from another failure; it counts where nothing else tells one.
@@ -88,8 +88,8 @@ class Entry:
     needs: str = ""
     """The entry without which, in the same file, it means nothing; empty for none."""
 
-    def said(self, groups: Mapping[str, str]) -> tuple[str, str]:
-        """Cause and remedy, with what a line has filled in."""
+    def explain(self, groups: Mapping[str, str]) -> tuple[str, str]:
+        """Return cause and remedy, filled in with what the pattern found in a line."""
         known = _Groups({name: text for name, text in groups.items() if text})
         return self.cause.format_map(known), self.remedy.format_map(known)
 
@@ -105,24 +105,23 @@ Match = tuple[Entry, dict[str, str]]
 
 @functools.cache
 def catalogue() -> tuple[Entry, ...]:
-    """All entries, by their order in the tables; within a line the earlier one counts."""
+    """Return all entries in the order of the tables; within a line the earlier one counts."""
     tables = sorted(Path(__file__).parent.glob("*.toml"))
-    found = [
-        _entry(name, raw)
-        for table in tables
-        for name, raw in loads(table.read_text(encoding="utf-8"), table).items()
-    ]
-    return tuple(found)
+    entries: list[Entry] = []
+    for table in tables:
+        raw = loads(table.read_text(encoding="utf-8"), table)
+        entries += (_entry(name, fields) for name, fields in raw.items())
+    return tuple(entries)
 
 
 @functools.cache
 def entry(name: str) -> Entry:
-    """The entry of a name."""
-    return next(one for one in catalogue() if one.name == name)
+    """Return the entry of a name."""
+    return next(known for known in catalogue() if known.name == name)
 
 
 def match(line: str, entries: Sequence[Entry] | None = None) -> Match | None:
-    """The entry that a line is a sample of, and what its groups matched; causes come first.
+    """Return the entry that a line is a sample of, and its groups; causes come first.
 
     Args:
         line: one line of a log.
@@ -132,17 +131,20 @@ def match(line: str, entries: Sequence[Entry] | None = None) -> Match | None:
     if _WARNING.search(line):
         return None
     best: Match | None = None
-    for one in catalogue() if entries is None else entries:
-        if one.needle not in line or (found := one.pattern.search(line)) is None:
+    for candidate in catalogue() if entries is None else entries:
+        if candidate.needle not in line:
             continue
-        if best is None or _weight(one) < _weight(best[0]):
-            best = one, found.groupdict(default="")
+        found = candidate.pattern.search(line)
+        if found is None:
+            continue
+        if best is None or _weight(candidate) < _weight(best[0]):
+            best = candidate, found.groupdict(default="")
     return best
 
 
-def _weight(one: Entry) -> int:
-    """What tells more comes first: a cause, then that something ended, then a consequence."""
-    return ROLES.index(one.role) * 2 + (one.tells in (EXIT, SYMPTOM))
+def _weight(entry: Entry) -> int:
+    """Return the rank of an entry: a cause, then that something ended, then a consequence."""
+    return ROLES.index(entry.role) * 2 + (entry.tells in (EXIT, SYMPTOM))
 
 
 def _entry(name: str, raw: Mapping[str, Any]) -> Entry:

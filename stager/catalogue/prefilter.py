@@ -1,4 +1,4 @@
-"""Which of many texts a log has in it, found without looking for each in every line.
+"""A search for many texts in a log, without looking for each in every line.
 
 Logs repeat themselves: lines differ in digits only, and words come again and again. A word is
 looked at once, whatever the number of files it is in.
@@ -15,8 +15,8 @@ _WORDS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sifted:
-    """What was found."""
+class PrefilterMatches:
+    """The result of a search."""
 
     texts: tuple[bytes, ...]
     """The texts that are in one of the lines or more."""
@@ -24,23 +24,24 @@ class Sifted:
     """The places of the lines that have any of them."""
 
 
-class Sieve:
-    """Tells which of some texts are in lines; remembers the words that are in none."""
+class Prefilter:
+    """Finds which of some texts are in lines; remembers the words that have none of them."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Nothing is known of any word yet.
+        """Begin without any known word.
 
         Args:
-            texts: what is looked for; without digits.
+            texts: the texts to look for; without digits.
         """
-        self._by_word: dict[bytes, list[bytes]] = {}
+        self._by_part: dict[bytes, list[bytes]] = {}
         for text in {text.encode() for text in texts}:
             # Whatever has the text in it has this, too, within one of its words.
-            self._by_word.setdefault(max(text.split(), key=len), []).append(text)
-        self._dull: set[bytes] = set()
-        self._telling: dict[bytes, frozenset[bytes]] = {}
+            longest = max(text.split(), key=len)
+            self._by_part.setdefault(longest, []).append(text)
+        self._without_part: set[bytes] = set()
+        self._parts_of: dict[bytes, frozenset[bytes]] = {}
 
-    def among(self, lines: Sequence[bytes]) -> Sifted:
+    def among(self, lines: Sequence[bytes]) -> PrefilterMatches:
         """Find the texts that are in these lines.
 
         Args:
@@ -49,25 +50,34 @@ class Sieve:
         unique = set(lines)
         joined = b"\n".join(unique)
         # Not "-=", which would go through all words that are remembered.
-        words = set(joined.split()) - self._dull
-        self._learn(words.difference(self._telling))
-        parts = {part for word in words for part in self._telling.get(word, ())}
-        texts = sorted(text for part in parts for text in self._by_word[part] if text in joined)
+        words = set(joined.split()) - self._without_part
+        self._learn(words.difference(self._parts_of))
+        texts = self._present(words, joined)
         if not texts:
-            return Sifted(texts=(), at=())
+            return PrefilterMatches(texts=(), at=())
         any_of = re.compile(b"|".join(map(re.escape, texts))).search
         having = {line for line in unique if any_of(line)}
         at = tuple(place for place, line in enumerate(lines) if line in having)
-        return Sifted(texts=tuple(texts), at=at)
+        return PrefilterMatches(texts=tuple(texts), at=at)
+
+    def _present(self, words: Collection[bytes], joined: bytes) -> list[bytes]:
+        """Return the texts that are in the joined lines, whose words are given, in order."""
+        parts: set[bytes] = set()
+        for word in words:
+            parts.update(self._parts_of.get(word, ()))
+        candidates = (text for part in parts for text in self._by_part[part])
+        return sorted(text for text in candidates if text in joined)
 
     def _learn(self, words: Collection[bytes]) -> None:
+        """Remember which parts of texts are in words, and the words that have none."""
         joined = b"\n".join(words)
-        telling: dict[bytes, set[bytes]] = {}
-        for part in self._by_word:
-            if part in joined:
-                for word in words:
-                    if part in word:
-                        telling.setdefault(word, set()).add(part)
-        self._telling.update((word, frozenset(parts)) for word, parts in telling.items())
-        if len(self._dull) < _WORDS:
-            self._dull.update(word for word in words if word not in telling)
+        parts_of: dict[bytes, set[bytes]] = {}
+        for part in self._by_part:
+            if part not in joined:
+                continue
+            for word in words:
+                if part in word:
+                    parts_of.setdefault(word, set()).add(part)
+        self._parts_of.update((word, frozenset(parts)) for word, parts in parts_of.items())
+        if len(self._without_part) < _WORDS:
+            self._without_part.update(word for word in words if word not in parts_of)

@@ -15,7 +15,7 @@ from .program import app, boundary
 
 if TYPE_CHECKING:
     from ..logs.files import JobFiles
-    from ..logs.merge import Wanted
+    from ..logs.merge import LineFilter
 
 JobArgument = Annotated[
     str | None,
@@ -40,11 +40,11 @@ class LineFlags:
         bool, typer.Option("--errors", help="Only errors, each once; no warnings.")
     ] = False
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> LineFilter:
         """The same, checked."""
-        from ..logs.merge import Wanted
+        from ..logs.merge import LineFilter
 
-        return Wanted(
+        return LineFilter(
             ranks=tuple(self.rank or ()),
             nodes=tuple(self.node or ()),
             pattern=_pattern(self.grep),

@@ -122,9 +122,10 @@ class Events(Reports):
             self.note(f"{lines} came through srun from no agent; the first: {first}")
 
     def _on_lingering(self, event: Mapping[str, Any]) -> None:
-        from ..diagnosis.wording import goes_on
+        from ..diagnosis.wording import lingering_in_words
 
-        cause, hint = goes_on(event)
+        finished, left = event["finished"], event.get("left")
+        cause, hint = lingering_in_words(finished, left, event["waits_for"])
         self._write(f"warning: {event['node']} rank {event['rank']}: {cause}; {hint}", "warning")
 
     def event(self, event: Mapping[str, Any]) -> None:

@@ -78,7 +78,7 @@ class Lookings(Voice):
             self.data(f"cause:  {first.meaning}")
         if first.hint:
             self.data(f"hint:   {first.hint}")
-        for proof in found.proofs:
+        for proof in found.evidence:
             self.data(f"shown by {proof.path}:{proof.number}")
             self.data(f"  {_short(proof.text)}")
         if len(first.lines) > 1:
@@ -87,19 +87,19 @@ class Lookings(Voice):
                 self.data(f"  | {_short(line)}")
         if found.missing:
             self.data(f"missing from the collective: {ranks_in_words(found.missing)}")
-        if found.alike:
-            self.data(f"the same on {ranks_in_words(found.alike)}")
+        if found.same_failure:
+            self.data(f"the same on {ranks_in_words(found.same_failure)}")
         if found.consequences:
             self.data(f"consequences: {ranks_in_words(found.consequences)}")
 
     def followed_by(self, found: Diagnosis) -> None:
         """What else there is to know, in a line or two, after the first failure."""
-        if found.alike:
-            self._write(f"the same on {ranks_in_words(found.alike)}")
+        if found.same_failure:
+            self._write(f"the same on {ranks_in_words(found.same_failure)}")
         if found.consequences:
             self._write(f"consequences: {ranks_in_words(found.consequences)}")
-        if found.proofs:
-            proof = found.proofs[0]
+        if found.evidence:
+            proof = found.evidence[0]
             self._write(f"shown by {proof.path}:{proof.number}")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+
+from ..logs.result import RankFailure
 
 # Each begins where the one before it cannot go on: else a long word is read again from each letter.
 _ROOT = r"(?<![^\s'\"`(<\[=:,])[^\s'\"`(<\[=:,]*/stager-\d+"
-_OWN = (
+_VARIABLE = (
     (re.compile(_ROOT + r"/jobs/[^/\s'\"]+"), "JOB"),
     (re.compile(_ROOT + r"(?=/|\b)"), "ROOT"),
     (re.compile(r"\b0x[0-9a-fA-F]{4,}\b"), "POINTER"),
@@ -16,18 +16,18 @@ _OWN = (
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "ADDRESS"),
     (re.compile(r"\b(local_rank|rank|pid|process|cuda|GPU)([ :=#]{0,2})\d+\b", re.I), r"\1\2N"),
 )
-"""What differs from rank to rank though the failure is the same, and what stands for it."""
+"""Parts that differ from rank to rank though the failure is the same, and their stand-ins."""
 
 
-def comparable(record: Mapping[str, Any]) -> tuple[str, str]:
+def comparable(record: RankFailure) -> tuple[str, str]:
     """Return the exception and the message of a rank's failure, equal for equal failures.
 
     The node root, the job's directory, addresses, and the numbers of the rank and its process are
     each rank's own.
     """
-    text = str(record["message"])
-    for pattern, instead in _OWN:
-        text = pattern.sub(instead, text)
-    if node := str(record["node"]):
-        text = re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "NODE", text)
-    return str(record["exception"]), text
+    text = record.message
+    for pattern, replacement in _VARIABLE:
+        text = pattern.sub(replacement, text)
+    if record.node:
+        text = re.sub(rf"(?<![\w.-]){re.escape(record.node)}(?![\w-])", "NODE", text)
+    return record.exception, text

@@ -1,9 +1,9 @@
-"""What failed first, why, and what to do: from the files that a job has left."""
+"""The diagnosis of a job: its first failure, the reason, and advice, from the files it has left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,22 @@ from bundle.protocol.problem import NodeError
 from ..catalogue.catalogue import END
 from ..logs import events
 from ..logs.clock import Clock
+from ..logs.events import EventSummary
 from ..logs.files import JobFiles, LogFile
 from ..logs.lines import last_lines
 from ..logs.refused import Refused
-from ..logs.result import sound
+from ..logs.result import JobResult, parse_result
 from ..slurm import accounting
 from . import driver_verdict, slurm_endings, withheld_variables
 from .comparison import comparable
-from .evidence import proofs
+from .evidence import evidence
 from .failure import Diagnosis, FirstFailure
-from .log_verdict import LOG_TELLS, Judged, absent, hang, judge
-from .scan import Hit, Scanned, scan, sieve
+from .log_verdict import LOG_TELLS, LogVerdict, absent, hang, log_verdict
+from .rank_verdict import waited_in_vain, weigh
+from .scan import Hit, Scanned, prefilter, scan
 from .torchrun import Torchruns, torchruns
 
-_LAST = 6
+_LAST_WORDS = 6
 """Lines that are shown of a rank that hangs."""
 _SILENT = (
     "it has printed nothing: let it say how far it is, or have it dump its stack with "
@@ -35,51 +37,62 @@ _SILENT = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """All that is known of a job before anything is concluded from it."""
+
+    files: JobFiles
+    """The job's files, or a directory of somebody else's logs."""
+    events: EventSummary
+    """The driver's events; empty where there was no such driver."""
+    result: JobResult
+    """The driver's result, without what followed from an interrupt."""
+    launched: Torchruns
+    """The logs that are of whole torchruns."""
+    seen: Scanned
+    """The hits of all logs."""
+    nodes: Mapping[int, str]
+    """The node of each rank, as far as it is known."""
+
+
 def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagnosis:
     """Find the first failure of a job.
 
-    What the job's driver has told counts most: the records of the ranks, the problems of the nodes,
-    how Slurm ended it. Logs explain it, and stand in for it where there was no such driver.
+    The driver's result counts most: the records of the ranks, the problems of the nodes, and the
+    way Slurm ended the job. Logs explain it, and stand in for it where there was no such driver.
 
     Args:
         files: the job's files, or a directory of somebody else's logs.
         result: the driver's last event; None takes it from the file of events.
     """
-    said = events.told(files.events) if files.job_id else events.Told()
-    result = driver_verdict.before_the_interrupt(sound(said.result if result is None else result))
-    launched = torchruns(files.logs)
-    seen = launched.named(_scan(files, launched))
-    nodes = _nodes_of_ranks(files, said, result) | launched.nodes(files.logs)
-    judged = judge(seen.hits, seen.lengths, nodes)
-    first = driver_verdict.verdict(result, files.job_id)
-    ok: bool | None = bool(result["ok"]) if "ok" in result else None
+    case = _gather(files, result)
+    in_logs = log_verdict(case.seen.hits, case.seen.lengths, case.nodes)
+    ok, first = case.result.ok, driver_verdict.verdict(case.result, files.job_id)
     if first is not None:
-        first, judged = _explained(first, judged, seen, result, nodes)
+        first, in_logs = _explained(case, first, in_logs)
     elif ok is None:
-        slurm = accounting.state(files.job_id) if files.job_id else ""
-        first = _ended(slurm, files.job_id, judged) or _placed(judged, seen, launched)
-        ok = True if slurm == "COMPLETED" and first is None else None if first is None else False
-    known = Diagnosis(
+        ok, first = _without_result(case, in_logs)
+    diagnosis = Diagnosis(
         job_id=files.job_id,
         folder=files.folder,
         ok=ok,
         first=first,
-        interrupted=bool(result.get("interrupted")),
+        interrupted=case.result.interrupted,
         read=len(files.logs),
-        before_launch=bool(said.begun) and not said.launched and _was_to_launch(files),
+        before_launch=_failed_before_launch(case),
     )
     if first is None:
-        return known
+        return diagnosis
     if files.ours:
         first = withheld_variables.explained(first, files.job)
-    alike = _alike(first, result)
+    same_failure = _same_failure(first, case.result)
     return replace(
-        known,
+        diagnosis,
         first=_with_last_words(first, files),
-        proofs=tuple(proofs(first, judged, seen, files)),
-        alike=alike,
-        consequences=_consequences(first, judged, result, alike),
-        missing=judged.missing if first.kind == "hang" else (),
+        evidence=tuple(evidence(first, in_logs, case.seen, files)),
+        same_failure=same_failure,
+        consequences=_consequences(first, in_logs, case.result, same_failure),
+        missing=in_logs.missing if first.kind == "hang" else (),
     )
 
 
@@ -95,128 +108,164 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
         lines=refused.context,
         time=refused.time,
     )
-    launches = refused.command == "run"
     return Diagnosis(
         job_id="",
         folder=log_dir,
         ok=False,
         first=first,
-        before_launch=launches,
+        before_launch=refused.command == "run",
         command=refused.command,
     )
 
 
-def _was_to_launch(files: JobFiles) -> bool:
-    """Whether a job of stager's was to start ranks; ``verify`` starts none."""
+def _gather(files: JobFiles, result: Mapping[str, Any] | None) -> _Case:
+    """Read all files of a job."""
+    summary = events.summarize(files.events) if files.job_id else EventSummary()
+    parsed = parse_result(summary.result if result is None else result)
+    parsed = driver_verdict.before_the_interrupt(parsed)
+    launched = torchruns(files.logs)
+    nodes = _nodes_of_ranks(files, summary, parsed) | launched.nodes(files.logs)
+    return _Case(
+        files=files,
+        events=summary,
+        result=parsed,
+        launched=launched,
+        seen=launched.with_ranks(_scan(files, launched)),
+        nodes=nodes,
+    )
+
+
+def _failed_before_launch(case: _Case) -> bool:
+    """Return whether a job of stager's that was to start ranks has not; ``verify`` starts none."""
+    if not case.events.begun or case.events.launched:
+        return False
     try:
-        return load(str(files.job)).action == "run"
+        return load(str(case.files.job)).action == "run"
     except NodeError:
         return False
 
 
 def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
     clock = Clock(files)
-    logs = [launched.unnamed(log) for log in files.logs]
+    logs = [launched.without_task(log) for log in files.logs]
     if files.job_id and files.preflight.exists() and not files.events.exists():
         logs.append(LogFile(path=files.preflight))
-    texts = sieve()
-    return Scanned.of(scan(log, clock, texts) for log in logs)
+    texts = prefilter()
+    return Scanned.joined(scan(log, clock, texts) for log in logs)
 
 
-def _nodes_of_ranks(
-    files: JobFiles, said: events.Told, result: Mapping[str, Any]
-) -> dict[int, str]:
-    """The node of each rank, from the names of logs, and from how ranks are dealt to nodes."""
-    nodes = {log.rank: log.node for log in files.logs if log.rank is not None}
-    world = int(result.get("world_size") or 0)
-    if world and said.nodes and world % len(said.nodes) == 0:
-        each = world // len(said.nodes)
-        nodes = {rank: said.nodes[rank // each] for rank in range(world)} | nodes
-    return nodes
+def _nodes_of_ranks(files: JobFiles, summary: EventSummary, result: JobResult) -> dict[int, str]:
+    """Return the node of each rank, from the names of logs, and from the order of the nodes."""
+    named = {log.rank: log.node for log in files.logs if log.rank is not None}
+    world_size, nodes = result.world_size or 0, summary.nodes
+    if not world_size or not nodes or world_size % len(nodes):
+        return named
+    ranks_per_node = world_size // len(nodes)
+    dealt = {rank: nodes[rank // ranks_per_node] for rank in range(world_size)}
+    return dealt | named
 
 
-def _ended(slurm: str, job_id: str, judged: Judged) -> FirstFailure | None:
-    """What Slurm says that it did to a job; a cause that the logs show comes before it."""
-    own = judged.first is not None and judged.first.kind not in ("unknown", "killed", "hang")
-    how = accounting.ended_by(slurm)
-    return slurm_endings.failure(how, job_id, "") if how and not own else None
+def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, FirstFailure | None]:
+    """Return the verdict on a job without a driver's result: Slurm's, and that of the logs."""
+    job_id = case.files.job_id
+    state = accounting.state(job_id) if job_id else ""
+    first = _ended_by_slurm(state, job_id, in_logs) or _placed(case, in_logs)
+    if first is not None:
+        return False, first
+    return (True if state == "COMPLETED" else None), None
 
 
-def _placed(judged: Judged, seen: Scanned, launched: Torchruns) -> FirstFailure | None:
-    """The failure that the logs show, with its node and rank as far as other lines tell them.
+def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
+    """Return the failure for Slurm's end of a job; a cause that the logs show comes before it."""
+    ended_by = accounting.ended_by(state)
+    has_cause = in_logs.first is not None and in_logs.first.kind not in (
+        "unknown",
+        "killed",
+        "hang",
+    )
+    if not ended_by or has_cause:
+        return None
+    return slurm_endings.failure(ended_by, job_id, "")
 
-    Slurm tells its end of a job through one of the nodes, which is not to blame for it.
-    """
-    first, hit = judged.first, next(iter(judged.shown), None)
+
+def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
+    """Return the failure that the logs show, with its node and rank as far as other lines tell."""
+    first, hit = in_logs.first, next(iter(in_logs.shown), None)
     if first is None or not isinstance(hit, Hit) or hit.entry is None:
         return first
     if hit.entry.tells == END:
-        lost = [
-            other.groups["node"]
-            for other in (hit, *seen.hits)
-            if other.entry and other.entry.kind == "node-failure" and other.groups.get("node")
-        ]
-        node = lost[0] if lost and first.kind == "node-failure" else ""
+        # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
+        node = _lost_node((hit, *case.seen.hits)) if first.kind == "node-failure" else ""
         return replace(first, node=node, rank=None)
     task = hit.groups.get("tasks", "")
-    if first.rank is None and task.isdigit() and not launched.first:
+    if first.rank is None and task.isdigit() and not case.launched.first:
         return replace(first, rank=int(task))
     return first
 
 
+def _lost_node(hits: tuple[Hit, ...]) -> str:
+    """Return the first node that a hit reports as lost; empty for none."""
+    for hit in hits:
+        if hit.entry and hit.entry.kind == "node-failure" and hit.groups.get("node"):
+            return hit.groups["node"]
+    return ""
+
+
 def _explained(
-    first: FirstFailure,
-    judged: Judged,
-    seen: Scanned,
-    result: Mapping[str, Any],
-    nodes: Mapping[int, str],
-) -> tuple[FirstFailure, Judged]:
-    """The driver's verdict, with what only the logs tell: who was missing, what killed a rank."""
+    case: _Case, first: FirstFailure, in_logs: LogVerdict
+) -> tuple[FirstFailure, LogVerdict]:
+    """Return the driver's verdict with what only logs show: missing ranks, a kill for memory."""
     if first.exit_code == 0:  # it has left; whom the logs miss besides followed from that
-        return first, replace(judged, missing=())
-    records = result.get("failures", [])
-    waited = [record for record in records if driver_verdict.stuck(record)]
-    if waited and first.kind == "hang" and first.rank in {one["rank"] for one in waited}:
-        waiting = seen.stuck()
-        here = {int(one["rank"]) for one in waited}
-        missing = absent(waiting, nodes) if waiting else ()
-        missing = missing or tuple(sorted(set(nodes) - here))
-        if waiting:
-            judged = replace(judged, shown=tuple(waiting[:3]), missing=missing)
-            return hang(waiting[0], missing, nodes), judged
-    if first.kind == "killed" and first.exit_code in (-9, 137):
-        killer = seen.memory(first.node)
-        if killer is not None and killer.entry is not None:
-            meaning, hint = killer.entry.said(killer.groups)
-            first = replace(first, kind=killer.entry.kind, meaning=meaning, hint=hint)
-            first = replace(first, entry=killer.entry.name)
-            return first, replace(judged, shown=(killer,))
-    return first, judged
+        return first, replace(in_logs, missing=())
+    if first.kind == "hang":
+        return _explained_hang(case, first, in_logs)
+    killer = case.seen.out_of_memory(first.node)
+    if first.kind != "killed" or first.exit_code not in (-9, 137) or killer is None:
+        return first, in_logs
+    if killer.entry is not None:
+        kind, (meaning, hint) = killer.entry.kind, killer.entry.explain(killer.groups)
+        first = replace(first, kind=kind, meaning=meaning, hint=hint, entry=killer.entry.name)
+    return first, replace(in_logs, shown=(killer,))
+
+
+def _explained_hang(
+    case: _Case, first: FirstFailure, in_logs: LogVerdict
+) -> tuple[FirstFailure, LogVerdict]:
+    """Return a hang with the ranks that did not come, if the one to blame had waited itself."""
+    waited = {record.rank for record in case.result.failures if waited_in_vain(record)}
+    waiting = case.seen.waiting()
+    if first.rank not in waited or not waiting:
+        return first, in_logs
+    missing = absent(waiting, case.nodes) or tuple(sorted(set(case.nodes) - waited))
+    in_logs = replace(in_logs, shown=tuple(waiting[:3]), missing=missing)
+    return hang(waiting[0], missing, case.nodes), in_logs
 
 
 def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
-    """Of a rank that others waited for, what it said last; they are shown as proofs."""
+    """Return a hang with the last lines of the rank that others waited for."""
     if first.kind != "hang" or first.exit_code:
         return first
-    said = [last_lines(log.path, _LAST) for log in files.logs if log.rank == first.rank]
-    lines = tuple(line for part in said for line in part)
+    lines: list[str] = []
+    for log in files.logs:
+        if log.rank == first.rank:
+            lines += last_lines(log.path, _LAST_WORDS)
     silent = first.hint == LOG_TELLS and first.rank is not None and not lines
-    hint = _SILENT if silent else first.hint
-    return replace(first, lines=lines, hint=hint)
+    return replace(first, lines=tuple(lines), hint=_SILENT if silent else first.hint)
 
 
-def _alike(first: FirstFailure, result: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ranks that failed in just the same way, by themselves."""
-    records = {int(record["rank"]): record for record in result.get("failures", [])}
-    own = records.get(first.rank) if first.rank is not None else None
-    if own is None or not own["exception"] or driver_verdict.part(own) != CAUSE:
+def _same_failure(first: FirstFailure, result: JobResult) -> tuple[int, ...]:
+    """Return the other ranks that failed by themselves with the same error."""
+    records = {record.rank: record for record in result.failures}
+    record = None if first.rank is None else records.pop(first.rank, None)
+    if record is None or not record.exception or weigh(record) != CAUSE:
         return ()
-    found = (rank for rank, one in records.items() if comparable(one) == comparable(own))
-    return tuple(sorted(rank for rank in found if rank != first.rank))
+    same = (rank for rank, other in records.items() if comparable(other) == comparable(record))
+    return tuple(sorted(same))
 
 
 def _consequences(
-    first: FirstFailure, judged: Judged, result: Mapping[str, Any], alike: tuple[int, ...]
+    first: FirstFailure, in_logs: LogVerdict, result: JobResult, same_failure: tuple[int, ...]
 ) -> tuple[int, ...]:
-    failed = {int(record["rank"]) for record in result.get("failures", [])} | set(judged.failed)
-    return tuple(sorted(failed - {first.rank} - set(judged.missing) - set(alike)))
+    """Return the ranks that failed because of the first failure."""
+    failed = {record.rank for record in result.failures} | set(in_logs.failed)
+    return tuple(sorted(failed - {first.rank} - set(in_logs.missing) - set(same_failure)))

@@ -1,4 +1,4 @@
-"""What a diagnosis is: the first failure, what proves it, and what only followed."""
+"""The values of a diagnosis: the first failure, its evidence, and its consequences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class Evidence:
     """A line of a log that shows what happened."""
 
     path: Path
@@ -28,25 +28,25 @@ class FirstFailure:
     """The failure that the others follow from."""
 
     node: str
-    """The node it happened on; empty where that is not known."""
+    """The node it happened on; empty if unknown."""
     rank: int | None
-    """The rank, where it was one."""
+    """The rank; None for the failure of a node, or of no known rank."""
     exit_code: int | None
     """The rank's exit status, negative for a signal; None where no rank had started."""
     kind: str
     """Its class, one of the words that ``--json`` documents."""
     cause: str
-    """What happened, in one line."""
+    """The cause, in one line."""
     hint: str
-    """What to do about it."""
+    """Advice: what to do about it."""
     lines: tuple[str, ...]
     """The last lines that belong to it."""
     meaning: str = ""
     """The same in words, where the catalogue has them."""
     time: float | None = None
-    """When, in seconds since the epoch; None where that is not known."""
+    """The time, in seconds since the epoch; None if unknown."""
     entry: str = ""
-    """The catalogue's entry that tells so; empty for none."""
+    """The catalogue's entry that explains it; empty for none."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields under the names that scripts rely on."""
@@ -65,28 +65,28 @@ class FirstFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What became of a job, and why."""
+    """The outcome of a job, and its reason."""
 
     job_id: str
     """The job; empty where files have no number."""
     folder: Path
-    """Where its files are."""
+    """The directory of its files."""
     ok: bool | None
-    """Whether the job ended well; None where nothing tells."""
+    """Whether the job ended well; None if unknown."""
     first: FirstFailure | None
-    """What failed first; None where nothing did."""
-    proofs: tuple[Proof, ...] = ()
+    """The first failure; None where nothing failed."""
+    evidence: tuple[Evidence, ...] = ()
     """The lines that show it, in order."""
-    alike: tuple[int, ...] = ()
-    """Ranks that failed in just the same way, by themselves."""
+    same_failure: tuple[int, ...] = ()
+    """Ranks that failed by themselves with the same error."""
     consequences: tuple[int, ...] = ()
     """Ranks that failed because of it."""
     missing: tuple[int, ...] = ()
-    """For a hang: ranks that did not come to what the others waited at."""
+    """For a hang: ranks that did not reach the collective that the others waited in."""
     interrupted: bool = False
     """Whether its user ended it."""
     read: int = 0
-    """How many files were read."""
+    """The number of files read."""
     before_launch: bool = False
     """Whether it failed before any rank was started, though ranks were to be started."""
     command: str = ""
@@ -100,8 +100,8 @@ class Diagnosis:
             "log_dir": str(self.folder),
             "first_failure": None if self.first is None else self.first.to_json(),
             "entry": "" if self.first is None else self.first.entry,
-            "evidence": [proof.to_json() for proof in self.proofs],
-            "alike": list(self.alike),
+            "evidence": [line.to_json() for line in self.evidence],
+            "alike": list(self.same_failure),
             "consequences": list(self.consequences),
             "missing_ranks": list(self.missing),
             "files_read": self.read,

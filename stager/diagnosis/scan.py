@@ -1,4 +1,4 @@
-"""What one log shows: the lines that the catalogue knows, and tracebacks."""
+"""The hits of a log: the lines that the catalogue knows, and tracebacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..catalogue.catalogue import (
     catalogue,
     match,
 )
-from ..catalogue.prefilter import Sieve, Sifted
+from ..catalogue.prefilter import Prefilter, PrefilterMatches
 from ..logs.clock import Clock, stamp, year_of
 from ..logs.files import LogFile
 from .traceback import TRACEBACK, Trace, frame_above, marked, shown, trace_at
@@ -26,40 +26,41 @@ BLOCK = 4 << 20
 """Bytes that are read at a time."""
 _DIGITS = b"0123456789"
 _REWRITTEN = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
-"""What a terminal shows no longer: a progress bar is written over, and what follows it counts."""
+"""Text that a terminal no longer shows: a progress bar is overwritten by what follows it."""
 _EVENT = b'{"v": , "'
-"""How the driver's events begin in a batch job's own log: they tell of lines that others have."""
+"""The beginning of the driver's events in a batch log: they repeat lines of other logs."""
 _PER_ENTRY = 8
-"""Lines that are kept of one entry and file: the first ones count."""
-_LONGEST = 2_000
+"""Hits that are kept of one entry and file: the first ones count."""
+_LINE_CHARACTERS = 2_000
 """Characters of a line that are looked at."""
-_BACK = 400
-"""Lines above a find in which a stamp is looked for."""
-_LAUNCHERS = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
+_STAMP_LINES = 400
+"""Lines above a hit in which a time stamp is looked for."""
+_LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
 _LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
 _PASSED_ON = (CASCADE, "unknown")
+"""Role and class of an exception that only passes on what another process raised."""
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
-"""Entries by which a torchrun shows itself."""
+"""Entries that only a torchrun writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A line, or a traceback, that tells something."""
+    """A line that the catalogue knows, or a traceback."""
 
     log: LogFile
     """The file."""
     number: int
     """The line's number, from 1; of a traceback, of its last line."""
     text: str
-    """The line, without marks of whose it is."""
+    """The line, without marks of its rank."""
     rank: int | None
-    """The rank that wrote it, as far as it is known."""
+    """The rank that wrote it; None if unknown."""
     time: float | None
-    """When, in seconds since the epoch; None where nothing tells."""
+    """The time, in seconds since the epoch; None if unknown."""
     entry: Entry | None
-    """What it means; None for a traceback of which the catalogue knows nothing."""
+    """Its meaning; None for a traceback that the catalogue does not know."""
     groups: dict[str, str] = field(default_factory=dict)
-    """What the entry's pattern has found in it."""
+    """The groups of the entry's pattern."""
     trace: tuple[str, ...] = ()
     """The traceback that it ends; empty for a single line."""
 
@@ -71,157 +72,174 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True)
 class Scanned:
-    """What all logs of a job show."""
+    """The hits of logs."""
 
     hits: tuple[Hit, ...]
-    """Their finds, log after log."""
+    """The hits, log after log."""
     lengths: dict[str, int]
     """The number of lines of each log, by its path."""
 
     @classmethod
-    def of(cls, parts: Iterable[Scanned]) -> Scanned:
-        """Several as one."""
-        known = list(parts)
-        hits = tuple(hit for part in known for hit in part.hits)
-        return cls(hits=hits, lengths={k: v for part in known for k, v in part.lengths.items()})
+    def joined(cls, parts: Iterable[Scanned]) -> Scanned:
+        """Return several as one."""
+        hits: list[Hit] = []
+        lengths: dict[str, int] = {}
+        for part in parts:
+            hits += part.hits
+            lengths |= part.lengths
+        return cls(hits=tuple(hits), lengths=lengths)
 
-    def stuck(self) -> list[Hit]:
-        """The finds of ranks that waited for others in vain, the earliest first."""
-        found = [hit for hit in self.hits if hit.entry is not None and hit.entry.tells == STUCK]
-        return sorted(found, key=lambda hit: (hit.time is None, hit.time or 0.0))
+    def waiting(self) -> list[Hit]:
+        """Return the hits of ranks that waited for others in vain, the earliest first."""
+        waiting = [hit for hit in self.hits if hit.entry is not None and hit.entry.tells == STUCK]
+        return sorted(waiting, key=lambda hit: (hit.time is None, hit.time or 0.0))
 
-    def memory(self, node: str) -> Hit | None:
-        """A find that tells that memory ran out, on that node or on one that is not named."""
+    def out_of_memory(self, node: str) -> Hit | None:
+        """Return a hit that tells that memory ran out on that node, or on one that is not named."""
         for hit in self.hits:
-            if hit.entry is not None and hit.entry.kind == "out-of-memory":
-                named = hit.groups.get("node") or hit.log.node
-                if not named or named == node:
-                    return hit
+            if hit.entry is None or hit.entry.kind != "out-of-memory":
+                continue
+            named = hit.groups.get("node") or hit.log.node
+            if named in ("", node):
+                return hit
         return None
 
 
-def sieve() -> Sieve:
-    """One that finds what any log can be told by; for all logs of a job."""
-    texts = {text for entry in catalogue() for text in (entry.needle, entry.over) if text}
-    return Sieve({*texts, TRACEBACK})
+def prefilter() -> Prefilter:
+    """Return the prefilter for all that can make a hit; one is enough for all logs of a job."""
+    texts = {TRACEBACK}
+    for entry in catalogue():
+        texts.add(entry.needle)
+        if entry.over:
+            texts.add(entry.over)
+    return Prefilter(texts)
 
 
-def scan(log: LogFile, clock: Clock, texts: Sieve | None = None) -> Scanned:
-    """All that a log shows, in its order; a file that cannot be read shows nothing.
+def scan(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
+    """Return the hits of a log, in its order; none for a file that cannot be read.
 
     Args:
         log: the file.
-        clock: tells when its lines were said.
-        texts: from :func:`sieve`; the same one for many logs is quicker.
+        clock: gives the time of its lines.
+        texts: from :func:`prefilter`; the same one for many logs is quicker.
     """
-    finder = _Finder(log, clock, texts or sieve())
+    scanner = _Scanner(log, clock, texts or prefilter())
     try:
         with log.path.open("rb") as handle:
             rest = b""
             while block := handle.read(BLOCK):
                 whole, newline, rest = (rest + block).rpartition(b"\n")
                 if newline:
-                    rest = finder.look(whole) + rest
+                    rest = scanner.look(whole) + rest
                 elif len(rest) > BLOCK:  # a line without an end
-                    rest = rest[-_LONGEST:]
-            finder.look(rest, last=True)
+                    rest = rest[-_LINE_CHARACTERS:]
+            scanner.look(rest, last=True)
     except OSError:
         pass
-    return Scanned(hits=finder.found(), lengths={str(log.path): finder.line})
+    return Scanned(hits=scanner.result(), lengths={str(log.path): scanner.line})
 
 
-class _Finder:
-    """Goes through one file, block by block."""
+class _Scanner:
+    """Goes through one file, block by block.
 
-    def __init__(self, log: LogFile, clock: Clock, texts: Sieve) -> None:
-        self.hits: list[Hit] = []
+    Attributes:
+        line: the number of lines that are done.
+    """
+
+    def __init__(self, log: LogFile, clock: Clock, texts: Prefilter) -> None:
+        self.line = 0
         self._log, self._pieces = log, clock.pieces(log)
         self._year = year_of(log.path)
         self._texts = texts
+        self._hits: list[Hit] = []
         self._counts: dict[str, int] = {}
-        self.line, self._offset = 0, 0
+        self._offset = 0
         self._stamped: float | None = None
-        self._tasks: set[int] = set()
+        self._labelled: set[int] = set()
 
-    def found(self) -> tuple[Hit, ...]:
-        """All finds that count; a task that is a torchrun is no rank."""
-        names = {hit.entry.name for hit in self.hits if hit.entry is not None}
-        tasks = set() if names.isdisjoint(_OF_TORCHRUN) else self._tasks
-        return tuple(
-            replace(hit, rank=None) if hit.number in tasks else hit
-            for hit in self.hits
-            if hit.entry is None or not hit.entry.needs or hit.entry.needs in names
-        )
+    def result(self) -> tuple[Hit, ...]:
+        """Return all hits that count; a task that is a torchrun is no rank."""
+        names = {hit.entry.name for hit in self._hits if hit.entry is not None}
+        tasks = self._labelled
+        if names.isdisjoint(_OF_TORCHRUN):
+            tasks = set()
+        hits = []
+        for hit in self._hits:
+            if hit.entry is not None and hit.entry.needs and hit.entry.needs not in names:
+                continue
+            hits.append(replace(hit, rank=None) if hit.number in tasks else hit)
+        return tuple(hits)
 
     def look(self, block: bytes, *, last: bool = False) -> bytes:
-        """Look at whole lines; returns those that are to be seen again, with more behind them."""
-        seen = _REWRITTEN.sub(b"", block) if b"\r" in block else block
-        shapes = seen.translate(None, _DIGITS).split(b"\n")
-        sifted = self._texts.among(shapes)
+        """Look at whole lines; return those to look at again with more lines behind them."""
+        shown_text = _REWRITTEN.sub(b"", block) if b"\r" in block else block
+        shapes = shown_text.translate(None, _DIGITS).split(b"\n")
+        matches = self._texts.among(shapes)
         lines = block.split(b"\n")
-        done = self._lines(lines, shapes, sifted, last=last) if sifted.at else len(lines)
+        done = self._lines(lines, shapes, matches, last=last) if matches.at else len(lines)
         self._stamped = self._last_stamp(lines, done) or self._stamped
-        kept = b"\n".join(lines[done:])
         self.line += done
-        self._offset += len(block) + 1 - (len(kept) + 1 if done < len(lines) else 0)
-        return kept + b"\n" if done < len(lines) else b""
+        if done == len(lines):
+            self._offset += len(block) + 1
+            return b""
+        rest = b"\n".join(lines[done:]) + b"\n"
+        self._offset += len(block) + 1 - len(rest)
+        return rest
 
-    def _lines(self, lines: list[bytes], shapes: list[bytes], sifted: Sifted, *, last: bool) -> int:
-        """Look at the lines that have one of the texts; returns how many are done with."""
-        entries = [entry for entry in catalogue() if entry.needle.encode() in sifted.texts]
+    def _lines(
+        self, lines: list[bytes], shapes: list[bytes], matches: PrefilterMatches, *, last: bool
+    ) -> int:
+        """Look at the lines that have one of the texts; return how many lines are done."""
+        entries = [entry for entry in catalogue() if entry.needle.encode() in matches.texts]
         taken: set[int] = set()
-        for at in sifted.at:
+        for at in matches.at:
             shape = shapes[at]
             if at in taken or shape.startswith(_EVENT):
                 continue
-            if TRACEBACK.encode() in shape:
-                trace = trace_at(lines, at, _LONGEST)
-                if trace.open and not last:
-                    return at
-                if trace.closing:  # else its lines may tell something one by one
-                    taken.update(trace.at)
-                    self._trace(lines, trace, entries)
-            else:
+            if TRACEBACK.encode() not in shape:
                 self._single(lines, at, entries)
+                continue
+            trace = trace_at(lines, at, _LINE_CHARACTERS)
+            if trace.open and not last:
+                return at
+            if trace.closing:  # else its lines may tell something one by one
+                taken.update(trace.at)
+                self._trace(lines, trace, entries)
         return len(lines)
 
     def _single(self, lines: list[bytes], at: int, entries: Sequence[Entry]) -> None:
-        text = shown(lines[at], _LONGEST)
-        found = match(text, entries)
-        if found is None:
-            self.hits = [hit for hit in self.hits if not _over(hit, text)]
-        elif found[0].role != NOISE and not self._enough(found[0].name):
-            whose = self._whose(text, self.line + at + 1)
-            self._keep(lines, at, whose, found, frame_above(lines, at, _LONGEST))
+        text = shown(lines[at], _LINE_CHARACTERS)
+        known = match(text, entries)
+        if known is None:
+            self._hits = [hit for hit in self._hits if not _takes_back(text, hit)]
+        elif known[0].role != NOISE and not self._is_enough(known[0].name):
+            author = self._author(text, self.line + at + 1)
+            self._keep(lines, at, author, known, frame_above(lines, at, _LINE_CHARACTERS))
 
     def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[Entry]) -> None:
-        """A traceback, with those that led to it: the last exception that the catalogue knows."""
-        matched = ((at, match(trace.texts[at], entries)) for at in reversed(trace.closing))
-        known = [(at, found) for at, found in matched if found and found[0].tells != EXIT]
-        if len(trace.closing) > 1:  # who only passes on what another process raised
-            known = [one for one in known if (one[1][0].role, one[1][0].kind) != _PASSED_ON]
-        known.sort(key=lambda one: _doubt(one[1][0]))
+        """Keep a traceback, with those that led to it, under the exception that tells most."""
         last = trace.closing[-1]
-        at, told = next(iter(known), (last, None))
-        if self._enough(f"traceback {trace.texts[last].partition(':')[0]}"):
+        at, known = _telling_exception(trace, entries) or (last, None)
+        if self._is_enough(f"traceback {trace.texts[last].partition(':')[0]}"):
             return
-        rank, _ = self._whose(shown(lines[trace.at[at]], _LONGEST), self.line + trace.at[at] + 1)
+        line = trace.at[at]
+        rank, _ = self._author(shown(lines[line], _LINE_CHARACTERS), self.line + line + 1)
         if any(_LAUNCHER_FRAME.search(text) for text in trace.texts):
             rank = None
-        self._keep(lines, trace.at[at], (rank, trace.texts[at]), told, trace.texts)
+        self._keep(lines, line, (rank, trace.texts[at]), known, trace.texts)
 
     def _keep(
         self,
         lines: list[bytes],
         at: int,
-        whose: tuple[int | None, str],
+        author: tuple[int | None, str],
         known: Match | None,
         trace: tuple[str, ...] = (),
     ) -> None:
-        """Note a find; ``whose`` is its rank and its line."""
-        rank, text = whose
+        """Keep a hit; ``author`` is its rank and its line without marks."""
+        rank, text = author
         entry, groups = known or (None, {})
-        self.hits.append(
+        self._hits.append(
             Hit(
                 log=self._log,
                 number=self.line + at + 1,
@@ -234,20 +252,18 @@ class _Finder:
             )
         )
 
-    def _whose(self, text: str, number: int) -> tuple[int | None, str]:
-        """The rank that wrote a line, and the line without its marks."""
-        found = marked(text)
-        if found.rank is not None:
-            return found.rank, found.text
+    def _author(self, text: str, number: int) -> tuple[int | None, str]:
+        """Return the rank that wrote a line, and the line without its marks."""
+        line = marked(text)
+        if line.rank is not None:
+            return line.rank, line.text
         if self._log.rank is not None:
-            of_launcher = _LAUNCHERS.search(text) is not None
-            return (None if of_launcher else self._log.rank), found.text if text[
-                :1
-            ] == "[" else text
-        if found.task is None or found.text.startswith("srun: "):
-            return None, found.text
-        self._tasks.add(number)
-        return found.task, found.text
+            unmarked = line.text if text.startswith("[") else text
+            return None if _LAUNCHER_LINE.search(text) else self._log.rank, unmarked
+        if line.task is None or line.text.startswith("srun: "):
+            return None, line.text
+        self._labelled.add(number)
+        return line.task, line.text
 
     def _time(self, lines: list[bytes], at: int) -> float | None:
         if self._pieces is not None:
@@ -256,23 +272,38 @@ class _Finder:
         return self._last_stamp(lines, at + 1) or self._stamped
 
     def _last_stamp(self, lines: list[bytes], end: int) -> float | None:
-        for line in reversed(lines[max(0, end - _BACK) : end]):
+        for line in reversed(lines[max(0, end - _STAMP_LINES) : end]):
             if (time := stamp(line, self._year)) is not None:
                 return time
         return None
 
-    def _enough(self, name: str) -> bool:
+    def _is_enough(self, name: str) -> bool:
+        """Count a hit; return whether the file has had enough of this kind."""
         self._counts[name] = self._counts.get(name, 0) + 1
         return self._counts[name] > _PER_ENTRY
 
 
-def _over(hit: Hit, text: str) -> bool:
-    """Whether a line takes back what an earlier one has told."""
+def _telling_exception(trace: Trace, entries: Sequence[Entry]) -> tuple[int, Match] | None:
+    """Return the exception of a traceback that tells most, of several the last, with its place."""
+    best: tuple[int, Match] | None = None
+    for at in reversed(trace.closing):
+        known = match(trace.texts[at], entries)
+        if known is None or known[0].tells == EXIT:
+            continue
+        if len(trace.closing) > 1 and (known[0].role, known[0].kind) == _PASSED_ON:
+            continue
+        if best is None or _doubt(known[0]) < _doubt(best[1][0]):
+            best = at, known
+    return best
+
+
+def _takes_back(text: str, hit: Hit) -> bool:
+    """Return whether a line takes back what an earlier one has told."""
     return hit.entry is not None and bool(hit.entry.over) and hit.entry.over in text
 
 
 def _doubt(entry: Entry) -> int:
-    """How little an exception tells beside the others of its traceback."""
+    """Return how little an exception tells beside the others of its traceback."""
     if entry.role != PRIMARY:
         return 1
     return 2 if entry.tells else 0

@@ -1,4 +1,4 @@
-"""Jobs that Slurm ends: in words, by what the driver calls them. A table and one function."""
+"""The failures of jobs that Slurm ended, by the driver's words for such ends."""
 
 from __future__ import annotations
 
@@ -35,17 +35,15 @@ _ENDINGS = {
 
 
 def failure(ended_by: str, job_id: str, node: str) -> FirstFailure:
-    """The failure that such an end is.
+    """Return the failure for an end that Slurm made.
 
     Args:
-        ended_by: as the driver's result has it.
+        ended_by: the driver's word for it.
         job_id: the allocation.
         node: the node to name; empty for none.
     """
-    kind, cause, hint = _ENDINGS.get(
-        ended_by,
-        ("unknown", f"Slurm ended the job: {ended_by}", "`scontrol show job JOB` may say more"),
-    )
+    unknown = f"Slurm ended the job: {ended_by}", "`scontrol show job JOB` may say more"
+    kind, cause, hint = _ENDINGS.get(ended_by, ("unknown", *unknown))
     return FirstFailure(
         node=node,
         rank=None,

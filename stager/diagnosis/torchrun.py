@@ -1,7 +1,7 @@
-"""Logs of which each is a whole torchrun's, though their names have Slurm's tasks: whose ranks?
+"""Logs that are of whole torchruns, though their names have Slurm's tasks: their ranks.
 
-Where ``srun`` starts one torchrun a node, ``%t`` counts nodes. Which ranks a node has is told by
-the table that each torchrun closes with.
+Where ``srun`` starts one torchrun a node, ``%t`` counts nodes. The table that each torchrun closes
+with names its ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..logs.files import LogFile
 from .exit_reports import ENDED_BY_OTHERS
 from .scan import Hit, Scanned
 
-_END = 1 << 18
+_TAIL_BYTES = 1 << 18
 """Bytes at the end of a log in which the table is looked for."""
-_SHOWN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
-_OF_ITSELF = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
+_TORCHRUN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
+_LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
 _PROCESS = re.compile(
     rb"rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s*\n"
     rb"(?:.*?)exitcode\s*: (?P<code>-?\d+)"
@@ -28,7 +28,7 @@ _PROCESS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Torchruns:
-    """What the ends of such logs tell; without effect on any other logs."""
+    """The ranks of logs that are of whole torchruns; without effect on any other logs."""
 
     each: int = 1
     """Ranks of a torchrun."""
@@ -37,63 +37,99 @@ class Torchruns:
     blamed: Mapping[Path, int]
     """The rank that ended with an exception, by its log; of several the one that was first."""
 
-    def unnamed(self, log: LogFile) -> LogFile:
-        """The log, without a task's number that is no rank's."""
+    def without_task(self, log: LogFile) -> LogFile:
+        """Return the log, without a task's number that is no rank's."""
         return replace(log, rank=None) if log.path in self.first else log
 
     def nodes(self, logs: Iterable[LogFile]) -> dict[int, str]:
-        """The node of each rank."""
-        return {
-            self.first[log.path] + local: log.node
-            for log in logs
-            if log.path in self.first
-            for local in range(self.each)
-        }
+        """Return the node of each rank."""
+        nodes: dict[int, str] = {}
+        for log in logs:
+            first = self.first.get(log.path)
+            if first is not None:
+                nodes.update(dict.fromkeys(range(first, first + self.each), log.node))
+        return nodes
 
-    def named(self, seen: Scanned) -> Scanned:
-        """What was found, with the ranks of tracebacks that no mark says the rank of."""
-        return replace(seen, hits=tuple(self._named(hit) for hit in seen.hits))
+    def with_ranks(self, seen: Scanned) -> Scanned:
+        """Return the hits, with the ranks of tracebacks that no mark says the rank of."""
+        return replace(seen, hits=tuple(self._with_rank(hit) for hit in seen.hits))
 
-    def _named(self, hit: Hit) -> Hit:
-        of_rank = hit.trace and not any(_OF_ITSELF.search(line) for line in hit.trace)
-        if hit.rank is None and of_rank and hit.log.path in self.blamed:
-            return replace(hit, rank=self.blamed[hit.log.path])
-        return hit
+    def _with_rank(self, hit: Hit) -> Hit:
+        if hit.rank is not None or not hit.trace or hit.log.path not in self.blamed:
+            return hit
+        if any(_LAUNCHER_FRAME.search(line) for line in hit.trace):
+            return hit
+        return replace(hit, rank=self.blamed[hit.log.path])
+
+
+_NONE = Torchruns(first={}, blamed={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Process:
+    """A process of a torchrun's table."""
+
+    rank: int
+    local_rank: int
+    exit_code: int
+
+    @property
+    def raised(self) -> bool:
+        """Whether it ended by itself, with an exception."""
+        return self.exit_code > 0 and self.exit_code not in ENDED_BY_OTHERS
 
 
 def torchruns(logs: Sequence[LogFile]) -> Torchruns:
-    """See which logs are whole torchruns' with several ranks each, and which ranks those are."""
+    """Return which logs are of whole torchruns with several ranks each, and the ranks."""
     tasks = {log.path: log.rank for log in logs if log.rank is not None and not log.own}
-    ends = {path: _end(path) for path in tasks}
-    if not any(_SHOWN.search(end) for end in ends.values()):
-        return Torchruns(first={}, blamed={})
-    found = {path: _processes(end) for path, end in ends.items()}
-    every = [process for processes in found.values() for process in processes]
-    first = {path: one[0][0] - one[0][1] for path, one in found.items() if one}
+    tails = {path: _tail(path) for path in tasks}
+    if not any(_TORCHRUN.search(tail) for tail in tails.values()):
+        return _NONE
+    tables = {path: _table(tail) for path, tail in tails.items()}
+    first = {path: table[0].rank - table[0].local_rank for path, table in tables.items() if table}
+    each = _ranks_each(tables, first, tasks)
+    if each == 1:
+        return _NONE
+    by_task = {path: task * each for path, task in tasks.items()}
+    return Torchruns(each=each, first=by_task | first, blamed=_blamed(tables))
+
+
+def _ranks_each(
+    tables: Mapping[Path, Sequence[_Process]],
+    first: Mapping[Path, int],
+    tasks: Mapping[Path, int],
+) -> int:
+    """Return the number of ranks of each torchrun."""
     # The ranks of task t begin at t times as many, unless the nodes have met in another order.
     steps = [rank // tasks[path] for path, rank in first.items() if tasks[path]]
-    each = max([local + 1 for _, local, _ in every] + [min(steps, default=1)])
-    if each == 1:
-        return Torchruns(first={}, blamed={})
+    each = min(steps, default=1)
+    for table in tables.values():
+        for process in table:
+            each = max(each, process.local_rank + 1)
+    return each
+
+
+def _blamed(tables: Mapping[Path, Sequence[_Process]]) -> dict[Path, int]:
     blamed = {}
-    for path, processes in found.items():
-        own = [rank for rank, _, code in processes if code > 0 and code not in ENDED_BY_OTHERS]
-        if own:
-            blamed[path] = own[-1]  # the table ends with its root cause
-    counted = {path: first.get(path, task * each) for path, task in tasks.items()}
-    return Torchruns(each=each, first=counted, blamed=blamed)
+    for path, table in tables.items():
+        for process in table:
+            if process.raised:
+                blamed[path] = process.rank  # the last one counts: a table ends with its root cause
+    return blamed
 
 
-def _processes(end: bytes) -> list[tuple[int, int, int]]:
-    """Rank, local rank and exit status of each process in a table."""
-    found = _PROCESS.finditer(end)
-    return [(int(one["rank"]), int(one["local"]), int(one["code"])) for one in found]
+def _table(tail: bytes) -> list[_Process]:
+    """Return the processes of the table in a log's last bytes."""
+    return [
+        _Process(rank=int(row["rank"]), local_rank=int(row["local"]), exit_code=int(row["code"]))
+        for row in _PROCESS.finditer(tail)
+    ]
 
 
-def _end(path: Path) -> bytes:
+def _tail(path: Path) -> bytes:
     try:
         with path.open("rb") as handle:
-            handle.seek(max(0, os.fstat(handle.fileno()).st_size - _END))
+            handle.seek(max(0, os.fstat(handle.fileno()).st_size - _TAIL_BYTES))
             return handle.read()
     except OSError:
         return b""

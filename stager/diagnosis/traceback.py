@@ -1,4 +1,4 @@
-"""Tracebacks and the marks of who wrote a line, in logs that several ranks write to."""
+"""Tracebacks, and marks of the rank that wrote a line, in logs that several ranks write to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 TRACEBACK = "Traceback (most recent call last)"
 _LINES = 200
-"""Lines of a traceback that are looked at."""
+"""Lines of a traceback that are kept."""
 _WINDOW = 1_000
 """Lines among which those of one traceback are looked for, where several ranks' are mixed."""
 _CHAIN = 4
@@ -24,21 +24,21 @@ _CHAINED = re.compile(
     r"^(?:During handling of the above|The above exception was the direct|-- Process \d+ term)"
 )
 _ORIGINAL = "Original Traceback"
-"""How the message of an exception that came from another process goes on."""
+"""The words after the message of an exception that came from another process."""
 _FRAMED = " \t╰"
-"""How the line above an exception begins; the last is the frame that ``rich`` draws."""
+"""The first characters of the line above an exception; the last is drawn by ``rich``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marked:
-    """A line, and who its marks say that it is of."""
+    """A line without its marks, and its rank as far as they tell."""
 
     text: str
     """The line without its marks."""
     rank: int | None
-    """The rank, where a mark tells it; torchrun's ``[default3]`` is the third of its node."""
+    """The rank, if a mark names it; torchrun's ``[default3]`` is the third of its node."""
     task: int | None
-    """The task that ``srun --label`` tells: a rank, unless each task is a torchrun."""
+    """The task that ``srun --label`` names: a rank, unless each task is a torchrun."""
 
 
 def marked(text: str) -> Marked:
@@ -65,21 +65,21 @@ class Trace:
     """A traceback, with those that led to it."""
 
     at: tuple[int, ...]
-    """Its lines' places among those that were given."""
+    """The places of its lines among those that were given."""
     texts: tuple[str, ...]
-    """Its lines, without what stands before each of them."""
+    """Its lines, without the mark before each of them."""
     closing: tuple[int, ...]
-    """Which of them are exceptions; empty where it breaks off."""
+    """The indexes of its exceptions; empty where it breaks off."""
     open: bool
     """Whether lines that are not there yet may belong to it."""
 
 
 def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
-    """The traceback that begins in a line.
+    """Return the traceback that begins in a line.
 
     Args:
-        lines: of a log.
-        start: the line that says so.
+        lines: the lines of a log.
+        start: the place of its first line.
         longest: characters of a line that count.
     """
     reader = _Reader()
@@ -103,19 +103,19 @@ def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
 
 
 def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:
-    """An exception with the place above it, which is all that Python says of an unreadable file.
+    """Return an exception with the place above it: all that Python shows of an unreadable file.
 
     Returns:
         The lines from ``File "..."`` to the exception; none where no such place is shown.
     """
-    found: list[str] = [marked(shown(lines[at], longest)).text]
+    frame = [marked(shown(lines[at], longest)).text]
     for line in reversed(lines[max(0, at - _FRAME) : at]):
         text = marked(shown(line, longest)).text
         if not text.startswith("  "):
             break
-        found.insert(0, text)
+        frame.insert(0, text)
         if text.startswith('  File "'):
-            return tuple(found)
+            return tuple(frame)
     return ()
 
 
@@ -134,7 +134,7 @@ class _Reader:
         """Look at one more line."""
         if TRACEBACK in text:
             original = text.startswith(_ORIGINAL)
-            # Another one, without a word of how they belong together, is none of ours.
+            # Another one, with nothing that connects it to this one, does not belong to it.
             self.ended = not self._chained and not original
             self._inside, self._chained = True, False
         if self.ended:
@@ -152,7 +152,7 @@ class _Reader:
         self.ended = self.ended or len(self._texts) >= _LINES
 
     def trace(self, *, more: bool) -> Trace:
-        """What was taken; ``more`` tells whether further lines may come."""
+        """Return what was taken; ``more`` is set where further lines may come."""
         end = self._closing[-1] + 1 if self._closing else len(self._texts)
         return Trace(
             at=tuple(self._at[:end]),
@@ -163,13 +163,13 @@ class _Reader:
 
 
 def shown(line: bytes, longest: int) -> str:
-    """A line as a terminal shows it: the last of what was written over each other."""
+    """Return a line as a terminal shows it: overwritten text is left out."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2][:longest].decode(errors="replace")
     return text.replace("\0", "")
 
 
 def _is_exception(texts: Sequence[str], at: int) -> bool:
-    """Whether a line closes a traceback: the exception, which is not indented."""
+    """Return whether a line closes a traceback: the exception, which is not indented."""
     text = texts[at]
     if at == 0 or not text or text[0].isspace() or _CHAINED.match(text):
         return False

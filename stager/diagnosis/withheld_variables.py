@@ -1,4 +1,4 @@
-"""A rank that misses a variable which ranks do not get, as its name is that of a secret."""
+"""The failure of a rank that reads a variable which is withheld, as its name is a secret's."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ _OF_ENVIRONMENT = re.compile(r"\benviron\b|<frozen os>|/os\.py\"")
 
 
 def explained(first: FirstFailure, job_file: Path) -> FirstFailure:
-    """Return a failure with what stager itself has to do with it, if it has.
+    """Return a failure, with its reason and remedy if a withheld variable has caused it.
 
     Args:
         first: the first failure of a job of stager's.
-        job_file: the job as its driver was told it, which names the variables that were passed on.
+        job_file: the job's description, which names the variables that were passed on.
     """
-    missing = _MISSING.fullmatch(first.cause)
-    if missing is None or not is_secret(missing[1]):
+    name = _missing_variable(first)
+    if not is_secret(name):
         return first
-    if not any(_OF_ENVIRONMENT.search(line) for line in first.lines):
-        return first
-    name = missing[1]
     if name in _passed(job_file):
         return replace(
             first,
@@ -41,6 +38,14 @@ def explained(first: FirstFailure, job_file: Path) -> FirstFailure:
         hint=f"pass it to the ranks: stager run --pass-env {name}, or pass-env = "
         f'["{name}"] below [launch] in stager.toml',
     )
+
+
+def _missing_variable(first: FirstFailure) -> str:
+    """Return the variable that ``os.environ`` did not have; empty if the failure is another."""
+    missing = _MISSING.fullmatch(first.cause)
+    if missing is None or not any(_OF_ENVIRONMENT.search(line) for line in first.lines):
+        return ""
+    return missing[1]
 
 
 def _passed(job_file: Path) -> list[str]:

@@ -66,7 +66,7 @@ def carry_out(
 
     Raises:
         JobError: the driver ended without a result.
-        StagerError: Slurm gives no nodes.
+        StagerError: Slurm did not allocate nodes.
         BundleError: the bundle is damaged.
     """
     store = Store(offline_root(config))

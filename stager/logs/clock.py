@@ -1,4 +1,4 @@
-"""When the lines of a log were said: by the driver's order of pieces, or by their own stamps."""
+"""The times of a log's lines: from the driver's order of pieces, or from their own stamps."""
 
 from __future__ import annotations
 
@@ -30,89 +30,96 @@ _STAMPS = (
     ),
 )  # fmt: skip
 _LATEST = 1e11
-"""Seconds since the epoch that no job has seen."""
+"""An upper limit for times, in seconds since the epoch."""
 _HEAD = 256
 """A stamp stands near the beginning of its line."""
 
 
 def stamp(line: bytes, year: int) -> float | None:
-    """The time that a line says it is from, in seconds since the epoch; None where it has none.
+    """Return a line's time stamp, in seconds since the epoch; None where it has none.
 
     Stamps have no time zone; this machine's is taken.
 
     Args:
         line: without its end.
-        year: of those that do not say one.
+        year: the year of stamps that do not name one.
     """
     for pattern in _STAMPS:
-        found = pattern.search(line, 0, _HEAD)
-        if found is None:
-            continue
-        groups = found.groupdict()
-        hour, minute, second = (int(part) for part in groups["clock"].split(b":"))
-        date = int(groups.get("year") or year), int(groups["month"]), int(groups["day"])
-        part = float(b"0." + groups["part"]) if groups.get("part") else 0.0
-        try:
-            # A stamp is in its machine's own zone, which it does not say.
-            return datetime(*date, hour, minute, second).timestamp() + part
-        except (OverflowError, ValueError):
-            return None
+        match = pattern.search(line, 0, _HEAD)
+        if match is not None:
+            return _seconds(match.groupdict(), year)
     return None
+
+
+def _seconds(groups: Mapping[str, bytes | None], year: int) -> float | None:
+    """Return the time of a stamp's parts; None for one that cannot be."""
+    hour, minute, second = (int(part) for part in (groups["clock"] or b"").split(b":"))
+    date = int(groups.get("year") or year), int(groups["month"] or 0), int(groups["day"] or 0)
+    fraction = groups.get("part")
+    try:
+        # A stamp is in its machine's own zone, which it does not name.
+        whole = datetime(*date, hour, minute, second).timestamp()
+    except (OverflowError, ValueError):
+        return None
+    return whole + float(b"0." + fraction) if fraction else whole
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """When a log grew: where each piece ends, and its time."""
+    """The growth of a log: the end of each piece, and its time."""
 
     ends: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
     def at(self, offset: int) -> float | None:
-        """When the byte at an offset was written; None behind the last piece."""
+        """Return when the byte at an offset was written; None behind the last piece."""
         place = bisect.bisect_right(self.ends, offset)
         return self.times[place] if place < len(self.times) else None
 
 
 class Clock:
-    """Tells when a line of a job's logs was said."""
+    """The times of the lines of a job's logs."""
 
     def __init__(self, files: JobFiles) -> None:
         """Read the driver's order of pieces, if there is one."""
         self._pieces = _order(files.order) if files.job_id else {}
 
     def pieces(self, log: LogFile) -> Pieces | None:
-        """The pieces of a log; None where nobody kept them."""
+        """Return the pieces of a log; None where nobody kept them."""
         return self._pieces.get((log.node, log.rank)) if log.own else None
 
 
 def _order(path: Path) -> Mapping[tuple[str, int | None], Pieces]:
-    found: dict[tuple[str, int | None], Pieces] = defaultdict(Pieces)
+    by_author: dict[tuple[str, int | None], Pieces] = defaultdict(Pieces)
     try:
         with opened(path) as handle:
             for line in handle:
-                if (piece := piece_of(line)) is None:
+                piece = piece_of(line)
+                if piece is None:
                     break  # an order that breaks off is good as far as it goes
-                at, who, size = piece
-                pieces = found[who]
+                at, author, size = piece
+                pieces = by_author[author]
                 pieces.ends.append((pieces.ends[-1] if pieces.ends else 0) + size)
                 pieces.times.append(at)
     except OSError:
         pass
-    return found
+    return by_author
 
 
 def piece_of(line: bytes) -> tuple[float, tuple[str, int], int] | None:
-    """A line of the order: time, node and task, bytes; None for one that cannot be true."""
+    """Parse a line of the order: time, node and task, bytes; None for one that cannot be true."""
     try:
-        said, node, task, length = line.decode().split("\t")
-        at, who, size = float(said), (node, int(task)), int(length)
+        time, node, task, length = line.decode().split("\t")
+        at, author, size = float(time), (node, int(task)), int(length)
     except ValueError:
         return None
-    return (at, who, size) if 0 <= at < _LATEST and 0 <= size < 1 << 62 else None
+    if not 0 <= at < _LATEST or not 0 <= size < 1 << 62:
+        return None
+    return at, author, size
 
 
 def year_of(path: Path) -> int:
-    """The year in which a file was written last."""
+    """Return the year in which a file was written last."""
     try:
         return time.localtime(path.stat().st_mtime).tm_year
     except OSError:

@@ -1,4 +1,4 @@
-"""What of a job's lines belongs to errors: each once, and nothing that means nothing."""
+"""The lines of a job that belong to errors: each once, without noise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .suspects import TRACEBACK
 
 _LAUNCHERS = "ChildFailedError"
 """Torchrun's own exception, which says no more than the table after it."""
-_TOLD = ("closing-signal", "child-failed")
-"""Entries of the catalogue for what torchrun says while it ends the others."""
+_CLOSING_ENTRIES = ("closing-signal", "child-failed")
+"""Entries of the catalogue for torchrun's lines about ending the other ranks."""
 _ERROR = re.compile(
     r"\b(?:error|fatal|critical|exception|panic)\b|(?:Error|Exception)\b|^slurmstepd:|^srun: ", re.I
 )
@@ -25,10 +25,10 @@ _LONGEST_TRACE = 200
 
 
 def errors_of(lines: Iterable[Line]) -> Iterator[Line]:
-    """The lines that belong to errors.
+    """Yield the lines that belong to errors.
 
-    A traceback is one thing: it comes whole, under its last line's time. What is the same but for
-    its numbers is shown for the first rank that says it, and counted for the others.
+    A traceback is one thing: it comes whole, at its last line's time. Lines that are equal but for
+    numbers are shown for the first rank that has them, and counted for the others.
     """
     open_traces: dict[tuple[object, ...], list[Line]] = {}
     seen: collections.Counter[str] = collections.Counter()
@@ -57,7 +57,7 @@ def _ends(trace: list[Line]) -> bool:
 def _is_error(text: str) -> bool:
     known = match(text)
     if known is not None:
-        return known[0].role != NOISE and known[0].name not in _TOLD
+        return known[0].role != NOISE and known[0].name not in _CLOSING_ENTRIES
     return bool(_ERROR.search(text)) and not _WARNING.search(text)
 
 

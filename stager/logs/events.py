@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from ..core.regular_files import opened
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What a job's events tell."""
+class EventSummary:
+    """The last attempt of a job, by its events."""
 
     nodes: tuple[str, ...] = ()
-    """The nodes of its last attempt, in order."""
+    """The nodes, in order."""
     result: Mapping[str, Any] = field(default_factory=dict)
-    """Its last event; empty for a job that runs, or whose driver was killed."""
+    """The last event; empty for a job that runs, or whose driver was killed."""
     launched: bool = False
     """Whether ranks were started."""
     begun: float | None = None
@@ -26,9 +26,9 @@ class Told:
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
-    """Every event of a file; a line that is none, the last of a driver that was killed, is skipped.
+    """Yield every event of a file; none if there is no such file.
 
-    A file that is not there has none.
+    A line that is no event, such as the last of a driver that was killed, is skipped.
     """
     try:
         handle = opened(path)
@@ -36,27 +36,35 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
         return
     with handle:
         for line in handle:
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict) and isinstance(event.get("event"), str):
+            event = _event(line)
+            if event is not None:
                 yield event
 
 
-def told(path: Path) -> Told:
-    """What the events of a file tell of the job's last attempt."""
-    nodes: tuple[str, ...] = ()
-    result: Mapping[str, Any] = {}
-    launched, begun = False, None
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(event, dict) and isinstance(event.get("event"), str):
+        return event
+    return None
+
+
+def summarize(path: Path) -> EventSummary:
+    """Summarize the events of a job's last attempt."""
+    summary = EventSummary()
     for event in events(path):
         kind = event["event"]
         if kind == "job":  # also of a job that was put into the queue again
-            named, begun = event.get("nodes"), event.get("time")
-            nodes = tuple(map(str, named)) if isinstance(named, list) else ()
-            result, launched = {}, False
+            summary = EventSummary(nodes=_nodes(event), begun=event.get("time"))
         elif kind == "begin" and event.get("phase") == "launch":
-            launched = True
+            summary = replace(summary, launched=True)
         elif kind == "result":
-            result = event
-    return Told(nodes=nodes, result=result, launched=launched, begun=begun)
+            summary = replace(summary, result=event)
+    return summary
+
+
+def _nodes(event: Mapping[str, Any]) -> tuple[str, ...]:
+    nodes = event.get("nodes")
+    return tuple(map(str, nodes)) if isinstance(nodes, list) else ()

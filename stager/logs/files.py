@@ -1,4 +1,4 @@
-"""The files of one job: those that stager's driver writes, or whatever logs a directory holds."""
+"""The files of one job: those of stager's driver, or whatever logs a directory holds."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _BINARY_PROBE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """One file of what somebody wrote."""
+    """One log."""
 
     path: Path
-    """Where it is."""
+    """Its path."""
     node: str = ""
-    """The node whose output it has; empty where its name does not tell."""
+    """The node whose output it has; empty if its name does not tell."""
     rank: int | None = None
-    """The rank, or Slurm's task; None where its name does not tell."""
+    """The rank, or Slurm's task; None if its name does not tell."""
     own: bool = False
-    """Whether nothing else than that rank (and torchrun) writes there."""
+    """Whether only that rank (and torchrun) writes there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,11 @@ class JobFiles:
     """The files of one job."""
 
     folder: Path
-    """Where they are."""
+    """Their directory."""
     job_id: str
     """The job's number; empty for a directory of somebody else's logs."""
     logs: tuple[LogFile, ...]
-    """What was written, sorted by rank and name."""
+    """The logs, sorted by rank and name."""
 
     @property
     def ours(self) -> bool:
@@ -65,17 +65,17 @@ class JobFiles:
 
     @property
     def order(self) -> Path:
-        """When which log grew, see :mod:`bundle.driver.logs`."""
+        """The order in which logs grew, see :mod:`bundle.driver.logs`."""
         return self.folder / f"order.{self.job_id}.tsv"
 
     @property
     def preflight(self) -> Path:
-        """What was found out about each node before anything was sent."""
+        """The findings about each node before anything was sent."""
         return self.folder / f"preflight.{self.job_id}.txt"
 
     @property
     def job(self) -> Path:
-        """The job as the driver was told it."""
+        """The job's description, as the driver got it."""
         return self.folder / f"job.{self.job_id}.json"
 
     @property
@@ -90,7 +90,7 @@ def default_folder(asked: Path | None) -> Path:
 
 
 def find(wanted: str | None, log_dir: Path) -> JobFiles:
-    """The files of a job.
+    """Return the files of a job.
 
     Args:
         wanted: a job's number, a directory, or a file; None for the newest job.
@@ -99,24 +99,33 @@ def find(wanted: str | None, log_dir: Path) -> JobFiles:
     Raises:
         StagerError: there is no such job or directory, or nothing to read in it.
     """
-    named = None if wanted is None else _mode(Path(wanted).expanduser())
-    if wanted and named is not None and stat.S_ISDIR(named):
-        return _in_folder(Path(wanted).expanduser())
-    if wanted and named is not None and stat.S_ISREG(named):
-        path = Path(wanted).expanduser()
-        _readable([path])
-        return JobFiles(folder=path.parent, job_id="", logs=(foreign(path, path.parent),))
+    files = _at_path(Path(wanted).expanduser()) if wanted else None
+    if files is not None:
+        return files
     jobs = _jobs(log_dir)
     if wanted is None and jobs:
         return of_job(log_dir, jobs[-1])
     if wanted is not None and wanted in jobs:
         return of_job(log_dir, wanted)
-    what = "any job" if wanted is None else f"job {wanted}"
+    job = "any job" if wanted is None else f"job {wanted}"
     known = f"the jobs there are {', '.join(jobs[-8:])}" if jobs else "no job has left any there"
     raise StagerError(
-        f"there are no logs of {what} in {log_dir}",
+        f"there are no logs of {job} in {log_dir}",
         hint=f"{known}; --log-dir names another place, and a directory of logs can be given too",
     )
+
+
+def _at_path(path: Path) -> JobFiles | None:
+    """Return the logs of a directory, or a single log; None where there is neither."""
+    mode = _mode(path)
+    if mode is None:
+        return None
+    if stat.S_ISDIR(mode):
+        return _in_folder(path)
+    if not stat.S_ISREG(mode):
+        return None
+    _refuse_unreadable([path])
+    return JobFiles(folder=path.parent, job_id="", logs=(foreign(path, path.parent),))
 
 
 def _in_folder(folder: Path) -> JobFiles:
@@ -132,28 +141,35 @@ def _in_folder(folder: Path) -> JobFiles:
 
 
 def _jobs(folder: Path) -> list[str]:
-    """The jobs that have left files, the one that began last at the end."""
-    found: dict[str, float] = {}
+    """Return the jobs that have left files, the one that began last at the end."""
+    changed: dict[str, float] = {}
     for path in _entries(folder):
-        name = _EVENTS.match(path.name) or _BATCH.match(path.name)
+        name = _job_name(path)
         if name and _is_regular(path):
-            found[name[1]] = max(found.get(name[1], 0.0), _changed(path))
-    return sorted(found, key=lambda job: (found[job], len(job), job))
+            changed[name] = max(changed.get(name, 0.0), _changed(path))
+    return sorted(changed, key=lambda job: (changed[job], len(job), job))
+
+
+def _job_name(path: Path) -> str:
+    """Return the job whose events or batch log a file is by its name; empty for any other."""
+    name = _EVENTS.match(path.name) or _BATCH.match(path.name)
+    return name[1] if name else ""
 
 
 def newest_change(folder: Path) -> float:
-    """When a job has last told something, in seconds since the epoch; 0.0 for none.
+    """Return when a job has last written something, in seconds since the epoch; 0.0 for none.
 
-    The empty file by which a local job claims its number tells nothing yet.
+    The empty file by which a local job claims its number does not count.
     """
-    named = [
-        path for path in _entries(folder) if _EVENTS.match(path.name) or _BATCH.match(path.name)
-    ]
-    return max((_changed(path) for path in named if _size(path)), default=0.0)
+    newest = 0.0
+    for path in _entries(folder):
+        if _job_name(path) and _size(path):
+            newest = max(newest, _changed(path))
+    return newest
 
 
 def of_job(folder: Path, job_id: str) -> JobFiles:
-    """The files of a job of stager's; it may have left none."""
+    """Return the files of a job of stager's; it may have left none."""
     # Greedy: a job's name may have its number in it, and so may a task be called.
     of_rank = re.compile(rf".+\.{re.escape(job_id)}\.(?P<node>.+?)\.(?P<task>\d+)\.out")
     batch = re.compile(rf".+\.{re.escape(job_id)}\.batch\.out")
@@ -165,12 +181,12 @@ def of_job(folder: Path, job_id: str) -> JobFiles:
             logs.append(LogFile(path=path, node=named["node"], rank=int(named["task"]), own=True))
         elif batch.fullmatch(path.name):
             logs.append(LogFile(path=path))
-    _readable([log.path for log in logs])
+    _refuse_unreadable([log.path for log in logs])
     return JobFiles(folder=folder, job_id=job_id, logs=_sorted(logs))
 
 
 def foreign(path: Path, folder: Path) -> LogFile:
-    """A file of somebody else's launcher; its name may tell node and rank."""
+    """Return a log of somebody else's launcher; its name may tell node and rank."""
     shown = path.relative_to(folder).as_posix()
     if named := _FOREIGN.match(path.name):
         return LogFile(path=path, node=named["node"], rank=int(named["rank"]))
@@ -186,25 +202,26 @@ def _is_log(path: Path) -> bool:
             text = handle.read(_BINARY_PROBE).decode(errors="replace")
     except OSError:
         return False
-    # A few may be in a log: PyTorch ends what it says of a bus error with a zero byte.
+    # A log may have a few: PyTorch ends its message about a bus error with a zero byte.
     return (text.count("\0") + text.count("\ufffd")) * 20 <= len(text)
 
 
-def _readable(paths: Sequence[Path]) -> None:
+def _refuse_unreadable(paths: Sequence[Path]) -> None:
     """Refuse files of which none can be read: nothing found in them would look like all is well."""
-    if paths and not any(os.access(path, os.R_OK) for path in paths):
-        raise StagerError(
-            f"{paths[0]} cannot be read" + (f", nor can {len(paths) - 1} more" * (len(paths) > 1)),
-            hint="look at the owner and the mode of the logs",
-        )
+    if not paths or any(os.access(path, os.R_OK) for path in paths):
+        return
+    others = f", nor can {len(paths) - 1} more" if len(paths) > 1 else ""
+    raise StagerError(
+        f"{paths[0]} cannot be read{others}", hint="look at the owner and the mode of the logs"
+    )
 
 
 def _below(folder: Path) -> list[Path]:
-    """All files below a directory; what cannot be entered has none."""
-    found = []
-    for here, _, names in os.walk(folder):
-        found += [Path(here, name) for name in names]
-    return sorted(found)
+    """Return all files below a directory, except those in folders that cannot be entered."""
+    files = []
+    for parent, _, names in os.walk(folder):
+        files += [Path(parent, name) for name in names]
+    return sorted(files)
 
 
 def _mode(path: Path) -> int | None:
@@ -220,9 +237,11 @@ def _is_regular(path: Path) -> bool:
 
 
 def _sorted(logs: Iterable[LogFile]) -> tuple[LogFile, ...]:
-    return tuple(
-        sorted(logs, key=lambda one: (-1 if one.rank is None else one.rank, one.path.name))
-    )
+    return tuple(sorted(logs, key=_rank_and_name))
+
+
+def _rank_and_name(log: LogFile) -> tuple[int, str]:
+    return -1 if log.rank is None else log.rank, log.path.name
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Values out of JSON that anybody may have written: each is of the type that was asked for."""
+"""Values from untrusted JSON, each of the type that was asked for."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ _LARGEST = 1e15
 
 
 def number(raw: Mapping[str, Any], key: str) -> float | None:
-    """A number that can be reckoned with; None where there is none."""
+    """Return a finite number of a usual size; None where there is none."""
     value = raw.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        found = float(value)
+        known = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) and abs(found) < _LARGEST else None
+    return known if math.isfinite(known) and abs(known) < _LARGEST else None
 
 
 def whole(raw: Mapping[str, Any], key: str) -> int | None:
-    """A whole number; None where there is none."""
-    found = number(raw, key)
-    return int(found) if found is not None and found == int(found) else None
+    """Return a whole number; None where there is none."""
+    value = number(raw, key)
+    if value is None or value != int(value):
+        return None
+    return int(value)
 
 
 def text(raw: Mapping[str, Any], key: str) -> str:
-    """A text, or a number as one; empty where there is neither."""
+    """Return a text, or a number as one; empty where there is neither."""
     value = raw.get(key)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
@@ -37,17 +39,17 @@ def text(raw: Mapping[str, Any], key: str) -> str:
 
 
 def table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """An object; empty where there is none."""
+    """Return an object; empty where there is none."""
     value = raw.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def listing(raw: Mapping[str, Any], key: str) -> list[Any]:
-    """A list; empty where there is none."""
+    """Return a list; empty where there is none."""
     value = raw.get(key)
     return value if isinstance(value, list) else []
 
 
 def texts(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The texts of a list."""
-    return tuple(one for one in listing(raw, key) if isinstance(one, str))
+    """Return the texts of a list."""
+    return tuple(value for value in listing(raw, key) if isinstance(value, str))

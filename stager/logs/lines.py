@@ -16,12 +16,12 @@ from .files import JobFiles, LogFile
 from .suspects import Open, Suspects
 
 _MARK = re.compile(r"^\[rank(\d+)\]: ?")
-"""How torch marks a rank's lines; torchrun's ``[default3]:`` counts within its node."""
+"""Torch's mark of a rank's lines; torchrun's ``[default3]:`` counts within its node."""
 _EVENT = b'{"v": '
 _OPEN = 200
 """Files that are kept open at a time: fewer than any limit of open files."""
 _BLOCK = 1 << 16
-_BACK = 400
+_STAMP_LINES = 400
 """Lines among which a time is looked for, above one that has none."""
 
 
@@ -30,7 +30,7 @@ class Line:
     """One line of a job's logs; they are in order by time, then by file and place in it."""
 
     time: float
-    """When it was said, in seconds since the epoch; 0 where nothing tells."""
+    """The time, in seconds since the epoch; 0 if unknown."""
     path: Path
     """Its file."""
     number: int
@@ -38,9 +38,9 @@ class Line:
     text: str = field(compare=False)
     """The line, without its end."""
     node: str = field(compare=False)
-    """The node; empty where that is not known."""
+    """The node; empty if unknown."""
     rank: int | None = field(compare=False)
-    """The rank; None where that is not known."""
+    """The rank; None if unknown."""
 
     @property
     def who(self) -> str:
@@ -54,11 +54,11 @@ class Reader:
 
     Attributes:
         log: the file.
-        time: when its last line was said, as far as it tells; it never goes back.
+        time: the time of its last line, as far as it is known; it never goes back.
     """
 
     def __init__(self, log: LogFile, suspects: Suspects | None = None) -> None:
-        """Nothing is read yet.
+        """Begin at the start of the file.
 
         Args:
             log: the file.
@@ -73,11 +73,11 @@ class Reader:
         self._year = year_of(log.path)
 
     def take(self, raws: Sequence[bytes], time: float | None = None) -> Iterator[Line]:
-        """Lines as they are in the file, with names and times.
+        """Yield lines of the file, with names and times.
 
         Args:
             raws: the next lines of the file.
-            time: when all of them were said; None for what they say themselves.
+            time: the time of all of them; None takes their own stamps.
         """
         wanted = self._wanted(raws)
         skipped = 0
@@ -91,7 +91,7 @@ class Reader:
                 self.time = max(self.time, _time_of(raw))
                 continue
             # Of lines that are skipped, the last one with a time tells it.
-            behind = raws[at - min(skipped, _BACK) : at + 1]
+            behind = raws[at - min(skipped, _STAMP_LINES) : at + 1]
             said = time if time is not None else self._said(behind)
             skipped = 0
             if said is not None:
@@ -112,11 +112,11 @@ class Reader:
         return next((time for time in times if time is not None), None)
 
     def rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
-        """All lines from here to the end of the file.
+        """Yield all lines from here to the end of the file.
 
         Args:
-            whole: whether a last line that has no end yet is left for the next time.
-            time: when all of them were said; None for what they say themselves.
+            whole: leave a last line that has no end yet for the next time.
+            time: the time of all of them; None takes their own stamps.
         """
         while True:
             try:  # opened for each block: there may be more files than may be open
@@ -132,7 +132,7 @@ class Reader:
             yield from self.take(raws, time)
 
     def piece(self, handle: BinaryIO, size: int, time: float) -> Iterator[Line]:
-        """The next bytes, which were all written at one time."""
+        """Yield the lines of the next bytes, which were all written at one time."""
         handle.seek(self._offset)
         yield from self.take(handle.read(size).splitlines(keepends=True), time)
 
@@ -140,9 +140,9 @@ class Reader:
 def in_order(
     files: JobFiles, logs: Iterable[LogFile], suspects: Suspects | None = None
 ) -> Iterator[Line]:
-    """The lines of the logs whose pieces the driver has put in order, piece after piece.
+    """Yield the lines of the logs whose pieces the driver has put in order, piece after piece.
 
-    What a log has beyond its pieces follows at the end.
+    The rest of each log, beyond its pieces, follows at the end.
     """
     readers = [Reader(log, suspects) for log in logs if log.own]
     yield from piece_by_piece(files, readers)
@@ -151,7 +151,7 @@ def in_order(
 
 
 def piece_by_piece(files: JobFiles, readers: Iterable[Reader]) -> Iterator[Line]:
-    """The lines of all pieces of which the driver has kept the order so far."""
+    """Yield the lines of all pieces of which the driver has kept the order so far."""
     known = {(reader.log.node, reader.log.rank): reader for reader in readers}
     with _Open() as handles:
         for time, who, size in _pieces(files.order):
@@ -186,7 +186,7 @@ class _Open:
             handle.close()
 
     def get(self, path: Path) -> BinaryIO | None:
-        """A file, open; None where it cannot be read."""
+        """Return a file, open; None where it cannot be read."""
         if path in self._handles:
             self._handles.move_to_end(path)
             return self._handles[path]
@@ -208,11 +208,11 @@ def _time_of(raw: bytes) -> float:
 
 
 def last_lines(path: Path, count: int) -> tuple[str, ...]:
-    """The last lines of a file, as far as they are not longer than a block; none if it is empty."""
+    """Return the last lines of a file, from no more than its last block; none if it is empty."""
     try:
         with path.open("rb") as handle:
             handle.seek(max(0, path.stat().st_size - _BLOCK))
-            said = handle.read().decode(errors="replace").splitlines()
+            lines = handle.read().decode(errors="replace").splitlines()
     except OSError:
         return ()
-    return tuple(said[-count:])
+    return tuple(lines[-count:])

@@ -1,6 +1,6 @@
 """The last command that failed before its job began: such a job leaves no files of its own.
 
-Without a word about it, whoever asks what went wrong would be told about an older job.
+Without a note about it, `stager diagnose` would report an older job.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Refused:
     time: float
     """When it failed, in seconds since the epoch."""
     message: str
-    """What went wrong, as it was said then."""
+    """The message that was shown then."""
     hint: str
-    """What to do about it; may be empty."""
+    """The hint; may be empty."""
     context: tuple[str, ...]
     """The supporting lines."""
 
@@ -44,8 +44,8 @@ def remembered(log_dir: Path, command: str) -> Iterator[None]:
     """Leave a note if the block fails and no job has written anything meanwhile.
 
     Args:
-        log_dir: where the job's logs would be; where there is none, no older job can be mistaken.
-        command: what the user has called.
+        log_dir: the directory for the job's logs; without one, no older job can be mistaken.
+        command: the command that the user has called.
     """
     started = time()
     try:
@@ -65,7 +65,7 @@ def _leave(path: Path, command: str, error: StagerError) -> None:
         "context": error.context,
     }
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    with suppress(OSError):  # the failure itself is what its user has to be told
+    with suppress(OSError):  # the failure itself must be shown
         with open(
             partial, "w", encoding="utf-8", opener=permissions.opener(log_modes.PRIVATE)
         ) as handle:

@@ -1,4 +1,4 @@
-"""Which lines may belong to errors, so that in long logs no others need be looked at."""
+"""The lines that may belong to errors, so that no others of long logs need be read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..catalogue.catalogue import catalogue
-from ..catalogue.prefilter import Sieve
+from ..catalogue.prefilter import Prefilter
 
 TRACEBACK = "Traceback (most recent call last)"
 WORDS = ("error", "fatal", "critical", "exception", "panic", "slurmstepd:", "srun:")
-"""Texts of which a line about an error has one, in whatever case."""
+"""Texts of which a line about an error has at least one, in any case."""
 _DIGITS = b"0123456789"
 
 
 _CLOSING = re.compile(rb"[A-Za-z_][\w.]*(?::|\s*$)")
-"""How the line begins that ends a traceback: with the exception, which is not indented."""
+"""The beginning of the line that ends a traceback: the exception, which is not indented."""
 _WINDOW = 1_000
 """Lines that may follow the one that begins a traceback; other ranks' may be among them."""
 
@@ -26,23 +26,23 @@ class Open:
     """A traceback that had not ended when the lines were at their end."""
 
     lines: int
-    """How many more may follow."""
+    """The number of lines that may follow."""
     head: bytes
-    """What stands before each of its lines."""
+    """The mark before each of its lines."""
 
 
 class Suspects:
     """Picks lines; one for all logs of a job, as it remembers words."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Begin without any known word."""
         needles = (entry.needle for entry in catalogue())
-        self._sieve = Sieve(text.lower() for text in (*WORDS, TRACEBACK, *needles))
+        self._sieve = Prefilter(text.lower() for text in (*WORDS, TRACEBACK, *needles))
 
     def among(
         self, raws: Sequence[bytes], before: Sequence[Open]
     ) -> tuple[Collection[int], list[Open]]:
-        """The places of the lines to look at.
+        """Return the places of the lines to look at.
 
         Args:
             raws: lines of one log.
@@ -69,7 +69,7 @@ class Suspects:
 
 
 def _shapes(raws: Sequence[bytes]) -> list[bytes]:
-    """The lines in lower case and without digits."""
+    """Return the lines in lower case and without digits."""
     whole = b"".join(raws).lower().translate(None, _DIGITS).split(b"\n")
     if raws and len(whole) == len(raws) + raws[-1].endswith(b"\n"):
         return whole[: len(raws)]
@@ -85,7 +85,7 @@ def _head(raw: bytes) -> bytes:
 
 
 def _end(raws: Sequence[bytes], start: int, trace: Open) -> tuple[int, Open | None]:
-    """The place behind the last line of a traceback, and what of it is left."""
+    """Return the place behind the last line of a traceback, and the rest that is still open."""
     stop = min(start + trace.lines, len(raws))
     for at in range(start, stop):
         if raws[at].startswith(trace.head) and _CLOSING.match(raws[at], len(trace.head)):

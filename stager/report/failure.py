@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..diagnosis.failure import Diagnosis, FirstFailure, Proof
+from ..diagnosis.failure import Diagnosis, Evidence, FirstFailure
 from ..diagnosis.wording import ranks_in_words, when
 from .markup import Html, clipped, element
 
@@ -20,7 +20,7 @@ def trouble(diagnosis: Diagnosis) -> Html | None:
         ("When", when(first.time) if first.time else ""),
         ("Exit status", "" if first.exit_code is None else str(first.exit_code)),
         ("Missing from the collective", ranks_in_words(diagnosis.missing)),
-        ("The same on", ranks_in_words(diagnosis.alike)),
+        ("The same on", ranks_in_words(diagnosis.same_failure)),
         ("Consequences", ranks_in_words(diagnosis.consequences)),
     ]
     told = [
@@ -32,7 +32,7 @@ def trouble(diagnosis: Diagnosis) -> Html | None:
         "section",
         element("h2", f"What failed first: {who(first)}", id="failure"),
         element("dl", told, class_="facts wide"),
-        _proofs(diagnosis.proofs),
+        _evidence(diagnosis.evidence),
         _last_lines(first),
         class_="trouble",
         aria_labelledby="failure",
@@ -45,16 +45,16 @@ def who(first: FirstFailure) -> str:
     return node if first.rank is None else f"{node}, rank {first.rank}"
 
 
-def _proofs(proofs: tuple[Proof, ...]) -> list[Html] | None:
-    if not proofs:
+def _evidence(evidence: tuple[Evidence, ...]) -> list[Html] | None:
+    if not evidence:
         return None
     lines = [
         element(
             "li",
-            element("code", f"{proof.path}:{proof.number}", class_="place"),
-            element("pre", clipped(proof.text)),
+            element("code", f"{line.path}:{line.number}", class_="place"),
+            element("pre", clipped(line.text)),
         )
-        for proof in proofs
+        for line in evidence
     ]
     return [element("h3", "Shown by"), element("ul", lines, class_="proofs")]
 

@@ -1,4 +1,4 @@
-"""What Slurm still knows of a job that has left no result: its state, and how it ended."""
+"""The state that Slurm knows of a job that has left no result, and the way the job ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from ..core.errors import StagerError
 from ..core.processes import Runner, run
 
-_PATIENCE = 10.0
+_TIMEOUT_SECONDS = 10.0
 _ENDINGS = {
     "TIMEOUT": "time-limit",
     "DEADLINE": "time-limit",
@@ -17,11 +17,11 @@ _ENDINGS = {
     "BOOT_FAIL": "node-failure",
     "CANCELLED": "cancelled",
 }
-"""Slurm's job states to the driver's words for them (``man squeue``, job state codes)."""
+"""Slurm's job states (``man squeue``, job state codes), and the driver's words for them."""
 
 
 def state(job_id: str, runner: Runner = run) -> str:
-    """The job's state in Slurm's words; empty where Slurm is not there or has forgotten it.
+    """Return the job's state in Slurm's words; empty where Slurm does not know it.
 
     The accounting is asked first, which remembers for months, then the controller, which does for
     minutes.
@@ -29,27 +29,34 @@ def state(job_id: str, runner: Runner = run) -> str:
     if not job_id.isdigit():
         return ""
     sacct = ["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State"]
-    for argv in (sacct, ["scontrol", "-o", "show", "job", job_id]):
-        if shutil.which(argv[0]) is None:
-            continue
-        try:
-            said = runner(argv, timeout=_PATIENCE, check=False).stdout
-        except StagerError:
-            continue
-        if found := parse(said):
-            return found
+    scontrol = ["scontrol", "-o", "show", "job", job_id]
+    for argv in (sacct, scontrol):
+        known = parse(_output(argv, runner))
+        if known:
+            return known
     return ""
 
 
-def parse(said: str) -> str:
-    """The state in what ``sacct -P -o State`` or ``scontrol show job`` has printed."""
-    named = re.search(r"\bJobState=([A-Z_]+)", said)
-    if named:
-        return named[1]
-    first = said.strip().split("\n")[0].split(" ")[0]
-    return first if re.fullmatch(r"[A-Z_]+", first) else ""
+def _output(argv: list[str], runner: Runner) -> str:
+    """Return what a command prints; empty where it is missing or fails."""
+    if shutil.which(argv[0]) is None:
+        return ""
+    try:
+        return runner(argv, timeout=_TIMEOUT_SECONDS, check=False).stdout
+    except StagerError:
+        return ""
+
+
+def parse(printed: str) -> str:
+    """Return the state in what ``sacct -P -o State`` or ``scontrol show job`` has printed."""
+    field = re.search(r"\bJobState=([A-Z_]+)", printed)
+    if field:
+        return field[1]
+    # sacct: "CANCELLED by 1000", and one line for each run of a job that was requeued.
+    word = printed.strip().split("\n")[0].split(" ")[0]
+    return word if re.fullmatch(r"[A-Z_]+", word) else ""
 
 
 def ended_by(state: str) -> str:
-    """A state as the driver would call it; empty for one that is no end of Slurm's making."""
+    """Return a state in the driver's words; empty for one that is no end of Slurm's making."""
     return _ENDINGS.get(state, "")

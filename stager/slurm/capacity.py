@@ -1,4 +1,4 @@
-"""Requests that no partition could ever satisfy: refused here, as Slurm lets them wait for ever."""
+"""Requests that no partition could ever satisfy: Slurm would let them wait for ever."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from ..core.processes import CommandError, feed, run
 from .request import Request
 
 _SECONDS = 60
-"""How long Slurm may take to answer; where it does not, nothing is refused here."""
+"""Time limit for each command; where Slurm does not answer, nothing is refused here."""
 _REFUSED = re.compile(r"not available|[Nn]ode count specification|More processors requested")
-_OTHERWISE = (
+_OVERRIDING = (
     *("-p", "--part", "-M", "--clu", "-c", "--cpu", "-N", "--nodes", "-n", "--ntask", "-O"),
     *("--over", "--res", "--tasks"),
 )
 """Beginnings of options after which the request is not what the settings say."""
-_ELSEWHERE = re.compile(r"(SALLOC|SBATCH|SLURM)_(PARTITION|CLUSTERS|RESERVATION|OVERCOMMIT)$")
+_OVERRIDING_VARIABLE = re.compile(
+    r"(SALLOC|SBATCH|SLURM)_(PARTITION|CLUSTERS|RESERVATION|OVERCOMMIT)$"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +35,11 @@ class PartitionNode:
     partition: str
     """The partition's name."""
     default: bool
-    """Whether jobs go there that name none."""
+    """Whether jobs that name no partition go there."""
     name: str
     """The node's name."""
     cpus: int
-    """How many CPUs it has."""
+    """Its number of CPUs."""
 
 
 def read_nodes(listed: str) -> list[PartitionNode]:
@@ -45,14 +47,17 @@ def read_nodes(listed: str) -> list[PartitionNode]:
     nodes = []
     for line in listed.splitlines():
         words = line.split()
-        if len(words) == 3 and words[2].isdigit():
-            partition = words[0].rstrip("*")
-            default = words[0].endswith("*")
-            nodes.append(
-                PartitionNode(
-                    partition=partition, default=default, name=words[1], cpus=int(words[2])
-                )
+        if len(words) != 3 or not words[2].isdigit():
+            continue
+        partition, name, cpus = words
+        nodes.append(
+            PartitionNode(
+                partition=partition.rstrip("*"),
+                default=partition.endswith("*"),
+                name=name,
+                cpus=int(cpus),
             )
+        )
     return nodes
 
 
@@ -64,29 +69,36 @@ def shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) 
         nodes: all nodes of all partitions, also those that are down at the moment.
         ranks: the ranks of a node where their number alone decides how many CPUs are asked for.
     """
-    named = asked.partition.split(",") if asked.partition else []
-    avoided = _names(asked.exclude or "")
-    there = {
-        node.name: node
-        for node in nodes
-        if (node.partition in named if named else node.default) and node.name not in avoided
-    }
-    if not there:
+    usable = _usable(asked, nodes)
+    if not usable:
         return ""  # nothing is known: the nodes of a cloud show only while they run
     least, cpus = asked.nodes[0], asked.cpus_per_task or 1
-    where = f"partition {', '.join(sorted({node.partition for node in there.values()}))}"
-    largest = max(node.cpus for node in there.values())
+    where = f"partition {', '.join(sorted({node.partition for node in usable}))}"
     source = f"{counted(ranks, 'rank')} of 1 CPU" if ranks else "cluster.cpus-per-task"
+    largest = max(node.cpus for node in usable)
     if cpus > largest:
-        each = f"the job asks for {counted(cpus, 'CPU')} a node ({source})"
-        return f"{each}, the largest node of {where} has {largest}"
-    fitting = sum(node.cpus >= cpus for node in there.values())
-    if fitting >= least:
+        request = f"the job asks for {counted(cpus, 'CPU')} a node ({source})"
+        return f"{request}, the largest node of {where} has {largest}"
+    large_enough = sum(node.cpus >= cpus for node in usable)
+    if large_enough >= least:
         return ""
-    if fitting == len(there):
-        return f"the job asks for {counted(least, 'node')}, {where} has {fitting}"
-    each = f"the job asks for {counted(least, 'node')} with {counted(cpus, 'CPU')} each ({source})"
-    return f"{each}, {where} has {fitting} of that size"
+    request = f"the job asks for {counted(least, 'node')}"
+    if large_enough == len(usable):
+        return f"{request}, {where} has {large_enough}"
+    each = f"with {counted(cpus, 'CPU')} each ({source})"
+    return f"{request} {each}, {where} has {large_enough} of that size"
+
+
+def _usable(asked: Request, nodes: Sequence[PartitionNode]) -> list[PartitionNode]:
+    """Return the nodes of the request's partitions that it does not exclude, each once."""
+    partitions = asked.partition.split(",") if asked.partition else []
+    excluded = _names(asked.exclude or "")
+    usable: dict[str, PartitionNode] = {}
+    for node in nodes:
+        in_partition = node.partition in partitions if partitions else node.default
+        if in_partition and node.name not in excluded:
+            usable[node.name] = node
+    return list(usable.values())
 
 
 def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, str]) -> None:
@@ -97,15 +109,13 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
 
     Args:
         config: the settings.
-        asked: what would be asked for.
-        environment: all variables that it would be asked with.
+        asked: the request.
+        environment: all variables that it would be made with.
 
     Raises:
         StagerError: it could never be satisfied.
     """
-    if any(arg.startswith(_OTHERWISE) for arg in asked.args):
-        return
-    if any(_ELSEWHERE.match(name) for name in environment):
+    if _is_overridden(asked, environment):
         return
     ranks = None if config.cluster.cpus_per_task else config.launch.nproc_per_node
     try:
@@ -116,11 +126,18 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
     why = shortage(asked, nodes, ranks)
     if why and _slurm_refuses(asked, environment):
         raise StagerError(
-            f"Slurm can never give these nodes: {why}",
+            f"Slurm can never satisfy this request: {why}",
             hint="ask for less: --nodes, --nproc-per-node, cluster.cpus-per-task (it may be less "
             "than the ranks of a node); or name another --partition; `sinfo -N -l` shows what "
             "there is",
         )
+
+
+def _is_overridden(asked: Request, environment: Mapping[str, str]) -> bool:
+    """Return whether options or variables make the request another one than the settings say."""
+    if any(arg.startswith(_OVERRIDING) for arg in asked.args):
+        return True
+    return any(_OVERRIDING_VARIABLE.match(name) for name in environment)
 
 
 def _slurm_refuses(asked: Request, environment: Mapping[str, str]) -> bool:

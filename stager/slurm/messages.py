@@ -1,6 +1,6 @@
-"""What Slurm's own commands say on standard error, put in plain words. Pure functions.
+"""Messages of Slurm's own commands on standard error, put in plain words. Pure functions.
 
-The texts are those of ``salloc`` and ``sbatch`` 22.05 to 24.11; what is not known passes through.
+The texts are those of ``salloc`` and ``sbatch`` 22.05 to 24.11; unknown lines pass through.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..core.errors import JobError, StagerError
 
 Kind = Literal["pending", "unlikely", "granted", "quiet", "revoked", "error", "other"]
 
-_SPEAKER = re.compile(r"(?:salloc|sbatch|srun|scancel|squeue|scontrol|sbcast): (.*)")
+_COMMAND = re.compile(r"(?:salloc|sbatch|srun|scancel|squeue|scontrol|sbcast): (.*)")
 _ERROR = re.compile(r"(?:error|fatal): (?:.*(?:failed|allocate resources): )?(.+)")
 _USAGE = re.compile(r"((?:unrecognized|invalid|ambiguous) option.*|option .* requires .*)")
 _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
@@ -30,13 +30,15 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("quiet", re.compile(r"Nodes \S+ are ready for job()")),
 )
 
-_UNSENT = re.compile(r"Unable to contact slurm controller \(connect failure\)|in standby mode")
-"""How Slurm's library says that nobody took the request: it had not been sent, or was refused.
+_NOT_SENT = re.compile(r"Unable to contact slurm controller \(connect failure\)|in standby mode")
+"""Errors of Slurm's library after which the request was not sent, or was refused.
 
-After any other fault of the network (a time-out, an answer that was cut) it may have been taken.
+After any other fault of the network (a time-out, a truncated answer) it may have been accepted.
 """
 
-_KEPT = re.compile(r"Unable to clean up job allocation (\d+): (.+)")
+_NOT_RELEASED = re.compile(r"Unable to clean up job allocation (\d+): (.+)")
+
+_CONTEXT_LINES = 15
 
 _HINTS = (
     (
@@ -76,101 +78,126 @@ _HINTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Message:
     """One line of a Slurm command."""
 
     kind: Kind
-    """What it is about; ``quiet`` is of no use to a person, ``other`` is not Slurm's."""
+    """Its kind; ``quiet`` is of no use to a person, ``other`` is not Slurm's."""
     job_id: str
     """The job it names; empty for none."""
     text: str
-    """What it says, without the name of the command."""
+    """The text, without the name of the command."""
 
 
-def read(line: str) -> Told:
-    """Understand one line that a Slurm command wrote to standard error."""
-    spoken = _SPEAKER.fullmatch(line.rstrip())
+def read(line: str) -> Message:
+    """Parse one line that a Slurm command wrote to standard error."""
+    spoken = _COMMAND.fullmatch(line.rstrip())
     if spoken is None:
-        return Told(kind="other", job_id="", text=line)
+        return Message(kind="other", job_id="", text=line)
     text = spoken[1]
-    failed = _ERROR.fullmatch(text) or _USAGE.fullmatch(text)
-    if failed is not None:
-        return Told(kind="error", job_id="", text=failed[1])
+    error = _ERROR.fullmatch(text) or _USAGE.fullmatch(text)
+    if error is not None:
+        return Message(kind="error", job_id="", text=error[1])
     for kind, pattern in _KINDS:
-        found = pattern.match(text)
-        if found is not None:
-            return Told(kind=kind, job_id=found[1], text=text)
-    return Told(kind="other", job_id="", text=line)
+        match = pattern.match(text)
+        if match is not None:
+            return Message(kind=kind, job_id=match[1], text=text)
+    return Message(kind="other", job_id="", text=line)
 
 
-def plain(told: Told) -> str:
-    """What a person is told of it; empty for nothing."""
-    if told.kind == "pending":
-        return f"job {told.job_id} waits for its nodes (Ctrl-C gives it up)"
-    if told.kind == "unlikely":
-        return "Slurm has not that many nodes of this kind now: too few, or some are down"
-    if told.kind == "granted":
-        return f"job {told.job_id}: the nodes are ours"
-    kept = _KEPT.match(told.text) if told.kind == "error" else None
-    if kept is not None:
-        return f"job {kept[1]} still has its nodes ({kept[2]}); scancel {kept[1]} gives them back"
-    if told.kind == "error" and "retrying" in told.text:
-        return f"Slurm does not answer: {told.text} (Ctrl-C gives it up)"
-    return told.text if told.kind == "other" else ""
+def plain(message: Message) -> str:
+    """Return the words to show for a message; empty for nothing."""
+    if message.kind == "error":
+        return _plain_error(message.text)
+    words = {
+        "pending": f"job {message.job_id} is waiting for nodes (Ctrl-C cancels it)",
+        "unlikely": "not enough matching nodes are available right now: there are too few, or some"
+        " are down",
+        "granted": f"job {message.job_id}: nodes allocated",
+        "other": message.text,
+    }
+    return words.get(message.kind, "")
 
 
-def unsent(said: str) -> str:
-    """Why a request for nodes cannot have reached Slurm's controller; empty where it may have.
+def _plain_error(text: str) -> str:
+    """Return the words for an error that does not end the command; empty for one that does."""
+    held = _NOT_RELEASED.match(text)
+    if held is not None:
+        return f"job {held[1]} still holds its nodes ({held[2]}); scancel {held[1]} releases them"
+    if "retrying" in text:
+        return f"Slurm does not answer: {text} (Ctrl-C gives up)"
+    return ""
+
+
+def unsent(stderr: str) -> str:
+    """Return why a request cannot have reached Slurm's controller; empty where it may have.
 
     Args:
-        said: all that the command wrote to standard error.
+        stderr: all that the command wrote to standard error.
     """
-    told = [one for one in map(read, said.splitlines()) if one.kind != "other"]
-    nobody = bool(told) and all(one.kind == "error" and _UNSENT.search(one.text) for one in told)
-    return told[-1].text if nobody else ""
+    messages = [message for message in map(read, stderr.splitlines()) if message.kind != "other"]
+    if not messages or not all(_is_not_sent(message) for message in messages):
+        return ""
+    return messages[-1].text
+
+
+def _is_not_sent(message: Message) -> bool:
+    return message.kind == "error" and _NOT_SENT.search(message.text) is not None
 
 
 def time_is_up(lines: Sequence[str]) -> bool:
-    """Whether salloc says that the time limit has ended the job."""
+    """Return whether salloc reports that the time limit has ended the job."""
     return any("exceeded its time limit" in read(line).text for line in lines)
 
 
 def failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
-    """Why a command that asked for nodes ended without a result.
+    """Return the error for a command that asked for nodes and ended without a result.
 
     Args:
-        lines: all that was said on standard error.
+        lines: all lines of its standard error.
         code: its exit status.
-        log_dir: where logs are, if there are any.
+        log_dir: the directory of the logs, if there are any.
     """
-    told = [read(line) for line in lines]
-    granted = next((one.job_id for one in told if one.kind == "granted"), "")
-    revoked = next((one.job_id for one in told if one.kind == "revoked" and one.job_id), "")
-    errors = [one.text for one in told if one.kind == "error"]
-    context = [line for line in lines if read(line).kind == "other"][-15:]
+    messages = [read(line) for line in lines]
+    errors = _texts(messages, "error")
+    context = _texts(messages, "other")[-_CONTEXT_LINES:]
+    granted = _job_of(messages, "granted")
+    revoked = _job_of(messages, "revoked")
     if granted:
-        why = "Slurm took the nodes away" if revoked else f"exit status {code}"
+        reason = "Slurm revoked the allocation" if revoked else f"exit status {code}"
         return JobError(
-            f"job {granted} ended without a result: {'; '.join([why, *errors])}",
+            f"job {granted} ended without a result: {'; '.join([reason, *errors])}",
             hint=f"`scontrol show job {granted}` may say why (a time limit, a lost node, scancel); "
             f"what the nodes wrote is in {log_dir}",
             context=context,
         )
-    if any(one.text == "Job has been cancelled" for one in told):
+    if any(message.text == "Job has been cancelled" for message in messages):
         return JobError(
             f"job {revoked} was cancelled before it had nodes",
             hint=f"`sacct --jobs={revoked}` may show by whom; start it again",
             context=context,
         )
-    message = "; ".join(dict.fromkeys(errors)) or f"exit status {code}"
+    refusal = "; ".join(dict.fromkeys(errors)) or f"exit status {code}"
     return StagerError(
-        f"Slurm gives no nodes: {message}", hint=hint_for(" ".join(lines)), context=context
+        f"Slurm did not allocate nodes: {refusal}", hint=hint_for(" ".join(lines)), context=context
     )
 
 
+def _texts(messages: Sequence[Message], kind: Kind) -> list[str]:
+    return [message.text for message in messages if message.kind == kind]
+
+
+def _job_of(messages: Sequence[Message], kind: Kind) -> str:
+    """Return the job that the first message of a kind names; empty for none."""
+    for message in messages:
+        if message.kind == kind and message.job_id:
+            return message.job_id
+    return ""
+
+
 def hint_for(text: str) -> str:
-    """What to do about a refusal of Slurm's."""
+    """Return what to do about a refusal of Slurm's."""
     for pattern, hint in _HINTS:
         if re.search(pattern, text):
             return hint
-    return "the message is Slurm's own; `sinfo` shows what it has, `squeue --me` what waits"
+    return "the message is Slurm's own; `sinfo` shows its nodes, `squeue --me` your waiting jobs"

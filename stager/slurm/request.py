@@ -1,4 +1,4 @@
-"""Where the nodes come from: the choice, and what Slurm is asked for. Pure functions."""
+"""The choice where nodes come from, and the request that Slurm gets. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ INSIDE = ("srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH inside an allocation."""
 
 Source = Literal["local", "inside", "salloc", "sbatch"]
-"""Processes here; the nodes of the allocation that this is in; of a new one; of a batch job."""
+"""Processes on this machine; the allocation this runs in; a new allocation; a batch job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What Slurm is asked for; None leaves an option to Slurm's own default."""
+    """A request for nodes; None leaves an option to Slurm's own default."""
 
     name: str
     """The job's name."""
@@ -44,22 +44,28 @@ class Request:
     args: tuple[str, ...]
     """Further options as they are; where one is given twice, Slurm takes the last."""
 
-    def options(self) -> list[str]:
-        """The options that ``salloc`` and ``sbatch`` share, without ``args``."""
+    def named_options(self) -> dict[str, str | None]:
+        """Return the values of the options that jobs of all kinds share, by long name."""
         least, most = self.nodes
-        named = {
+        exact = least == most
+        cpus = self.cpus_per_task
+        return {
             "job-name": self.name,
-            "nodes": least if least == most else f"{least}-{most}",
+            "nodes": str(least) if exact else f"{least}-{most}",
             # With a range, it would have Slurm give the fewest of the nodes (seen with 22.05).
-            "ntasks-per-node": 1 if least == most else None,
-            "cpus-per-task": self.cpus_per_task,
+            "ntasks-per-node": "1" if exact else None,
+            "cpus-per-task": str(cpus) if cpus else None,
             "gpus-per-node": self.gpus_per_node,
             "partition": self.partition,
             "account": self.account,
             "time": self.time,
             "exclude": self.exclude,
         }
-        return [f"--{key}={value}" for key, value in named.items() if value is not None]
+
+    def options(self) -> list[str]:
+        """Return the options that ``salloc`` and ``sbatch`` share, without ``args``."""
+        options = self.named_options().items()
+        return [f"--{key}={value}" for key, value in options if value is not None]
 
 
 def choose(asked: str, *, nodes: int, batch: bool, inside: str, found: Collection[str]) -> Source:
@@ -67,8 +73,8 @@ def choose(asked: str, *, nodes: int, batch: bool, inside: str, found: Collectio
 
     Args:
         asked: ``auto``, ``slurm`` or ``local``.
-        nodes: how many nodes the job takes at least.
-        batch: whether a batch job is wanted.
+        nodes: the least number of nodes for the job.
+        batch: True for a batch job.
         inside: ``SLURM_JOB_ID``; empty outside of an allocation.
         found: those of :data:`COMMANDS` that are on PATH.
 
@@ -81,33 +87,49 @@ def choose(asked: str, *, nodes: int, batch: bool, inside: str, found: Collectio
             hint="auto takes Slurm where it is there; local makes nodes out of processes here",
         )
     if asked == "local":
-        if batch:
-            raise ConfigError(
-                "--batch and --allocation local: a batch job needs Slurm",
-                hint="leave one of the two out",
-            )
-        return "local"
-    use: Source = "sbatch" if batch else "inside" if inside else "salloc"
-    missing = [name for name in (INSIDE if use == "inside" else COMMANDS) if name not in found]
+        return _local(batch)
+    source = _slurm_source(batch, inside)
+    needed = INSIDE if source == "inside" else COMMANDS
+    missing = [name for name in needed if name not in found]
     if not missing:
-        return use
-    if asked == "auto" and not inside and not batch and nodes == 1:
-        return "local"
-    why = f"not on PATH: {', '.join(missing)}"
-    if asked == "slurm" or batch or inside:
-        what = "--batch" if batch else "--allocation slurm" if asked == "slurm" else f"job {inside}"
-        message = f"{what}: Slurm's commands are missing here"
+        return source
+    if asked == "auto" and source == "salloc":
+        if nodes == 1:
+            return "local"
+        message = f"the job needs {nodes} nodes, and Slurm is not available here"
     else:
-        message = f"{nodes} nodes are asked for, and there is no Slurm here"
+        message = f"{_reason(asked, batch, inside)}: Slurm's commands are missing here"
     raise ConfigError(
-        f"{message} ({why})",
+        f"{message} (not on PATH: {', '.join(missing)})",
         hint="go to a login node of the cluster (or load its module: module load slurm); "
         "--allocation local tries the job with nodes that are processes on this machine",
     )
 
 
+def _local(batch: bool) -> Source:
+    if batch:
+        raise ConfigError(
+            "--batch and --allocation local: a batch job needs Slurm",
+            hint="leave one of the two out",
+        )
+    return "local"
+
+
+def _slurm_source(batch: bool, inside: str) -> Source:
+    if batch:
+        return "sbatch"
+    return "inside" if inside else "salloc"
+
+
+def _reason(asked: str, batch: bool, inside: str) -> str:
+    """Return what makes Slurm necessary: an option, or the job that this runs in."""
+    if batch:
+        return "--batch"
+    return "--allocation slurm" if asked == "slurm" else f"job {inside}"
+
+
 def request(config: Config, env: Mapping[str, str]) -> Request:
-    """What Slurm is asked for.
+    """Return the request for a job's nodes.
 
     The settings come first, then the user's own ``$SALLOC_OPTS``; nodes to avoid are joined.
 
@@ -119,21 +141,16 @@ def request(config: Config, env: Mapping[str, str]) -> Request:
         ConfigError: ``SALLOC_OPTS`` has an open quote.
     """
     cluster = config.cluster
-    try:
-        extra = shlex.split(env.get("SALLOC_OPTS", ""))
-    except ValueError as exc:
-        raise ConfigError(
-            f"SALLOC_OPTS cannot be read: {exc}", hint="close the quote in that variable"
-        ) from exc
-    avoided, args = _take_exclude([*cluster.salloc_args, *extra])
-    exclude = ",".join(dict.fromkeys([*([cluster.exclude] if cluster.exclude else []), *avoided]))
+    excluded, args = _split_exclude([*cluster.salloc_args, *_user_options(env)])
+    if cluster.exclude:
+        excluded.insert(0, cluster.exclude)
     return Request(
         name=config.name,
         nodes=cluster.nodes,
         partition=cluster.partition,
         account=cluster.account,
         time=cluster.time,
-        exclude=exclude or None,
+        exclude=",".join(dict.fromkeys(excluded)) or None,
         # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
         cpus_per_task=cluster.cpus_per_task or config.launch.nproc_per_node,
         gpus_per_node=cluster.gpus_per_node,
@@ -141,29 +158,39 @@ def request(config: Config, env: Mapping[str, str]) -> Request:
     )
 
 
+def _user_options(env: Mapping[str, str]) -> list[str]:
+    """Return the options of ``$SALLOC_OPTS``."""
+    try:
+        return shlex.split(env.get("SALLOC_OPTS", ""))
+    except ValueError as exc:
+        raise ConfigError(
+            f"SALLOC_OPTS cannot be read: {exc}", hint="close the quote in that variable"
+        ) from exc
+
+
 def salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
-    """The command that runs another one inside a new allocation.
+    """Return the command that runs another one inside a new allocation.
 
-    When the allocation is taken away, its command is told by SIGTERM, so that it can still say so.
-    When a node is lost the allocation stays: the driver ends the job itself, and brings home what
-    the others have.
+    When the allocation is revoked, Slurm sends its command SIGTERM, so that it can still report.
+    When a node is lost the allocation stays: the driver ends the job itself, and collects the
+    results of the other nodes.
     """
-    own = ("--kill-command=TERM", "--no-kill")
-    return ("salloc", *asked.options(), *own, *asked.args, *command)
+    fixed = ("--kill-command=TERM", "--no-kill")
+    return ("salloc", *asked.options(), *fixed, *asked.args, *command)
 
 
-def _take_exclude(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Nodes that options exclude, and the other options."""
-    avoided: list[str] = []
+def _split_exclude(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the nodes that options exclude, and the other options."""
+    excluded: list[str] = []
     others: list[str] = []
     rest = iter(args)
-    for one in rest:
-        if one in ("-x", "--exclude"):
-            avoided += [value for value in [next(rest, "")] if value]
-        elif one.startswith("--exclude="):
-            avoided.append(one.partition("=")[2])
-        elif re.match(r"-x[^-]", one):
-            avoided.append(one[2:].removeprefix("="))
+    for arg in rest:
+        if arg in ("-x", "--exclude"):
+            excluded.append(next(rest, ""))
+        elif arg.startswith("--exclude="):
+            excluded.append(arg.partition("=")[2])
+        elif re.match(r"-x[^-]", arg):
+            excluded.append(arg[2:].removeprefix("="))
         else:
-            others.append(one)
-    return avoided, others
+            others.append(arg)
+    return [nodes for nodes in excluded if nodes], others

@@ -1,9 +1,9 @@
 """The batch script of a job, and how it is submitted: pure functions of one frozen value.
 
-The script is complete. It carries the far side's program and the job's description along, so that
-the nodes need neither ``stager`` nor the login node's home directory: bash, coreutils, gzip and any
-Python from 3.9 on will do. Launching the ranks is the driver's part, see
-``bundle/driver/driver.py``.
+The script is complete. It carries the far side's program and the job's description, so that the
+nodes need neither ``stager`` nor the login node's home directory: bash, coreutils, gzip and any
+Python from 3.9 on will do. Its shell is ``batch.sh`` beside this file; here that template is filled
+in. Launching the ranks is the driver's part, see ``bundle/driver/driver.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from bundle.driver.transports.slurm_commands import CREDENTIALS
 from bundle.protocol import log_modes
@@ -23,12 +24,20 @@ from bundle.protocol.job import Job
 from bundle.redaction.masking import without_secrets
 
 from ..core.errors import ConfigError
-from . import script_text as parts
+from .request import Request
+from .script_text import MOST_RESTARTS, comment
 
 OLDEST_PYTHON = (3, 9)
 NEWEST_PYTHON = (3, 15)
 """Names from ``python3.15`` down to ``python3.9`` are looked for on a node."""
 BASE64_COLUMNS = 76
+
+TEMPLATE = Path(__file__).with_name("batch.sh")
+"""The shell of the script; its first lines say how it is filled in."""
+_PLACEHOLDER = re.compile(r"@(\w+)@")
+_CONDITION = "#@if "
+_END = "#@end"
+_TEMPLATE_ONLY = ("#@", "# shellcheck ")
 
 _ENCLOSING_JOB = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC)_")
 _SLURM_ITSELF = frozenset(
@@ -37,7 +46,7 @@ _SLURM_ITSELF = frozenset(
         *("SLURM_JWT", "SLURM_TIME_FORMAT"),
     )
 )
-"""How to reach and authenticate to Slurm, and how it talks: no trace of an enclosing job."""
+"""How to reach and authenticate to Slurm, and how it prints: these say nothing of a job."""
 _RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$|NODE_RANK$|ROLE_NAME$"
     r"|MASTER_(ADDR|PORT)$|(TORCHELASTIC|PET|PMI|PMIX|OMPI|PALS)_"
@@ -48,8 +57,8 @@ _HEADER_VARIABLES = re.compile(
 )
 """Defaults of the user that would win over the script's own ``#SBATCH`` lines (man sbatch)."""
 
-
-_TELLING_SECONDS = 83
+_SIGNAL_DELAY_SECONDS = 83
+"""A minute, by which Slurm may send a signal late (sbatch, ``--signal``), and time to collect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,63 +96,95 @@ class ScriptFacts:
 
     @property
     def warning_seconds(self) -> int:
-        """How long before its time limit a job that is queued again is told.
+        """Seconds before its time limit at which a job that is queued again gets its signal.
 
-        Slurm is late by up to a minute (sbatch, ``--signal``); then the ranks save, and what they
-        made comes home.
+        Slurm may be late by up to a minute; then the ranks save, and their results are collected.
         """
-        return _TELLING_SECONDS + self.job.launch.grace_seconds
+        return _SIGNAL_DELAY_SECONDS + self.job.launch.grace_seconds
+
+    @property
+    def request(self) -> Request:
+        """The request for nodes that the ``#SBATCH`` lines make."""
+        return Request(
+            name=self.job.name,
+            nodes=self.nodes,
+            partition=self.partition,
+            account=self.account,
+            time=self.time,
+            exclude=self.exclude,
+            cpus_per_task=self.job.cpus_per_task,
+            gpus_per_node=self.gpus_per_node,
+            args=self.sbatch_args,
+        )
 
 
 def batch_script(facts: ScriptFacts) -> str:
-    """The text of the batch script: the same facts, the same text.
+    """Return the text of the batch script: the same facts, the same text.
 
     Raises:
         ConfigError: a value that cannot stand in a ``#SBATCH`` line; the message names its key.
     """
-    sections = [
-        "\n".join(["#!/bin/bash", *_directives(facts), "#", *parts.comment(facts)]),
-        "\n".join(["set -euo pipefail", "", *_variables(facts)]),
-        parts.TALK,
-        parts.LOG,
-        parts.PLACE,
-        parts.PYTHON,
-        parts.SIGNALS,
-        parts.REQUEUE if facts.requeue else "",
-        parts.MAIN_REQUEUE if facts.requeue else parts.MAIN,
-        _program(facts),
-        _job(facts.job),
-        "main",
-    ]
-    return "\n\n".join(section.strip("\n") for section in sections if section) + "\n"
+    values = {
+        "directives": "\n".join(_directives(facts)),
+        "comment": "\n".join(comment(facts)),
+        **_shell_variables(facts),
+        "job_json": _job_json(facts.job),
+    }
+    cases = {"embed"} if facts.embed else {"from_bundle"}
+    if facts.embed:
+        values["program_base64"] = _program_base64(facts.program)
+    if facts.requeue:
+        cases.add("requeue")
+    return fill(TEMPLATE.read_text(encoding="utf-8"), values, cases)
+
+
+def fill(template: str, values: Mapping[str, str], cases: Collection[str]) -> str:
+    """Return a template filled in; its syntax is described at the top of ``batch.sh``.
+
+    Args:
+        template: the text of the template.
+        values: the text for each placeholder; what looks like a placeholder in one stays.
+        cases: the conditions that hold.
+    """
+    lines = []
+    keep = True
+    for line in template.splitlines(keepends=True):
+        if line.startswith(_CONDITION):
+            keep = line.removeprefix(_CONDITION).strip() in cases
+        elif line.startswith(_END):
+            keep = True
+        elif keep and not line.startswith(_TEMPLATE_ONLY):
+            lines.append(_PLACEHOLDER.sub(lambda match: values[match[1]], line))
+    return "".join(lines)
 
 
 def submit_argv(facts: ScriptFacts, *, wait: bool = False) -> list[str]:
-    """The command that submits the script from its standard input and prints the job's id.
+    """Return the command that submits the script from its standard input and prints the job's id.
 
     Its output is ``ID`` or ``ID;CLUSTER``. The options that users and sites like to set in
     variables (``SBATCH_PARTITION``...) are repeated: variables win over a script's lines, and the
     command line over both.
 
     Args:
-        facts: what the script was made from.
-        wait: whether ``sbatch`` ends with the job and with its exit status.
+        facts: the facts that the script was made from.
+        wait: let ``sbatch`` end with the job and with its exit status.
 
     Raises:
         ConfigError: see :func:`batch_script`.
     """
+    argv = ["sbatch", "--parsable"]
+    if wait:
+        argv.append("--wait")
+    argv.append("--export=ALL")
     repeated = {"partition": facts.partition, "account": facts.account, "time": facts.time}
-    return [
-        "sbatch",
-        "--parsable",
-        *(["--wait"] if wait else []),
-        "--export=ALL",
-        *(f"--{key}={_printable(key, value)}" for key, value in repeated.items() if value),
-    ]
+    for key, value in repeated.items():
+        if value:
+            argv.append(f"--{key}={_printable(key, value)}")
+    return argv
 
 
 def submit_environment(base: Mapping[str, str], pass_env: Collection[str] = ()) -> dict[str, str]:
-    """The variables to run ``sbatch`` or ``salloc`` with, and so those of the job.
+    """Return the variables to run ``sbatch`` or ``salloc`` with, and so those of the job.
 
     From within a job, all that describes it is left out, or the new job would inherit its shape;
     outside one, a site's ``SBATCH_ACCOUNT`` and the like stay, except those that would undo what
@@ -151,40 +192,26 @@ def submit_environment(base: Mapping[str, str], pass_env: Collection[str] = ()) 
 
     Args:
         base: the caller's variables.
-        pass_env: names of secrets that are wanted all the same.
+        pass_env: names of secrets to keep.
     """
-    inside = "SLURM_JOB_ID" in base or "SLURM_JOBID" in base
-    kept = {
-        name: value
-        for name, value in base.items()
-        if name in _SLURM_ITSELF
-        or not (
-            (inside and _ENCLOSING_JOB.match(name))
-            or _HEADER_VARIABLES.match(name)
-            or _RANK_VARIABLES.match(name)
-        )
-    }
+    inside_job = "SLURM_JOB_ID" in base or "SLURM_JOBID" in base
+    kept = {name: value for name, value in base.items() if _is_kept(name, inside_job)}
     return without_secrets(kept, (*CREDENTIALS, *pass_env))
 
 
+def _is_kept(name: str, inside_job: bool) -> bool:
+    if name in _SLURM_ITSELF:
+        return True
+    if inside_job and _ENCLOSING_JOB.match(name):
+        return False
+    return not _HEADER_VARIABLES.match(name) and not _RANK_VARIABLES.match(name)
+
+
 def _directives(facts: ScriptFacts) -> Iterator[str]:
-    """The ``#SBATCH`` lines."""
-    job = facts.job
-    fewest, most = facts.nodes
-    options = {
-        "job-name": job.name,
-        "nodes": str(fewest) if fewest == most else f"{fewest}-{most}",
-        # With a range, it would have Slurm give the fewest of the nodes (seen with 22.05).
-        "ntasks-per-node": "1" if fewest == most else None,
-        "cpus-per-task": str(job.cpus_per_task) if job.cpus_per_task else None,
-        "gpus-per-node": facts.gpus_per_node,
-        "partition": facts.partition,
-        "account": facts.account,
-        "time": facts.time,
-        "exclude": facts.exclude,
-        "output": "/dev/null",
-        "signal": f"B:USR1@{facts.warning_seconds}" if facts.requeue else None,
-    }
+    """Yield the ``#SBATCH`` lines."""
+    options = {**facts.request.named_options(), "output": "/dev/null"}
+    if facts.requeue:
+        options["signal"] = f"B:USR1@{facts.warning_seconds}"
     for key, value in options.items():
         if value:
             yield f"#SBATCH --{key}={_sbatch_word(_printable(key, value))}"
@@ -196,14 +223,14 @@ def _directives(facts: ScriptFacts) -> Iterator[str]:
 
 
 def _sbatch_word(text: str) -> str:
-    """A word as sbatch reads it: ``#`` starts a comment, a backslash escapes within quotes too."""
+    """Quote a word for sbatch: ``#`` starts a comment, a backslash escapes within quotes too."""
     if re.fullmatch(r"[\w@%+=:,./\[\]*-]+", text, re.ASCII):
         return text
     return '"' + re.sub(r'([\\"])', r"\\\1", text) + '"'
 
 
 def _printable(key: str, value: str) -> str:
-    """Refuse what would begin another line, or show as something else than it is."""
+    """Refuse a value that would begin another line, or show as something else than it is."""
     if not value.isprintable():
         raise ConfigError(
             f"cluster.{key}: {value!r} holds a line break or a control character, which would"
@@ -213,42 +240,44 @@ def _printable(key: str, value: str) -> str:
     return value
 
 
-def _variables(facts: ScriptFacts) -> Iterator[str]:
-    """What differs from one script to the next, as shell variables."""
+def _shell_variables(facts: ScriptFacts) -> dict[str, str]:
+    """Return the values of the shell variables at the script's top, quoted for the shell."""
+    job = facts.job
+    return {
+        "bundle": shlex.quote(job.bundle),
+        "bundle_id": job.bundle_id,
+        "name": shlex.quote(job.name),
+        "log_dir": shlex.quote(job.log_dir.rstrip("/")),
+        "log_umask": "027" if job.log_mode == log_modes.GROUP else "077",
+        "program_sha256": hashlib.sha256(facts.program).hexdigest(),
+        "pythons": "\n".join(f"    {shlex.quote(python)}" for python in _pythons(job)),
+        "most_restarts": str(MOST_RESTARTS),
+    }
+
+
+def _pythons(job: Job) -> list[str]:
+    """Return the names of Pythons to try on a node, each once."""
     newest, oldest = NEWEST_PYTHON[1], OLDEST_PYTHON[1]
-    names = [f"python3.{minor}" for minor in range(newest, oldest - 1, -1)]
-    pythons = dict.fromkeys([*facts.job.python_hints, "python3", *names, "python"])
-    yield "# What differs from one job to the next."
-    if not facts.embed:
-        yield f"bundle={shlex.quote(facts.job.bundle)}"
-        yield f"bundle_id={facts.job.bundle_id}"
-    yield f"name={shlex.quote(facts.job.name)}"
-    yield f"log_dir={shlex.quote(facts.job.log_dir.rstrip('/'))}"
-    yield f"log_umask={'027' if facts.job.log_mode == log_modes.GROUP else '077'}"
-    yield f"program_sha256={hashlib.sha256(facts.program).hexdigest()}"
-    yield "# Pythons to try, in this order; the driver runs on any one from 3.9 on."
-    yield "pythons=("
-    yield from (f"    {shlex.quote(python)}" for python in pythons)
-    yield ")"
-    if facts.requeue:
-        yield "# How often the job goes back into the queue at most; it shall not circle for ever."
-        yield f"most_restarts={parts.MOST_RESTARTS}"
+    versions = [f"python3.{minor}" for minor in range(newest, oldest - 1, -1)]
+    return list(dict.fromkeys([*job.python_hints, "python3", *versions, "python"]))
 
 
-def _program(facts: ScriptFacts) -> str:
-    if not facts.embed:
-        return parts.PROGRAM_FROM_BUNDLE
-    # In gzip's form, without a name or a time; a quarter of the size is kept by Slurm for each job.
+def _program_base64(program: bytes) -> str:
+    """Return the program compressed, as lines of base64.
+
+    In gzip's form, without a name or a time; Slurm keeps the script of each job, and this is a
+    quarter of the size.
+    """
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    text = b64encode(packer.compress(facts.program) + packer.flush()).decode("ascii")
-    lines = [text[at : at + BASE64_COLUMNS] for at in range(0, len(text), BASE64_COLUMNS)]
-    return parts.PROGRAM.replace("@BASE64@", "\n".join(lines))
+    text = b64encode(packer.compress(program) + packer.flush()).decode("ascii")
+    starts = range(0, len(text), BASE64_COLUMNS)
+    return "\n".join(text[start : start + BASE64_COLUMNS] for start in starts)
 
 
-def _job(job: Job) -> str:
-    """The job's description: ASCII, one field a line.
+def _job_json(job: Job) -> str:
+    """Return the job's description: ASCII, one field a line.
 
-    Of secret variables it has only the names. The command is complete, whatever it holds, as
+    It holds only the names of secret variables. The command is complete, whatever it holds, as
     nothing else tells the driver what to run: Slurm shows a script to its owner and to operators.
     """
-    return parts.JOB.replace("@JSON@", json.dumps(job.to_json(), indent=2, ensure_ascii=True))
+    return json.dumps(job.to_json(), indent=2, ensure_ascii=True)

@@ -71,8 +71,10 @@ def cleaned(found: Diagnosis, redactor: Redactor) -> Diagnosis:
         # As one text: a key has several lines.
         return tuple(redactor.words("\n".join(lines)).split("\n")) if lines else ()
 
-    texts = many([proof.text.replace("\n", " ") for proof in found.proofs])
-    proofs = [replace(proof, text=text) for proof, text in zip(found.proofs, texts, strict=True)]
+    texts = many([proof.text.replace("\n", " ") for proof in found.evidence])
+    evidence = [
+        replace(proof, text=text) for proof, text in zip(found.evidence, texts, strict=True)
+    ]
     first = found.first
     if first is not None:
         first = replace(
@@ -82,7 +84,7 @@ def cleaned(found: Diagnosis, redactor: Redactor) -> Diagnosis:
             meaning=redactor.words(first.meaning),
             lines=many(first.lines),
         )
-    return replace(found, first=first, proofs=tuple(proofs))
+    return replace(found, first=first, evidence=tuple(evidence))
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

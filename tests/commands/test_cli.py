@@ -305,7 +305,7 @@ def test_clean_without_slurm_cleans_what_is_there(project: Project) -> None:
     without = {"PATH": str(Path(sys.executable).parent), "SLURM_JOB_ID": ""}
     done = project.stager("clean", "-q", env=without)
     assert (done.returncode, stale.exists()) == (0, False), done.stderr
-    assert done.stderr.startswith("warning: the nodes were not cleaned: 3 nodes are asked for")
+    assert done.stderr.startswith("warning: the nodes were not cleaned: the job needs 3 nodes")
     assert "no Slurm here" in done.stderr
     report = json.loads(project.stager("clean", "--json", env=without).stdout)
     assert report["ok"]

@@ -19,26 +19,28 @@ PROGRAM = """
 import sys
 from bundle.redaction.masking import masked
 from stager.console.logs import _short
-from stager.diagnosis import exit_reports as exits, scan, driver_verdict as told
+from stager.diagnosis import exit_reports, scan, driver_verdict
 from stager.catalogue.catalogue import match
 from stager.diagnosis.comparison import comparable
+from stager.logs.result import parse_result
 from stager.redaction.redact import Redactor
 from stager.core.printable import visible
 
 def failure(text):
     lines = ["Traceback (most recent call last)", f"RuntimeError: {text}", f"error: {text}"]
     record = {"exception": "RuntimeError", "message": text, "lines": lines}
-    return record | {"exit_code": 1, "node": "node01", "rank": 0, "time": 1.0}
+    record |= {"exit_code": 1, "node": "node01", "rank": 0, "time": 1.0}
+    return parse_result({"ok": False, "failures": [record]})
 
 READERS = {
     "masked": lambda text: masked(["train.py", text, "x"]),
     "masked-words": lambda text: masked(["docker", "login", *["-pabc"] * (len(text) // 5)]),
-    "comparable": lambda text: comparable(failure(text)),
-    "verdict": lambda text: told.first_failure({"failures": [failure(text)]}),
+    "comparable": lambda text: comparable(failure(text).failures[0]),
+    "verdict": lambda text: driver_verdict.first_failure(failure(text)),
     "shown": _short,
     "visible": visible,
     "match": match,
-    "table": exits._FIELD.search,
+    "table": exit_reports._FIELD.search,
     "rewritten": lambda text: scan._REWRITTEN.sub(b"", f"{text}\\n|||||\\r|".encode()),
     "redacted": lambda text: Redactor().text(text.encode()),
 }

@@ -36,7 +36,7 @@ def test_no_slurm_commands(bench: Bench, tmp_path: Path) -> None:
     bench.env["PATH"] = str(tmp_path)
     said = bench.stager("verify", "--nodes", "3")
     assert said.code == 1
-    assert "3 nodes are asked for, and there is no Slurm here" in said.error["message"]
+    assert "the job needs 3 nodes, and Slurm is not available here" in said.error["message"]
     assert "not on PATH: salloc, sbatch, srun" in said.error["message"]
     assert "login node" in said.error["hint"]
     assert "--allocation local" in said.error["hint"]

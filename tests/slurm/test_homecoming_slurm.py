@@ -177,7 +177,7 @@ def test_ctrl_c_while_the_controller_is_away(veiled: Cluster, at_home: Project) 
     assert said.code == 130, said.talk
     assert "does not answer" in said.talk
     assert "trying again for up to 5 s" in said.talk
-    assert f"scancel {bench.job_id()} gives them back" in said.talk
+    assert f"scancel {bench.job_id()} releases them" in said.talk
 
 
 def test_no_room_at_home(veiled: Cluster, at_home: Project) -> None:

@@ -81,7 +81,7 @@ def test_people_get_a_line_a_node(cluster: Cluster, slurm_project: Project) -> N
         "NODE node01 OK",
         "NODE node02 OK",
     ]
-    assert "the nodes are ours" in done.stderr
+    assert ": nodes allocated" in done.stderr
 
 
 def test_run_starts_every_rank(cluster: Cluster, slurm_project: Project) -> None:

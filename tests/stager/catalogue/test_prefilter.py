@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from stager.catalogue.prefilter import Sieve
+from stager.catalogue.prefilter import Prefilter
 from stager.logs.error_lines import errors_of
 from stager.logs.files import LogFile
 from stager.logs.lines import Line, Reader
@@ -15,7 +15,7 @@ TEXTS = ("No space left on device", "ignal", "' not found", "error: ", "oom", "R
 
 
 def test_what_is_there_is_found() -> None:
-    sieve, chance = Sieve(TEXTS), random.Random(5)
+    sieve, chance = Prefilter(TEXTS), random.Random(5)
     words = [
         "a",
         "signal",
@@ -43,8 +43,8 @@ def test_what_is_there_is_found() -> None:
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    assert Sieve(TEXTS).among([]).at == ()
-    assert Sieve(TEXTS).among([b"", b"step loss lr"]).texts == ()
+    assert Prefilter(TEXTS).among([]).at == ()
+    assert Prefilter(TEXTS).among([b"", b"step loss lr"]).texts == ()
 
 
 def test_errors_are_the_same_as_in_all_lines(tmp_path: Path) -> None:

@@ -157,8 +157,8 @@ def test_a_slurm_job_is_named_when_it_has_its_nodes(capsys: pytest.CaptureFixtur
     console.event({"event": "job", "job_id": "12", "nodes": nodes, "log_dir": "/logs"})
     assert capsys.readouterr().err.splitlines() == [
         "bundle b.tar",
-        "  job 12 waits for its nodes (Ctrl-C gives it up)",
-        "  job 12: the nodes are ours",
+        "  job 12 is waiting for nodes (Ctrl-C cancels it)",
+        "  job 12: nodes allocated",
         "job 12: 10 nodes (n01,n02,n03,n04,n05,n06,n07,n08,...), logs: /logs",
     ]
 

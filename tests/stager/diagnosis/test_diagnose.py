@@ -63,14 +63,14 @@ def test_the_record_decides_and_its_line_proves_it(job: Callable[..., Diagnosis]
     assert (found.first.node, found.first.rank, found.first.kind) == ("n2", 3, "disk-full")
     assert (found.first.cause, found.first.entry) == (closing, "disk-full")
     assert found.first.meaning == "a disk is full on that node"
-    (proof,) = found.proofs
+    (proof,) = found.evidence
     assert (proof.path.name, proof.number, proof.text) == ("demo.17.n2.3.out", 6, closing)
     assert (found.ok, found.consequences, found.missing) == (False, (0,), ())
 
 
 def test_a_job_that_ended_well_or_still_runs(job: Callable[..., Diagnosis]) -> None:
     well = job({0: "an Error was handled: OSError: No space left on device\n"}, {"ok": True})
-    assert (well.ok, well.first, well.proofs) == (True, None, ())
+    assert (well.ok, well.first, well.evidence) == (True, None, ())
     assert job({}, None).ok is None
 
 
@@ -82,10 +82,10 @@ def test_the_rank_that_did_not_come_is_blamed_for_a_hang(job: Callable[..., Diag
     assert (found.first.kind, found.first.node, found.first.rank) == ("hang", "n2", 2)
     assert found.missing == (2,)
     assert found.consequences == (0, 1, 3)
-    assert {proof.path.name for proof in found.proofs} <= {
+    assert {proof.path.name for proof in found.evidence} <= {
         f"demo.17.n{rank // 2 + 1}.{rank}.out" for rank in (0, 1, 3)
     }
-    assert found.proofs
+    assert found.evidence
 
 
 def test_memory_explains_a_rank_that_was_killed(job: Callable[..., Diagnosis]) -> None:
@@ -96,7 +96,7 @@ def test_memory_explains_a_rank_that_was_killed(job: Callable[..., Diagnosis]) -
     found = job({2: said}, killed)
     assert found.first is not None
     assert (found.first.kind, found.first.rank) == ("out-of-memory", 2)
-    assert found.proofs[0].path.name == "demo.17.n2.2.out"
+    assert found.evidence[0].path.name == "demo.17.n2.2.out"
 
 
 def test_a_driver_that_was_killed_leaves_the_logs_to_be_judged(
@@ -203,7 +203,7 @@ def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monkey
         found = diagnose(find(str(tmp_path), tmp_path))
         assert found.first is not None
         assert found.first.cause == "ValueError: bad", before
-        assert found.proofs[0].number == before + 4
+        assert found.evidence[0].number == before + 4
         assert len(found.first.lines) == 4
 
 
@@ -261,7 +261,7 @@ def test_ranks_that_fail_in_the_same_way_are_no_consequences(job: Callable[..., 
     failures = [record(rank, closing, time=5.0 + rank) for rank in (0, 1, 3)]
     found = job({}, {"failures": [*failures, record(2, PEER)]})
     assert found.first is not None
-    assert (found.first.rank, found.alike, found.consequences) == (0, (1, 3), (2,))
+    assert (found.first.rank, found.same_failure, found.consequences) == (0, (1, 3), (2,))
 
 
 @pytest.mark.parametrize(
@@ -275,4 +275,4 @@ def test_the_last_words_of_a_rank_that_hangs(
     assert found.first is not None
     assert (found.first.rank, found.first.lines) == (2, lines)
     assert ("printed nothing" in found.first.hint) == (not lines)
-    assert found.proofs
+    assert found.evidence

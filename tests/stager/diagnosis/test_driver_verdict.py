@@ -8,8 +8,10 @@ import pytest
 
 from bundle.protocol.problem import Problem
 from stager.diagnosis.comparison import comparable
-from stager.diagnosis.driver_verdict import LINES, before_the_interrupt, first_failure
+from stager.diagnosis.driver_verdict import before_the_interrupt, first_failure
 from stager.diagnosis.failure import FirstFailure
+from stager.diagnosis.rank_verdict import LINES
+from stager.logs.result import JobResult, RankFailure, parse_result
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"
 CLASSES = {
@@ -48,8 +50,17 @@ def problem(what: str, why: str = "", where: str = "n1") -> dict[str, str]:
     return Problem(what=what, where=where, why=why, fix="mend it").to_json()
 
 
-def found(raw: dict[str, Any]) -> FirstFailure:
-    failure = first_failure(raw)
+def parsed(raw: dict[str, Any]) -> JobResult:
+    return parse_result({"ok": False, **raw})
+
+
+def record(raw: dict[str, Any]) -> RankFailure:
+    (failure,) = parsed({"failures": [raw]}).failures
+    return failure
+
+
+def found(raw: dict[str, Any] | JobResult) -> FirstFailure:
+    failure = first_failure(raw if isinstance(raw, JobResult) else parsed(raw))
     assert failure is not None
     assert failure.kind in CLASSES
     assert failure.hint
@@ -57,8 +68,8 @@ def found(raw: dict[str, Any]) -> FirstFailure:
 
 
 def test_nothing_failed() -> None:
-    assert first_failure({"ok": True, "problems": {}}) is None
-    assert first_failure(result(exit_codes={"n1": 0, "n2": 0}, tails={})) is None
+    assert first_failure(parsed({"ok": True, "problems": {}})) is None
+    assert first_failure(parsed(result(exit_codes={"n1": 0, "n2": 0}, tails={}))) is None
 
 
 def test_the_earliest_of_several_causes() -> None:
@@ -338,7 +349,7 @@ def test_ranks_that_have_all_left_their_group_keep_nobody_waiting() -> None:
     ]
     raw = {**result(exit_codes={}), "interrupted": True, "world_size": 3, "lingering": out}
     assert found(raw).rank == 1  # the one that left first
-    assert first_failure({**raw, "world_size": 2}) is None
+    assert first_failure(parsed({**raw, "world_size": 2})) is None
 
 
 def test_a_rank_of_which_only_the_end_is_known() -> None:
@@ -350,11 +361,11 @@ def test_what_followed_from_ctrl_c_is_no_failure() -> None:
     codes = {"n1": 143, "n2": 1}
     told = rank(0, exception="KeyboardInterrupt", told_to_end=True)
     raw = result(told, exit_codes=codes, stopped=["n1"], tails={"n2": ["own fault"]})
-    assert found(before_the_interrupt({**raw, "interrupted": True})).cause == "own fault"
-    everywhere = {**raw, "interrupted": True, "stopped": ["n1", "n2"]}
+    assert found(before_the_interrupt(parsed({**raw, "interrupted": True}))).cause == "own fault"
+    everywhere = parsed({**raw, "interrupted": True, "stopped": ["n1", "n2"]})
     assert first_failure(before_the_interrupt(everywhere)) is None
-    assert before_the_interrupt(raw) == raw
-    ended = {**raw, "interrupted": True, "ended_by": "time-limit"}
+    assert before_the_interrupt(parsed(raw)) == parsed(raw)
+    ended = parsed({**raw, "interrupted": True, "ended_by": "time-limit"})
     assert before_the_interrupt(ended) == ended
 
 
@@ -373,7 +384,9 @@ ROOT = "/scratch/n1/stager-1000"
     ],
 )
 def test_the_same_failure_in_two_places(message: str, other: str) -> None:
-    assert comparable(rank(0, message=message)) == comparable(rank(2, message=other))
+    assert comparable(record(rank(0, message=message))) == comparable(
+        record(rank(2, message=other))
+    )
 
 
 @pytest.mark.parametrize(
@@ -386,4 +399,6 @@ def test_the_same_failure_in_two_places(message: str, other: str) -> None:
     ],
 )
 def test_other_failures_of_one_kind(message: str, other: str) -> None:
-    assert comparable(rank(0, message=message)) != comparable(rank(2, message=other))
+    assert comparable(record(rank(0, message=message))) != comparable(
+        record(rank(2, message=other))
+    )

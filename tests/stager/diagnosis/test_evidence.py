@@ -10,14 +10,14 @@ import pytest
 
 from bundle.protocol.problem import Problem
 from stager.diagnosis.diagnose import diagnose
-from stager.diagnosis.failure import Diagnosis, Proof
+from stager.diagnosis.failure import Diagnosis, Evidence
 from stager.logs.files import of_job
 
 NO_ROOM = Problem("the environment does not fit", "n2", 'needs 2 GB, 1 GB are free in "/tmp"', "go")
 DAMAGED = Problem("the bundle is damaged or not a bundle", "/é.tar", "no digest", "copy it again")
 
 
-def made(folder: Path, *events: dict[str, Any], preflight: str = "") -> tuple[Diagnosis, Proof]:
+def made(folder: Path, *events: dict[str, Any], preflight: str = "") -> tuple[Diagnosis, Evidence]:
     """The diagnosis of job 17, and its only proof, which stands where it says."""
     told = [{"event": "job", "nodes": ["n1", "n2"]}, *events]
     lines = [json.dumps({"v": 1, "job_id": "17", **event}) for event in told]
@@ -26,7 +26,7 @@ def made(folder: Path, *events: dict[str, Any], preflight: str = "") -> tuple[Di
     if preflight:
         (folder / "preflight.17.txt").write_text(preflight)
     found = diagnose(of_job(folder, "17"))
-    (proof,) = found.proofs
+    (proof,) = found.evidence
     assert proof.text in proof.path.read_text().splitlines()[proof.number - 1]
     return found, proof
 

@@ -86,7 +86,7 @@ def test_ranks_that_are_tasks_are_left_alone(tmp_path: Path) -> None:
     assert (found.first.node, found.first.rank) == ("node02", 1)
     names = find(str(tmp_path), tmp_path).logs
     assert torchruns(names).first == {}
-    assert [torchruns(names).unnamed(log).rank for log in names] == [0, 1]
+    assert [torchruns(names).without_task(log).rank for log in names] == [0, 1]
 
 
 def test_a_log_that_is_gone_tells_nothing(tmp_path: Path) -> None:

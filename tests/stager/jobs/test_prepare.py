@@ -130,7 +130,7 @@ def test_slurms_own_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(found))
     settings = config(tmp_path)
     assert source_of(JobOptions(), settings, batch=False) == "local"
-    with pytest.raises(ConfigError, match="2 nodes are asked for"):
+    with pytest.raises(ConfigError, match="the job needs 2 nodes"):
         source_of(JobOptions(nodes=(2, 2)), settings, batch=False)
     for name in ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue"):
         (found / name).write_text("#!/bin/sh\n")

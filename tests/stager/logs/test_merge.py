@@ -21,7 +21,7 @@ from stager.logs.clock import stamp
 from stager.logs.error_lines import errors_of
 from stager.logs.files import LogFile, find, of_job
 from stager.logs.lines import Line
-from stager.logs.merge import Wanted, follow, merged
+from stager.logs.merge import LineFilter, follow, merged
 
 TRACE = """\
 Traceback (most recent call last):
@@ -50,7 +50,7 @@ def shown(lines: Iterator[Line]) -> list[str]:
 
 
 def all_of(folder: Path, **wanted: object) -> list[str]:
-    return shown(merged(find(str(folder), folder), Wanted(**wanted)))  # type: ignore[arg-type]
+    return shown(merged(find(str(folder), folder), LineFilter(**wanted)))  # type: ignore[arg-type]
 
 
 # --- a job of stager's own -----------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_lines_come_in_the_order_in_which_they_were_written(written: Written) ->
     written.say(1002, "n1", 0, "second", "third")
     written.say(1003, "n2", 1, "fourth, with ü and \x1b[1m")
     written.say(1004, "n1", 0, "fifth")
-    found = list(merged(of_job(written.folder, "17"), Wanted()))
+    found = list(merged(of_job(written.folder, "17"), LineFilter()))
     assert [line.text for line in found] == [
         "first",
         "second",
@@ -156,7 +156,9 @@ def test_following_ends_with_the_job(written: Written) -> None:
         lambda: written.say(1003, "n1", 0, "more", "and more"),
         written.end,
     ]
-    stream = follow(lambda: of_job(written.folder, "17"), Wanted(), sleep=lambda _: steps.pop(0)())
+    stream = follow(
+        lambda: of_job(written.folder, "17"), LineFilter(), sleep=lambda _: steps.pop(0)()
+    )
     assert shown(stream) == ["n1 0: before", "n2 1: a new rank", "n1 0: more", "n1 0: and more"]
     assert steps == []
 
@@ -169,7 +171,7 @@ def test_a_line_that_is_half_written_is_followed_when_it_is_whole(foreign: objec
         with (folder / "a.out").open("a") as log:
             log.write("f\n")
 
-    for line in follow(lambda: find(str(folder), folder), Wanted(), sleep=grow):
+    for line in follow(lambda: find(str(folder), folder), LineFilter(), sleep=grow):
         seen.append(line.text)
         if len(seen) == 2:
             break
@@ -330,7 +332,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) ->
     (tmp_path / "job.7.json").write_text("{}")
     os.mkfifo(tmp_path / name)
     (tmp_path / "n.7.node1.1.out").symlink_to("/dev/zero")
-    found = list(merged(of_job(tmp_path, "7"), Wanted()))
+    found = list(merged(of_job(tmp_path, "7"), LineFilter()))
     assert [line.text for line in found] == ["said"]
     assert diagnose(of_job(tmp_path, "7")).first is None
 
@@ -340,7 +342,7 @@ def test_an_order_that_cannot_be_true_is_left(tmp_path: Path, row: str) -> None:
     (tmp_path / "events.7.jsonl").write_text("")
     (tmp_path / "n.7.n1.0.out").write_text("one\ntwo\n")
     (tmp_path / "order.7.tsv").write_text(f"5.0\tn1\t0\t4\n{row}\n")
-    found = list(merged(of_job(tmp_path, "7"), Wanted()))
+    found = list(merged(of_job(tmp_path, "7"), LineFilter()))
     assert [(line.time, line.text) for line in found] == [(5.0, "one"), (5.0, "two")]
 
 

@@ -50,9 +50,9 @@ salloc: Relinquishing job allocation 11
             "salloc: Pending job allocation 9",
             "pending",
             "9",
-            "job 9 waits for its nodes (Ctrl-C gives it up)",
+            "job 9 is waiting for nodes (Ctrl-C cancels it)",
         ),
-        ("salloc: Granted job allocation 9", "granted", "9", "job 9: the nodes are ours"),
+        ("salloc: Granted job allocation 9", "granted", "9", "job 9: nodes allocated"),
         ("salloc: job 9 queued and waiting for resources", "quiet", "9", ""),
         ("salloc: job 9 has been allocated resources", "quiet", "9", ""),
         ("salloc: Waiting for resource configuration", "quiet", "", ""),
@@ -65,22 +65,23 @@ salloc: Relinquishing job allocation 11
             "salloc: Requested partition configuration not available now",
             "unlikely",
             "",
-            "Slurm has not that many nodes of this kind now: too few, or some are down",
+            "not enough matching nodes are available right now: there are too few, or some "
+            "are down",
         ),
         (
             "salloc: error: s_p_parse_file: cannot stat file /x: No such file, retrying in 1sec",
             "error",
             "",
             "Slurm does not answer: s_p_parse_file: cannot stat file /x: No such file, "
-            "retrying in 1sec (Ctrl-C gives it up)",
+            "retrying in 1sec (Ctrl-C gives up)",
         ),
         (
             "salloc: error: Unable to clean up job allocation 9: Unable to contact slurm "
             "controller (connect failure)",
             "error",
             "",
-            "job 9 still has its nodes (Unable to contact slurm controller (connect failure)); "
-            "scancel 9 gives them back",
+            "job 9 still holds its nodes (Unable to contact slurm controller (connect failure)); "
+            "scancel 9 releases them",
         ),
         ("salloc: something new", "other", "", "salloc: something new"),
         ("Traceback (most recent call last):", "other", "", "Traceback (most recent call last):"),
@@ -123,16 +124,21 @@ def test_what_has_not_reached_the_controller(said: str, fault: str) -> None:
         (
             PARTITION,
             StagerError,
-            "Slurm gives no nodes: invalid partition specified: nope",
+            "Slurm did not allocate nodes: invalid partition specified: nope",
             "sinfo",
         ),
-        (TOO_MUCH, StagerError, "Slurm gives no nodes: Memory specification", "ask for less"),
+        (
+            TOO_MUCH,
+            StagerError,
+            "Slurm did not allocate nodes: Memory specification",
+            "ask for less",
+        ),
         (OPTION, StagerError, "unrecognized option '--nonsense'", "SALLOC_OPTS"),
         (CANCELLED, JobError, "job 14 was cancelled before it had nodes", "sacct --jobs=14"),
-        (TIME_LIMIT, JobError, "job 15 ended without a result: Slurm took the nodes", "time limit"),
-        (REVOKED, JobError, "job 10 ended without a result: Slurm took the nodes", "/logs"),
+        (TIME_LIMIT, JobError, "job 15 ended without a result: Slurm revoked the", "time limit"),
+        (REVOKED, JobError, "job 10 ended without a result: Slurm revoked the", "/logs"),
         (DIED, JobError, "job 11 ended without a result: exit status 1", "/logs"),
-        ("", StagerError, "Slurm gives no nodes: exit status 1", "squeue --me"),
+        ("", StagerError, "Slurm did not allocate nodes: exit status 1", "squeue --me"),
     ],
 )
 def test_why_there_is_no_result(

@@ -43,7 +43,7 @@ def test_where_the_nodes_come_from(
 @pytest.mark.parametrize(
     ("asked", "nodes", "batch", "inside", "said"),
     [
-        ("auto", 2, False, "", "2 nodes are asked for, and there is no Slurm here"),
+        ("auto", 2, False, "", "the job needs 2 nodes, and Slurm is not available here"),
         ("slurm", 1, False, "", "--allocation slurm: Slurm's commands are missing here"),
         ("auto", 1, True, "", "--batch: Slurm's commands are missing here"),
         ("auto", 1, False, "77", "job 77: Slurm's commands are missing here"),

@@ -1,0 +1,164 @@
+"""The failure of one rank, as its record tells it: its exception, its words, its exit status."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+from bundle.launch.rank_results import CAUSE, LOST_PEER
+
+from ..catalogue.catalogue import CASCADE, EXIT, NOISE, PRIMARY, STUCK, Match, match
+from ..logs.result import RankFailure
+from .failure import FirstFailure
+
+LINES = 20
+"""Lines that are kept of a failure."""
+
+_ERROR = re.compile(
+    r"(?:\[RANK \d+\] )?(?!srun|slurm|sbatch)(?:[\w./][\w./ -]*: )?error: \S.*", re.IGNORECASE
+)
+"""The form in which programs say why they end: ``error: ...``, ``train.py: error: ...``."""
+_HINT = "hint: "
+_SIGNAL_HINTS = {
+    "SIGTERM": "not its launcher: see whether the program signals itself, or who else sent it",
+    "SIGKILL": "usually the machine ran out of memory: use a smaller batch or fewer ranks",
+    "SIGBUS": "usually /dev/shm is full, or a file was cut off: look at the room there",
+    "SIGABRT": "a library gave up: the last lines of its log say why",
+    "SIGSEGV": "a crash in compiled code: set PYTHONFAULTHANDLER=1 and run again to see where",
+    "SIGILL": "a wheel uses instructions that this processor has not: exclude the node",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """The cause of a failure, in words."""
+
+    text: str
+    """The cause, in one line."""
+    kind: str
+    """Its class."""
+    hint: str
+    """What to do about it."""
+
+
+def of_rank(record: RankFailure) -> FirstFailure:
+    """Return the failure of a rank; what the catalogue knows of it comes before its own words."""
+    cause = _cause(record)
+    words, own_hint = own_words(record)
+    if words:
+        cause = Cause(text=words, kind="python-error", hint=cause.hint)
+    kind, hint, meaning, name = cause.kind, cause.hint, "", ""
+    known = explained(record) or (match(words) if words else None)
+    if known is not None:
+        entry, groups = known
+        kind, name = entry.kind, entry.name
+        meaning, hint = entry.explain(groups)
+    return FirstFailure(
+        node=record.node,
+        rank=record.rank,
+        exit_code=record.exit_code,
+        kind=kind,
+        cause=cause.text,
+        hint=own_hint or hint,
+        lines=record.lines[-LINES:],
+        meaning=meaning,
+        time=record.time,
+        entry=name,
+    )
+
+
+def _cause(record: RankFailure) -> Cause:
+    exception, summary = record.exception, record.summary
+    if not exception:
+        return of_code(record.exit_code)
+    if exception == "SystemExit":
+        text = f"the program ended itself: sys.exit({summary})"
+        hint = "the lines before that in its log say why"
+    else:
+        text = f"{exception}: {summary}" if summary else exception
+        hint = "the traceback names the line in your program"
+    return Cause(text=text, kind="python-error", hint=hint)
+
+
+def of_code(code: int) -> Cause:
+    """Return the cause that the exit status of a silent process tells."""
+    number = 0
+    if code < 0:
+        number = -code
+    elif code > 128:
+        number = code - 128
+    if number == 0:
+        text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
+        return Cause(text=text, kind="unknown", hint=hint)
+    name = _signal_name(number)
+    hint = _SIGNAL_HINTS.get(name, "see who sent the signal")
+    return Cause(text=f"it was killed by {name}", kind="killed", hint=hint)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def own_words(record: RankFailure) -> tuple[str, str]:
+    """Return the words with which a rank ended itself, and its hint; empty if it did not."""
+    if record.exception not in ("", "SystemExit") or not 0 < record.exit_code < 128:
+        return "", ""
+    hint = ""
+    for line in reversed(record.lines):
+        if _ERROR.match(line):
+            return line.strip(), hint
+        if line.startswith(_HINT):
+            hint = line.removeprefix(_HINT).strip()
+    return "", ""
+
+
+def weigh(record: RankFailure) -> int:
+    """Return the relation of a failure to those of others: cause, lost peer, or ended by others.
+
+    The far side weighs it; but a rank whose collective did not end in time has lost its peers, too.
+    """
+    weight = record.weight
+    if weight == CAUSE:
+        known = explained(record)
+        if known is not None and known[0].role == CASCADE:
+            return LOST_PEER
+    return weight
+
+
+def waited_in_vain(record: RankFailure) -> bool:
+    """Return whether a rank failed because it had waited too long for another one."""
+    known = explained(record)
+    return known is not None and known[0].tells == STUCK
+
+
+def explained(record: RankFailure) -> Match | None:
+    """Return what the catalogue knows of a rank's failure.
+
+    Its exception counts, then those that it followed from. Of a rank that left none, the lines may
+    be anybody's.
+    """
+    if not record.exception:
+        return None
+    closing = match(f"{record.exception}: {record.summary}")
+    if closing is not None and _is_cause(closing):
+        return closing
+    earlier = map(match, reversed(_exception_lines(record)))
+    known = [found for found in earlier if found is not None and _is_cause(found)]
+    primary = (found for found in known if found[0].role == PRIMARY)
+    return next(primary, known[0] if known else None)
+
+
+def _exception_lines(record: RankFailure) -> list[str]:
+    """Return the lines that may be exceptions; ``sys.exit`` follows from what was logged before."""
+    if record.exception == "SystemExit":
+        return [line for line in record.lines if "rror" in line]
+    return [line for line in record.lines if line[:1].strip()]
+
+
+def _is_cause(found: Match) -> bool:
+    entry, _ = found
+    return entry.role != NOISE and entry.tells != EXIT

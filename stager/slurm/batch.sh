@@ -1,0 +1,171 @@
+#!/bin/bash
+#@ The batch script, filled in by script.py. Lines that begin with "#@", and those for shellcheck, are
+#@ left out of it; lines between "#@if CASE" and "#@end" are kept only in that case; and a word
+#@ between two at signs is replaced by the value of that name.
+@directives@
+#
+@comment@
+
+set -euo pipefail
+
+# What differs from one job to the next.
+#@if from_bundle
+bundle=@bundle@
+bundle_id=@bundle_id@
+#@end
+name=@name@
+log_dir=@log_dir@
+log_umask=@log_umask@
+program_sha256=@program_sha256@
+# Pythons to try, in this order; the driver runs on any one from 3.9 on.
+pythons=(
+@pythons@
+)
+#@if requeue
+# How often the job goes back into the queue at most; it shall not circle for ever.
+most_restarts=@most_restarts@
+#@end
+
+say() { printf 'stager: %s\n' "$*"; }
+fail() {
+    printf 'stager: %s: %s\n' "$(uname -n)" "$1" >&2
+    exit 3
+}
+
+# The log: Slurm opens none, as it drops a job without a word where it cannot (see above). Run by
+# hand, or with another --output, the script writes where it was told to. What ranks print may hold
+# secrets: only log_umask decides who reads it, and the ranks keep the umask that they came with.
+open_log() {
+    local log="$log_dir/$name.${SLURM_JOB_ID:-none}.batch.out"
+    if ! [ /dev/stdout -ef /dev/null ]; then return; fi
+    if (umask "$log_umask" && mkdir -p -- "$log_dir" && : >>"$log"); then
+        if [ "$log_umask" = 027 ] && ! chgrp -f --reference="$log_dir" -- "$log"; then
+            chmod g= -- "$log"
+        fi
+        exec >>"$log" 2>&1
+    else # it shows in `scontrol show job`, where else
+        scontrol update "JobId=${SLURM_JOB_ID:-}" \
+            "Comment=stager: $(uname -n) cannot write $log; name another place with --log-dir"
+        exit 3
+    fi
+}
+
+# A private directory for the program and the job, removed at the end. A full or missing temporary
+# directory is passed over. The shell, too, keeps a long here-document in TMPDIR.
+work=
+clean_up() { if [ -n "$work" ]; then rm -rf -- "$work"; fi; }
+trap clean_up EXIT
+
+make_place() {
+    local folder
+    for folder in "${SLURM_TMPDIR:-}" "${TMPDIR:-}" /tmp /dev/shm; do
+        if [ -z "$folder" ]; then continue; fi
+        work=$(mktemp -d "$folder/stager-batch.XXXXXXXX" 2>/dev/null) || continue
+        if fill_place; then return; fi
+        clean_up
+        work=
+    done
+    fail "no room for the program (1 MB) in \$SLURM_TMPDIR, \$TMPDIR, /tmp or /dev/shm; \
+make some, or leave this node out with --exclude=$(uname -n)"
+}
+
+fill_place() {
+    local TMPDIR=$work
+    node_program >"$work/node.pyz" && job_description >"$work/job.json" || return 1
+    if ! printf '%s  %s\n' "$program_sha256" "$work/node.pyz" | sha256sum --check --status; then
+        fail "the program is damaged: its sha256 is not $program_sha256; make the script again"
+    fi
+}
+
+find_python() {
+    local candidate
+    for candidate in "${pythons[@]}" /usr/bin/python3 /usr/local/bin/python3 /opt/*/bin/python3; do
+        if "$candidate" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 9))' &>/dev/null; then
+            python=$candidate
+            return
+        fi
+    done
+    fail "no Python from 3.9 on was found (tried ${pythons[*]}); put one on PATH before sbatch \
+(module load, conda), or leave this node out with --exclude=$(uname -n)"
+}
+
+# What Slurm tells this script, it tells the driver, which then ends every rank and collects.
+driver=
+told=
+forward() {
+    told=$1
+    if [ -n "$driver" ]; then kill -s TERM "$driver" 2>/dev/null || :; fi
+}
+trap 'forward TERM' TERM
+trap 'forward INT' INT
+trap 'forward USR1' USR1
+
+# Its exit status is the driver's: 0, 3 (the job or a node failed), 130 (it was told to end).
+drive() {
+    "$python" -I -S "$work/node.pyz" drive "$work/job.json" &
+    driver=$!
+    if [ -n "$told" ]; then forward "$told"; fi # it came before there was a driver
+    while kill -0 "$driver" 2>/dev/null; do wait "$driver" || :; done # a signal ends a wait early
+    wait "$driver"
+}
+
+#@if requeue
+back_into_the_queue() {
+    local restarts=${SLURM_RESTART_COUNT:-0}
+    if [ "$restarts" -ge "$most_restarts" ]; then
+        fail "the time limit came near for the ${restarts}th time; the job is not queued again"
+    fi
+    say "the time limit is near: back into the queue (restart $((restarts + 1)))"
+    clean_up
+    scontrol requeue "$SLURM_JOB_ID"
+}
+
+#@end
+main() {
+    local status=0
+    open_log
+    make_place
+    find_python
+    say "job ${SLURM_JOB_ID:-none} restart ${SLURM_RESTART_COUNT:-0} on ${SLURM_JOB_NODELIST:-?}: \
+driver on $(uname -n), logs in $log_dir"
+    drive || status=$?
+#@if requeue
+    if [ "$told" = USR1 ] && [ "$status" -eq 130 ]; then back_into_the_queue; fi
+#@end
+    exit "$status"
+}
+
+#@if embed
+# The far side's program, a Python zip application.
+# shellcheck disable=SC2329 # a script has only one of the two
+node_program() {
+    base64 -d <<'END_OF_PROGRAM' | gzip -d
+@program_base64@
+END_OF_PROGRAM
+}
+#@end
+#@if from_bundle
+# The far side's program, a Python zip application, out of the bundle, which is a plain tar. The id
+# of a bundle is the digest of its manifest without the id itself.
+node_program() {
+    local found
+    if [ ! -r "$bundle" ]; then
+        fail "the bundle $bundle cannot be read from this node; put it on a file system that this \
+node sees, or use \`stager run\` without --batch, which sends it from the login node"
+    fi
+    found=$(tar -xOf "$bundle" manifest.json | sed 's/"id":"[0-9a-f]*",//' | sha256sum) || found=
+    if [ "${found%% *}" != "$bundle_id" ]; then
+        fail "$bundle is another bundle than the one this script was made for, which has the id $bundle_id; make the script again, or put that bundle back"
+    fi
+    tar -xOf "$bundle" node.pyz
+}
+#@end
+
+# The job, as bundle/protocol/job.py in the program describes it.
+job_description() {
+    cat <<'END_OF_JOB'
+@job_json@
+END_OF_JOB
+}
+
+main
