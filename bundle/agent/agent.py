@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..channel.agent_channel import GO, Hearing
+from ..channel.agent_channel import GO, AgentChannel
 from ..protocol.job import Job, parse
 from ..protocol.problem import NodeError
 from ..system import open_files, processes, signals
@@ -42,7 +42,7 @@ COLLECT = "collect"
 SESSION = "session"
 """The word for phases that are asked for one after the other, each by its own request."""
 
-Phase = Callable[[Job, Hearing], "dict[str, Any]"]
+Phase = Callable[[Job, AgentChannel], "dict[str, Any]"]
 """Does one phase; returns what it answers."""
 
 
@@ -57,7 +57,7 @@ def main(phase: str, handle: int | None = None) -> int:
     open_files.raise_open_files()
     processes.adopt_orphans()
     try:
-        hearing = Hearing(handle)
+        hearing = AgentChannel(handle)
         if phase == SESSION:
             return _converse(hearing)
         answer = _result(phase, hearing, PHASES)
@@ -85,7 +85,7 @@ def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
     from ..results import pack
 
-    hearing = Hearing(handle, follow=False)
+    hearing = AgentChannel(handle, follow=False)
     job = parse(hearing.request["job"])
     try:
         pack.pack(str(hearing.request["place"]), job.outputs, sys.stdout.buffer)
@@ -95,7 +95,7 @@ def collect(handle: int | None) -> int:
     return 0
 
 
-def _converse(hearing: Hearing) -> int:
+def _converse(hearing: AgentChannel) -> int:
     """Do the phases that are asked for, until the driver has no more.
 
     As soon as the environment of a job that is to run is there, its launcher is started: it is
@@ -103,7 +103,7 @@ def _converse(hearing: Hearing) -> int:
     """
     early: EarlyLauncher | None = None
 
-    def run(job: Job, hearing: Hearing) -> dict[str, Any]:
+    def run(job: Job, hearing: AgentChannel) -> dict[str, Any]:
         from ..launch.run_ranks import run_ranks
 
         return run_ranks(job, hearing, early)
@@ -132,7 +132,7 @@ def _fits(request: Mapping[str, Any]) -> bool:
     return own == ("cpython", request["job"]["requires"]["python"], False)
 
 
-def _under_fitting_python(hearing: Hearing) -> None:
+def _under_fitting_python(hearing: AgentChannel) -> None:
     """Go on under the Python that the request names, where this one is another kind of Python."""
     request = hearing.request
     python = str(request.get("python") or "")
@@ -157,14 +157,14 @@ def _start_early(request: Mapping[str, Any]) -> EarlyLauncher | None:
         return None
 
 
-def _answer(phase: str, hearing: Hearing, phases: Mapping[str, Phase]) -> dict[str, Any]:
+def _answer(phase: str, hearing: AgentChannel, phases: Mapping[str, Phase]) -> dict[str, Any]:
     """Do one phase and answer."""
     answer = _result(phase, hearing, phases)
     hearing.emit({"event": phase, **answer})
     return answer
 
 
-def _result(phase: str, hearing: Hearing, phases: Mapping[str, Phase]) -> dict[str, Any]:
+def _result(phase: str, hearing: AgentChannel, phases: Mapping[str, Phase]) -> dict[str, Any]:
     """Do one phase; return what is to be answered, whatever has become of it."""
     job = parse(hearing.request["job"])
     started = time.monotonic()
@@ -185,19 +185,19 @@ def wrapper_source() -> bytes:
     return virtual_environment.source_of("launch.wrapper")
 
 
-def _preflight(job: Job, hearing: Hearing) -> dict[str, Any]:
+def _preflight(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     from ..checks.preflight import preflight
 
     return preflight(job, hearing.request)
 
 
-def _unpack(job: Job, hearing: Hearing) -> dict[str, Any]:
+def _unpack(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     from ..transfer.staging import stage
 
     return stage(job, hearing)
 
 
-def _probe(job: Job, hearing: Hearing) -> dict[str, Any]:
+def _probe(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     """Ask the environment's own Python what it is; imports are really made when the job says so."""
     from ..checks import probe
     from ..launch import commands
@@ -220,13 +220,13 @@ def _probe(job: Job, hearing: Hearing) -> dict[str, Any]:
     }
 
 
-def _deep(job: Job, hearing: Hearing) -> dict[str, Any]:
+def _deep(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     from ..checks import deep_node
 
     return deep_node.check(job, hearing)
 
 
-def _launch(job: Job, hearing: Hearing) -> dict[str, Any]:
+def _launch(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     from ..launch.run_ranks import run_ranks
 
     if hearing.request.get("hold"):
@@ -236,7 +236,7 @@ def _launch(job: Job, hearing: Hearing) -> dict[str, Any]:
     return run_ranks(job, hearing)
 
 
-def _tidy(job: Job, hearing: Hearing) -> dict[str, Any]:
+def _tidy(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     """Remove what the job has left on this node."""
     from ..launch.directories import work_dir
     from ..node import removal
@@ -245,7 +245,7 @@ def _tidy(job: Job, hearing: Hearing) -> dict[str, Any]:
     return {}
 
 
-def _clean(job: Job, hearing: Hearing) -> dict[str, Any]:
+def _clean(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     """Remove the environments on this node that nobody uses."""
     from ..environment import clean
     from ..system import files

@@ -41,7 +41,7 @@ _REPEAT_SECONDS = 4.0
 """After which an agent that stays says its last word again, then after twice as long, and so on."""
 
 
-class Hearing:
+class AgentChannel:
     """What the driver says.
 
     On a local node each request is one line on standard input. In a step of Slurm's the first one

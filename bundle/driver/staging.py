@@ -21,7 +21,7 @@ from ..transfer.forecast import forecast
 from ..transfer.plan import BROADCAST, Group, make_plan, where
 from .state import State
 from .transports import slurm_commands
-from .transports.transport import Parcel
+from .transports.transport import Transfer
 
 
 def decide(state: State) -> None:
@@ -82,7 +82,7 @@ def _send(state: State, group: Group, number: int) -> None:
         target = os.path.join(
             group.root, "incoming", f"{NAME}{state.job.id}.{number}", "bundle.tar"
         )
-        parcel = Parcel(source, target, os.path.getsize(source))
+        parcel = Transfer(source, target, os.path.getsize(source))
         incoming: dict[str, Any] = {
             "target": target,
             "manifest": manifest,
@@ -95,14 +95,14 @@ def _send(state: State, group: Group, number: int) -> None:
     if lacking:  # an older environment has gone meanwhile: these get all of it
         for node in lacking:
             del state.answers[node]
-        whole = Parcel(state.bundle.path, target, os.path.getsize(state.bundle.path))
+        whole = Transfer(state.bundle.path, target, os.path.getsize(state.bundle.path))
         incoming = {"target": target, "manifest": None, "members": [], "size": whole.size}
         _deliver(state, whole, lacking, incoming)
         _mend(state, whole, lacking, incoming)
 
 
 def _deliver(
-    state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]
+    state: State, parcel: Transfer, nodes: tuple[str, ...], incoming: dict[str, Any]
 ) -> None:
     """Send, as often without the nodes that it failed on as it takes; then to each of those alone.
 
@@ -127,7 +127,7 @@ def _deliver(
         _blame(state, parcel, (node,), _try(state, parcel, (node,), incoming))
 
 
-def _mend(state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]) -> None:
+def _mend(state: State, parcel: Transfer, nodes: tuple[str, ...], incoming: dict[str, Any]) -> None:
     """Send once more to the nodes whose copy was damaged on its way.
 
     One that has arrived as it was sent, and is damaged all the same, would only be so again.
@@ -149,7 +149,7 @@ def _mend(state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[s
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
 
 
-def _damaged_on_its_way(state: State, parcel: Parcel, nodes: tuple[str, ...]) -> tuple[str, ...]:
+def _damaged_on_its_way(state: State, parcel: Transfer, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """The nodes on which something else has arrived than was sent."""
     arrived = {node: state.answers.get(node, {}).get("arrived") for node in nodes}
     if not any(arrived.values()):
@@ -159,7 +159,7 @@ def _damaged_on_its_way(state: State, parcel: Parcel, nodes: tuple[str, ...]) ->
 
 
 def _try(
-    state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]
+    state: State, parcel: Transfer, nodes: tuple[str, ...], incoming: dict[str, Any]
 ) -> dict[str, str]:
     for node in nodes:
         state.answers.pop(node, None)
@@ -177,7 +177,7 @@ def _try(
     return delivery.failed
 
 
-def _blame(state: State, parcel: Parcel, nodes: tuple[str, ...], failed: dict[str, str]) -> None:
+def _blame(state: State, parcel: Transfer, nodes: tuple[str, ...], failed: dict[str, str]) -> None:
     """Note the problem of each node that the file did not reach."""
     for node in nodes if failed else ():
         why = failed.get(node) or failed.get("") or "it failed on another node, see there"
@@ -192,7 +192,7 @@ def _blame(state: State, parcel: Parcel, nodes: tuple[str, ...], failed: dict[st
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
 
 
-def _what_to_do(node: str, why: str, parcel: Parcel) -> str:
+def _what_to_do(node: str, why: str, parcel: Transfer) -> str:
     if slurm_commands.network_fault(why):
         look = f"look at the network to {node}: `sinfo -N -n {node}`, `ping {node}`"
     else:
@@ -200,5 +200,5 @@ def _what_to_do(node: str, why: str, parcel: Parcel) -> str:
     return f"{look}; or leave the node out with --exclude={node}"
 
 
-def _incoming(parcel: Parcel) -> str:
+def _incoming(parcel: Transfer) -> str:
     return os.path.dirname(os.path.dirname(parcel.target))

@@ -19,7 +19,7 @@ from ..protocol.job import Job
 from ..protocol.problem import Problem
 from ..transfer.plan import Plan
 from .logs import Logs
-from .transports.transport import Delivery, Ended, Parcel, Transport
+from .transports.transport import Delivery, Ended, Transfer, Transport
 
 if TYPE_CHECKING:
     from ..results.receive import Received
@@ -200,7 +200,7 @@ class State:
         self.answers = {}
         self.ask_some(phase, self.job.nodes, extra, hear)
 
-    def deliver(self, parcel: Parcel, nodes: tuple[str, ...], extra: Extra) -> Delivery:
+    def deliver(self, parcel: Transfer, nodes: tuple[str, ...], extra: Extra) -> Delivery:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
         requests = self._requests(nodes, extra)
         delivery = self.transport.deliver(parcel, requests, self._note("unpack"))

@@ -41,7 +41,7 @@ _PIPE = 1 << 20
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; in Python's fcntl from 3.10 on
 
 
-class Conversation:
+class DriverChannel:
     """A running ``srun``: what is told to all its tasks, and the lines that they answer.
 
     Leaving the ``with`` block ends it, politely first: the agents see their standard input end.
@@ -76,7 +76,7 @@ class Conversation:
         with contextlib.suppress(OSError):  # fewer, larger reads; the limit for users may be lower
             fcntl.fcntl(self._stdout, _F_SETPIPE_SZ, _PIPE)
 
-    def __enter__(self) -> Conversation:
+    def __enter__(self) -> DriverChannel:
         return self
 
     def __exit__(

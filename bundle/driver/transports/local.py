@@ -27,7 +27,7 @@ from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem
 from ...redaction.masking import without_secrets
 from ...system import files, permissions, processes, signals
-from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
+from .transport import Delivery, Ended, OnEvent, Requests, Transfer, saving_note
 
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
@@ -106,7 +106,7 @@ class LocalTransport:
             time.sleep(_LEAVE_SECONDS / 100)
         _stop_all(self._agents, self._grace)
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, parcel: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Not needed: the nodes are on this machine, and read the bundle where it lies.
 
         Raises:

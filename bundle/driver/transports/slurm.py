@@ -28,10 +28,10 @@ from ...system import processes, signals
 from . import slurm_commands
 from .agent_program import Opening, line, shortened
 from .answers import Answers
-from .driver_channel import Conversation
+from .driver_channel import DriverChannel
 from .sbcast import Sending
 from .timeouts import CONTROLLER_SECONDS, Waiting, Watch, endings
-from .transport import Delivery, Ended, OnEvent, Parcel, Requests, mounts, saving_note
+from .transport import Delivery, Ended, OnEvent, Requests, Transfer, mounts, saving_note
 
 SECONDS = {
     "preflight": 180.0,
@@ -84,8 +84,8 @@ class SlurmTransport:
         counts = slurm_commands.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self._cpus = job.cpus_per_task or min(counts, default=1)
         self._patience = slurm_commands.patience(os.environ)
-        self._step: Conversation | None = None
-        self._latest: Conversation | None = None
+        self._step: DriverChannel | None = None
+        self._latest: DriverChannel | None = None
         self._nodes: frozenset[str] = frozenset()
         self._told: object = None
         """The job that the agents of that step know."""
@@ -152,13 +152,13 @@ class SlurmTransport:
         return phase == "launch" and not self._job.one_step and self._job.min_nodes is not None
 
     @staticmethod
-    def _let_go(step: Conversation, answers: Answers, until: float) -> None:
+    def _let_go(step: DriverChannel, answers: Answers, until: float) -> None:
         """Let ranks begin that are held back, once all nodes are there."""
         if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
             answers.held = False
             step.tell(agent_channel.GO)
 
-    def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[Conversation, int]:
+    def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
         """Ask the agents that are there, or start some in a new step; with the tasks of a node."""
         if not joins:
             tasks = self._tasks(phase, requests)
@@ -179,7 +179,7 @@ class SlurmTransport:
         self._told = shortened(requests)["common"].get("job")
         return step, 1
 
-    def _listen(self, step: Conversation, answers: Answers, watch: Watch) -> None:
+    def _listen(self, step: DriverChannel, answers: Answers, watch: Watch) -> None:
         """Pass on what the agents say until all have answered, or the step has ended."""
         phase, joins = answers.phase, step is self._step
         limit = SECONDS.get(phase)
@@ -210,7 +210,7 @@ class SlurmTransport:
             elif _settled(step, answers, watch):  # agents of a step of its own stay until then
                 self._finish(step, answers, watch)
 
-    def _finish(self, step: Conversation, answers: Answers, watch: Watch) -> None:
+    def _finish(self, step: DriverChannel, answers: Answers, watch: Watch) -> None:
         """End a step; where ranks run, not before all that they wrote has come."""
         waits = answers.phase == "launch"
         complete = (lambda: _settled(step, answers, watch)) if waits else None
@@ -228,7 +228,7 @@ class SlurmTransport:
             node: Ended(1, text, slurm_commands.advice(node, text)) for node, text in why.items()
         }
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, parcel: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Send the file to agents that wait for it, and unpack it while it comes.
 
         A step gets the file on all of its nodes; where only some of them shall have it, these get
@@ -263,7 +263,7 @@ class SlurmTransport:
             return Delivery(failed, {**endings(requests, step), **watch.lost}, seconds)
 
     def _send(
-        self, parcel: Parcel, step: Conversation, answers: Answers, waiting: Waiting
+        self, parcel: Transfer, step: DriverChannel, answers: Answers, waiting: Waiting
     ) -> tuple[dict[str, str], float]:
         """Send as soon as all agents are ready, and tell them when all has come, or none will.
 
@@ -333,10 +333,10 @@ class SlurmTransport:
             return 1
         return max(int(request["group"]["nproc"]) for request in requests.values())
 
-    def _talk(self, phase: str, requests: Requests, tasks: int, word: str = "") -> Conversation:
+    def _talk(self, phase: str, requests: Requests, tasks: int, word: str = "") -> DriverChannel:
         argv, opening = self._asked(phase, requests, tasks, word)
         env = self._ranks if phase == "launch" else self._plain
-        self._latest = Conversation(argv, env, opening)
+        self._latest = DriverChannel(argv, env, opening)
         return self._latest
 
     def _asked(
@@ -388,14 +388,14 @@ class SlurmTransport:
             raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
 
 
-def _settled(step: Conversation, answers: Answers, watch: Watch) -> bool:
+def _settled(step: DriverChannel, answers: Answers, watch: Watch) -> bool:
     """Return whether every task has answered, or is known to have ended without."""
     gone = step.gone
     lost = {*watch.lost, *(step.faults.keys() - gone.keys())}
     return answers.complete(lost, gone)
 
 
-def _account(step: Conversation, answers: Answers, on_event: OnEvent) -> None:
+def _account(step: DriverChannel, answers: Answers, on_event: OnEvent) -> None:
     """Say what of a phase was lost on its way, and what came from nobody."""
     answers.account(step.losses())
     if lines := step.oddities():

@@ -17,7 +17,7 @@ from typing import Any
 from ...launch.output_reader import RANKS_ENDED
 from ...system import processes
 from . import slurm_commands
-from .driver_channel import Conversation
+from .driver_channel import DriverChannel
 from .transport import Ended, OnEvent, Requests
 
 CONTROLLER_SECONDS = 180.0
@@ -211,7 +211,7 @@ class _Look:
         self._errors.close()
 
 
-def endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
+def endings(requests: Requests, step: DriverChannel) -> dict[str, Ended]:
     """How each node's part of a step has ended, for the case that it gave no answer."""
     faults = step.faults
     said = [line for line in step.errors.splitlines() if line.strip()][-3:]

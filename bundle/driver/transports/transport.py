@@ -46,7 +46,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Transfer:
     """A file on its way to some nodes."""
 
     source: str
@@ -84,7 +84,7 @@ class Transport(Protocol):
             on_event: called, in this thread, with each event of each node.
         """
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, parcel: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Run ``unpack`` on the given nodes, and send them a file before they begin.
 
         Where the file did not reach some node, no node has unpacked anything, nor kept a part of

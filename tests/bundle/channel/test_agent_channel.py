@@ -27,7 +27,7 @@ from bundle.channel import agent_channel as hearing
 signals.end_on_signals()
 hearing._REPEAT_SECONDS = 0.4
 hearing.STAY_SECONDS = float(sys.argv[2])
-heard = hearing.Hearing(int(sys.argv[1]))
+heard = hearing.AgentChannel(int(sys.argv[1]))
 try:
     for number in range(3):
         heard.output(0, b"line %d\\n" % number)
@@ -135,7 +135,7 @@ import json, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what the end of the input is to one at work
 sys.path.insert(0, {REPO!r})
 from bundle.channel import agent_channel as hearing
-heard = hearing.Hearing(int(sys.argv[1]))
+heard = hearing.AgentChannel(int(sys.argv[1]))
 while heard.following():
     print(json.dumps([heard.request["phase"], heard.request["job"]]), flush=True)
 """

@@ -18,7 +18,7 @@ import pytest
 from bundle.driver import staging
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Parcel, Requests
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
@@ -35,7 +35,7 @@ class Sending:
     def __init__(self, *fails: dict[str, str]) -> None:
         self.fails = list(fails)
         self.sent: list[tuple[str, ...]] = []
-        self.parcels: list[tuple[Parcel, bytes]] = []
+        self.parcels: list[tuple[Transfer, bytes]] = []
         self.read: list[tuple[str, ...]] = []
         self.incoming: list[dict[str, Any]] = []
         self.lacking: set[str] = set()
@@ -45,7 +45,7 @@ class Sending:
         self.read.append(tuple(requests))
         return self._unpacked(requests, on_event)
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, parcel: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         self.sent.append(tuple(requests))
         self.parcels.append((parcel, Path(parcel.source).read_bytes()))
         self.incoming.append(next(iter(requests.values()))["incoming"])
@@ -116,7 +116,7 @@ def test_when_all_goes_well_it_is_sent_once(single: Packed, tmp_path: Path) -> N
     assert transport.sent == [NODES]
     size = single.path.stat().st_size
     ((parcel, data),) = transport.parcels
-    assert parcel == Parcel(str(single.path), "/r/incoming/job-4711.0/bundle.tar", size)
+    assert parcel == Transfer(str(single.path), "/r/incoming/job-4711.0/bundle.tar", size)
     assert data == single.path.read_bytes()
     assert transport.incoming == [
         {"target": parcel.target, "manifest": None, "members": [], "size": size}

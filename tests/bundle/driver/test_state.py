@@ -17,7 +17,7 @@ import pytest
 from bundle.driver import driver
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Parcel, Requests
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.problem import Problem
 from stager.pack.bundle import Packed
@@ -42,7 +42,7 @@ class Scripted:
             on_event({"v": 1, "problems": [], **event})
         return {node: self.ended.get(node, Ended(0, "exit status 0")) for node in requests}
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, parcel: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         raise NotImplementedError
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
