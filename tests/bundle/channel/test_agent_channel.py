@@ -152,7 +152,7 @@ def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_pat
         {"phase": "probe", "nodes": ["n0"], "common": {"job": other}, "own": {}},
         {"phase": "launch", "nodes": ["n1"], "common": {}, "own": {}},
     ]
-    lines = [agent_program.line(one) for one in told]
+    lines = [agent_program.request_line(one) for one in told]
     assert lines[0].startswith(agent_channel.PACKED)
     with request.open() as handle:
         done = subprocess.run(

@@ -38,6 +38,7 @@ def command(argv):
 MODULES = {
     "__main__.py": MAIN,
     "bundle/__init__.py": b"",
+    "bundle/agent/__init__.py": b"",
     "bundle/agent/agent.py": PROGRAM.encode(),
 }
 
@@ -74,7 +75,7 @@ def test_the_program_gets_the_request_and_the_rest_of_the_talk() -> None:
     assert said["request"] == request
     assert said["behind"] == "go\n"
     assert said["program"].startswith("/proc/self/fd/")  # there is no file of it
-    assert said["file"] == f"{said['program']}/bundle/agent.py"
+    assert said["file"] == f"{said['program']}/bundle/agent/agent.py"
 
 
 def test_a_large_program_comes_whole() -> None:

@@ -93,9 +93,9 @@ def compiled_program() -> bytes:
 @functools.cache
 def started(*phases: str, compiled: bool = False) -> tuple[bytes, str]:
     """What a step is sent, and its bootstrap program."""
-    made = agent_program.Opening(compiled_program() if compiled else PROGRAM)
+    made = agent_program.AgentProgram(compiled_program() if compiled else PROGRAM)
     asked = {"phase": phases[0], "common": {"job": {"nodes": ["n1"]}}, "own": {}}
-    return made.of(phases, asked), made.bootstrap
+    return made.step_input(phases, asked), made.bootstrap
 
 
 def program_of(sent: bytes) -> bytes:
@@ -153,7 +153,7 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     said = done.stderr.decode()
     assert "ValueError: 'n2' is not in list" in said
     (line,) = re.findall(
-        r'File "/proc/self/fd/\d+/bundle/talking/hearing.py", line (\d+), in _own', said
+        r'File "/proc/self/fd/\d+/bundle/channel/agent_channel.py", line (\d+), in _own', said
     )
     source = (REPO / "bundle/channel/agent_channel.py").read_text().split("\n")
     assert 'asked["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
@@ -161,6 +161,6 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
 
 def test_a_long_request_is_compressed() -> None:
     short, long = {"phase": "tidy"}, {"phase": "unpack", "manifest": "abc" * 1000}
-    assert json.loads(agent_program.line(short)) == short
-    assert agent_program.line(long).startswith("=")
-    assert len(agent_program.line(long)) < 100
+    assert json.loads(agent_program.request_line(short)) == short
+    assert agent_program.request_line(long).startswith("=")
+    assert len(agent_program.request_line(long)) < 100
