@@ -66,7 +66,7 @@ def agents_parts() -> Iterator[tuple[str, ast.AST]]:
             yield node.name, node
 
 
-PHASES_OF = {"_clean": "clean", "_deep": "deep", "_launch": "launch", "_converse": "launch"}
+PHASES_OF = {"_clean": "clean", "_deep": "deep", "_launch": "launch", "_serve_session": "launch"}
 PHASES_OF |= {"_start_early": "launch", "collect": "collect"}
 """Which of an agent's functions are called for one phase only."""
 
@@ -156,7 +156,7 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
         r'File "/proc/self/fd/\d+/bundle/channel/agent_channel.py", line (\d+), in _own', said
     )
     source = (REPO / "bundle/channel/agent_channel.py").read_text().split("\n")
-    assert 'asked["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
+    assert 'message["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
 
 
 def test_a_long_request_is_compressed() -> None:
