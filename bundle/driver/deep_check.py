@@ -6,6 +6,7 @@ check and of the all-reduce are reported together.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -137,13 +138,13 @@ def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
         problem = Problem("the backend cannot be used", "", str(exc), "use --backend gloo")
         return _Measured(problems={node: [problem] for node in nodes if not gpus[node]})
     printed = _run_ranks(state, nodes, backend)
-    result = findings.measured(line for lines in printed.values() for line in lines)
+    result = findings.measured(itertools.chain.from_iterable(printed.values()))
     if result is None:
         problems = findings.blamed(printed, state.answers)
         silence = {nodes[0]: [findings.silence(nodes[0], state.job.log_dir)]}
         return _Measured(problems=problems or silence)
     # It is written when every rank has had the right sum: what comes after is tidying up.
-    failed = [node for node, answer in state.answers.items() if not answer["ok"]]
+    failed = state.failed()
     if failed:
         where = ", ".join(failed)
         state.note(f"the ranks have measured all, but did not end well on {where}: see the logs")

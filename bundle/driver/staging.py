@@ -136,10 +136,17 @@ class _Shipment:
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
-    """Send to all nodes, then to each of those alone that it failed on.
+    """Send to all nodes at once, then to each of those alone that it failed on."""
+    for node in _deliver_together(state, shipment, nodes):
+        faults = _try(state, shipment, (node,))
+        if faults:
+            _blame(state, shipment, (node,), faults)
 
-    The first sending is repeated without the nodes that it failed on as often as it takes. Where
-    Slurm does not say which nodes it failed on, all of them get a second try.
+
+def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> list[str]:
+    """Send to all nodes, as often without those that it failed on as it takes; return these.
+
+    Where Slurm does not say which nodes it failed on, all of them get a second try.
     """
     failed_nodes: list[str] = []
     unexplained = 0
@@ -156,10 +163,7 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
         nodes = tuple(node for node in nodes if node not in faults)
         if nodes and named:
             state.note(f"sending again, without {', '.join(failed_nodes)}")
-    for node in failed_nodes:
-        faults = _try(state, shipment, (node,))
-        if faults:
-            _blame(state, shipment, (node,), faults)
+    return failed_nodes
 
 
 def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:

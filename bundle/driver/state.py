@@ -228,13 +228,13 @@ class State:
 
     def fail_if_any(self) -> None:
         """Stop when a node has a problem; all nodes' problems are reported together."""
-        failed = self._failed()
+        failed = self.failed()
         if failed:
             raise NodesFailed(failed)
 
     def leave_out_or_fail(self) -> None:
         """Go on without the nodes that have a problem if enough remain; else stop."""
-        failed = self._failed()
+        failed = self.failed()
         if not failed:
             return
         good = tuple(node for node in self.job.nodes if node not in failed)
@@ -266,7 +266,8 @@ class State:
         self._output.clear()
         return True
 
-    def _failed(self) -> dict[str, Answer]:
+    def failed(self) -> dict[str, Answer]:
+        """Return the answers of the nodes that have a problem."""
         return {node: answer for node, answer in self.answers.items() if not answer["ok"]}
 
     def _fewest_nodes(self) -> int:
