@@ -22,7 +22,7 @@ Requests = Mapping[str, Request]
 def saving_note(job: Job) -> Event:
     """Return the event that says how long ranks told to end have to save their work."""
     seconds = job.launch.grace_seconds
-    text = f"told to end: the ranks have {seconds} s to save what they have"
+    text = f"stopping the ranks: they have {seconds} s to save their work"
     return {"v": 1, "event": "note", "text": text}
 
 
