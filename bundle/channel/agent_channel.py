@@ -1,4 +1,4 @@
-"""An agent's side of the conversation: its requests, the driver's lines, and its answers."""
+"""An agent's channel to the driver: its requests, the driver's commands, and its answers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ from .frames import Writer
 from .lines import Lines
 
 GO, STOP = "go", "stop"
-"""What an agent that waits for a file is told: all of it has come, or it will not."""
+"""Commands to an agent that waits for a file: all of it has come, or it will not."""
 PACKED = "="
-"""How a request begins that was compressed; zlib's result follows, in base64."""
+"""The beginning of a compressed request; zlib's result follows, in base64."""
 END = "end"
-"""What agents are told that are at work and shall not be: end it, and stay until all has come."""
+"""The command to agents at work: end it, and stay until all output has come."""
 AGAIN = "again"
 """The key of a line that asks for frames once more, by source."""
 STAY_SECONDS = 900.0
-"""How long an agent stays that has said all, and that nobody lets go.
+"""Time that an agent stays after its last answer, unless the driver ends its input before.
 
-Usually the driver does so when the last one has answered. This is longer than it waits itself for
-ranks that do not end (:data:`bundle.driver.transports.slurm_commands.PATIENCE`); by
-then Slurm has passed on
-everything.
+The driver does so when the last agent has answered. This is longer than it waits itself for ranks
+that do not end (:data:`bundle.driver.transports.slurm_commands.PATIENCE`); by then Slurm has passed
+on everything.
 """
 _LONGEST_PAUSE_SECONDS = 600.0
 _REPEAT_SECONDS = 4.0
-"""After which an agent that stays says its last word again, then after twice as long, and so on."""
+"""Time after which an agent that stays repeats its last message; the pause doubles each time."""
 
 
-class Hearing:
-    """What the driver says.
+class AgentChannel:
+    """Takes the driver's requests and commands, and sends events to it.
 
     On a local node each request is one line on standard input. In a step of Slurm's the first one
     was taken from there before (:mod:`bundle.channel.bootstrap`), and standard input goes on: each
@@ -50,7 +49,8 @@ class Hearing:
     gone, or wants this agent to.
 
     Attributes:
-        request: what is asked at the moment; ``phase`` is among it where phases follow one another.
+        request: the current request; it has a ``phase`` where phases follow one another.
+        node: the name of this node.
         sent: bytes of output that were passed on since the last request, by rank.
     """
 
@@ -59,27 +59,22 @@ class Hearing:
 
         Args:
             handle: an open file that holds it; None for standard input.
-            follow: whether the end of standard input ends this process.
+            follow: True if the end of standard input ends this process.
         """
         self._lines: queue.Queue[str] = queue.Queue()
+        """The lines of the driver that were read in a step; an empty one is the end."""
         self._busy = True
-        self._in_step = False
-        self.request: dict[str, Any] = {}
         self.sent: dict[int | None, int] = {}
-        if handle is None:
-            self.request = json.loads(sys.stdin.readline())
-        else:
-            with open(handle, encoding="utf-8") as stream:
-                asked = json.load(stream)
-            self._in_step = "common" in asked
-            self.request = _own(asked) if self._in_step else asked
+        message = _first_message(handle)
+        self._in_step = "common" in message
+        self.request: dict[str, Any] = _own(message) if self._in_step else message
         self.node = str(self.request["node"])
         self._job = self.request.get("job")
         task = os.environ.get("SLURM_PROCID", "0")
         self._source = f"{self.node}:{task}"
         self._writer: Writer | None = None
         self._writing = threading.Lock()
-        self._last = 0
+        self._before_last = 0
         """The number of the frame before the last message."""
         if self._in_step:
             self._writer = Writer(self._source, int(self.request.pop("frames_sent", 0)))
@@ -87,13 +82,13 @@ class Hearing:
             threading.Thread(target=self._listen, daemon=True).start()
 
     def emit(self, event: Mapping[str, Any]) -> None:
-        """Answer with one event."""
+        """Send one event."""
         line = encoding.line({"v": 1, "node": self.node, **event})
         with signals.held(), self._writing:  # half of it would be lost
             if self._writer is None:
                 _write(line + b"\n")
                 return
-            self._last = self._writer.number
+            self._before_last = self._writer.number
             _write(self._writer.frames(line))
 
     def output(self, rank: int | None, data: bytes) -> None:
@@ -106,28 +101,31 @@ class Hearing:
         return self._lines.get()
 
     def following(self) -> bool:
-        """Wait for the next request; False where there is none any more."""
+        """Wait for the next request; return False where there is none any more."""
         while True:
             line = self._next()
             if not line:
                 return False
-            if line in (GO, STOP, END):
-                continue  # this node had failed before it was said
-            asked = _request(line)
-            if asked is None:
-                continue
-            self.sent = {}
-            if not self._in_step:
-                self.request = asked
-                return True
-            # It travels again only where it is another one, be that for this node or not.
-            self._job = asked["common"].setdefault("job", self._job)
-            if self.node in asked.get("nodes", (self.node,)):
-                self.request = _own(asked)
+            # A command is too late: this node had failed before.
+            message = None if line in (GO, STOP, END) else _decoded(line)
+            if message is not None and self._accept(message):
                 return True
 
+    def _accept(self, message: dict[str, Any]) -> bool:
+        """Take a further request; return whether it is for this node."""
+        self.sent = {}
+        if not self._in_step:
+            self.request = message
+            return True
+        # It travels again only where it is another one, be that for this node or not.
+        self._job = message["common"].setdefault("job", self._job)
+        if self.node not in message.get("nodes", (self.node,)):
+            return False
+        self.request = _own(message)
+        return True
+
     def conclude(self, event: Mapping[str, Any]) -> None:
-        """Give the last answer; stay until the driver has all that was said, or has gone.
+        """Send the last answer; stay until the driver has all that was sent, or has gone.
 
         What a task leaves behind when it ends, Slurm passes on in pieces.
         """
@@ -142,14 +140,14 @@ class Hearing:
             pass
 
     def again(self) -> int:
-        """The request at hand as an open file without a name, for the program that goes on."""
+        """Return the current request as an open file, for the program that goes on with it."""
         from .bootstrap import in_memory
 
-        asked = {**self.request, "again": True}
+        message = {**self.request, "again": True}
         if self._writer is not None:
-            asked["frames_sent"] = self._writer.number
-            asked = {"phase": asked.get("phase"), "common": asked, "own": {}}
-        return in_memory(json.dumps(asked).encode())
+            message["frames_sent"] = self._writer.number
+            message = {"phase": message.get("phase"), "common": message, "own": {}}
+        return in_memory(json.dumps(message).encode())
 
     def _next(self) -> str:
         if not self._in_step:
@@ -160,16 +158,16 @@ class Hearing:
         return line
 
     def _awaited(self, until: float) -> str:
-        """Wait for the driver's next line; empty once it has gone, or after that time.
+        """Wait for the driver's next line; return "" once it has gone, or after that time.
 
-        Meanwhile the last word is said again: should it be what is missing, nothing shows that.
+        Meanwhile the last message is repeated: should it be what is missing, nothing shows that.
         """
         pause = _REPEAT_SECONDS
         while time.monotonic() < until:
             try:
                 return self._lines.get(timeout=pause)
             except queue.Empty:
-                self._send_again([(self._last + 1, self._number)])
+                self._send_again([(self._before_last + 1, self._number)])
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return ""
 
@@ -178,6 +176,7 @@ class Hearing:
         return self._writer.number if self._writer is not None else 0
 
     def _listen(self) -> None:
+        """Read the driver's lines, in a thread of its own."""
         lines = Lines()
         while True:
             chunk = os.read(0, 1 << 16)
@@ -198,26 +197,37 @@ class Hearing:
         self._send_again([(int(first), int(last)) for first, last in gaps])
 
     def _interrupt(self) -> None:
+        """End what this process is doing, as a signal does; nothing if it only waits."""
         if self._busy:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _send_again(self, gaps: list[tuple[int, int]]) -> None:
         if self._writer is None:
             return
-        with contextlib.suppress(OSError), self._writing:  # else nobody listens any more
+        with contextlib.suppress(OSError), self._writing:  # the driver may have gone
             for first, last in gaps:
                 _write(self._writer.again(first, last))
 
 
-def _request(line: str) -> dict[str, Any] | None:
-    """Return a request; None for a line that was cut."""
+def _first_message(handle: int | None) -> dict[str, Any]:
+    """Read the first request from an open file, or from standard input."""
+    if handle is None:
+        message: dict[str, Any] = json.loads(sys.stdin.readline())
+        return message
+    with open(handle, encoding="utf-8") as stream:
+        message = json.load(stream)
+    return message
+
+
+def _decoded(line: str) -> dict[str, Any] | None:
+    """Return a further request; None for a line that was cut."""
     try:
         if line.startswith(PACKED):
             line = zlib.decompress(binascii.a2b_base64(line[len(PACKED) :])).decode()
-        asked = json.loads(line)
+        message = json.loads(line)
     except (ValueError, zlib.error):
         return None
-    return asked if isinstance(asked, dict) else None
+    return message if isinstance(message, dict) else None
 
 
 def _write(data: bytes) -> None:
@@ -227,13 +237,13 @@ def _write(data: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """This node's part of a request that is for all nodes of a step."""
+def _own(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return this node's part of a request that is for all nodes of a step."""
     node = os.environ["SLURMD_NODENAME"]
     return {
-        **asked["common"],
-        **asked["own"].get(node, {}),
-        "phase": asked.get("phase", ""),
+        **message["common"],
+        **message["own"].get(node, {}),
+        "phase": message.get("phase", ""),
         "node": node,
-        "node_rank": asked["common"]["job"]["nodes"].index(node),
+        "node_rank": message["common"]["job"]["nodes"].index(node),
     }

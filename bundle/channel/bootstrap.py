@@ -1,4 +1,4 @@
-"""What runs first on a node of an allocation: it starts the far side without leaving a file.
+"""The first program on a node of an allocation: it starts the far side without leaving a file.
 
 Its source is sent as the text of ``python3 -I -S -c``; so it stands alone. On standard input come
 a line with two numbers of bytes, then the modules of the node program, compressed, then the
@@ -16,23 +16,24 @@ import zlib
 
 
 def take(count: int) -> bytes:
-    """Exactly so many bytes from standard input, and not one more."""
+    """Read exactly so many bytes from standard input, and not one more."""
     parts = []
     while count:
         data = os.read(0, min(count, 1 << 20))
         if not data:
-            raise EOFError("whoever asked has gone")
+            raise EOFError("the driver has gone")
         parts.append(data)
         count -= len(data)
     return b"".join(parts)
 
 
 def zipped(modules: bytes) -> bytes:
-    """The modules behind a line of their names and sizes, as a zip that Python imports from."""
+    """Return modules as a zip that Python imports from; a line has their names and sizes."""
     at = modules.index(b"\n") + 1
     body, index, start = [], [], 0
     for name, size in json.loads(modules[:at]):
-        path, data, at = name.encode(), modules[at : at + size], at + size
+        path, data = name.encode(), modules[at : at + size]
+        at += size
         facts = struct.pack("<5H3I2H", 10, 0, 0, 0, 33, zlib.crc32(data), size, size, len(path), 0)
         body += [b"PK\3\4", facts, path, data]
         index.append(b"PK\1\2\n\0" + facts + struct.pack("<3H2I", 0, 0, 0, 0, start) + path)
@@ -43,7 +44,7 @@ def zipped(modules: bytes) -> bytes:
 
 
 def in_memory(data: bytes) -> int:
-    """An open file that holds the data, has no name, and is inherited."""
+    """Return an open file that holds the data, has no name, and is inherited."""
     try:
         handle = os.memfd_create("stager", 0)
     except OSError:  # forbidden by the vm.memfd_noexec setting
@@ -59,15 +60,15 @@ def in_memory(data: bytes) -> int:
 
 
 def main() -> int:
-    """Read, and become the agent; returns its exit status."""
+    """Read program and request, and become the agent; return its exit status."""
     line = b""
     while not line.endswith(b"\n"):
         line += take(1)
     sizes = [int(word) for word in line.split()]
     program = zipped(zlib.decompress(take(sizes[0])))
     request = zlib.decompress(take(sizes[1]))
-    asked = json.loads(request)
-    own = {**asked["common"], **asked["own"].get(os.environ["SLURMD_NODENAME"], {})}
+    message = json.loads(request)
+    own = {**message["common"], **message["own"].get(os.environ["SLURMD_NODENAME"], {})}
     python = own.get("python") or sys.executable
     path = f"/proc/self/fd/{in_memory(program)}"
     argv = [*sys.argv[1:], "--request", str(in_memory(request))]

@@ -1,9 +1,9 @@
-"""Messages of any length through ``srun``, from many nodes at a time: none mixed, none lost unseen.
+"""Frames: messages of any length through ``srun``, from many nodes, with every loss detected.
 
 ``slurmstepd`` passes on what a task writes in blocks of about a kilobyte, whole lines as long as
 they fit (``_task_build_message`` in slurmstepd's io.c). When a task ends, its last blocks ignore
 line ends, so other tasks' bytes land inside a line. So every message is cut here into frames that
-fit into a block, and that a reader finds again behind any other bytes::
+fit into a block, and that a reader finds again after any other bytes::
 
     <RS>SOURCE NUMBER LENGTH CRC32 MARK PAYLOAD<LF>
 
@@ -60,25 +60,22 @@ class Writer:
         last = max(0, len(message) - 1) // room
         frames = []
         for part in range(last + 1):
-            self.number += 1
             payload = message[part * room : (part + 1) * room]
-            mark = (b"." if not last else b"(") if not part else b")" if part == last else b"+"
-            crc = _crc(self._source, self.number, mark, payload)
-            head = b"%s%s %d %d %08x %s " % (
-                _RS,
-                self._source,
-                self.number,
-                len(payload),
-                crc,
-                mark,
-            )
-            frames.append(head + payload + b"\n")
-            self._keep(frames[-1])
+            frames.append(self._frame(_mark(part, last), payload))
         return b"".join(frames)
 
     def again(self, first: int, last: int) -> bytes:
         """Return those of the frames from one number to another that are still kept."""
         return b"".join(frame for number, frame in self._kept if first <= number <= last)
+
+    def _frame(self, mark: bytes, payload: bytes) -> bytes:
+        """Return the next frame, and keep it."""
+        self.number += 1
+        crc = _crc(self._source, self.number, mark, payload)
+        head = (_RS, self._source, self.number, len(payload), crc, mark)
+        frame = b"%s%s %d %d %08x %s %s\n" % (*head, payload)
+        self._keep(frame)
+        return frame
 
     def _keep(self, frame: bytes) -> None:
         self._kept.append((self.number, frame))
@@ -89,18 +86,18 @@ class Writer:
 
 @dataclass
 class _Source:
-    """What has come from one source so far."""
+    """The frames of one source that have come so far."""
 
     next: int = 1
     """The number of the frame that is to come next."""
     pieces: list[bytes] = field(default_factory=list)
-    """The message that has begun."""
+    """The parts of a message that has begun."""
     broken: bool = False
-    """Whether frames are passed over until a message begins."""
-    ahead: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    """Frames behind a gap, by number."""
-    held: int = 0
-    """Their bytes."""
+    """True if frames are passed over until a message begins."""
+    early: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Frames behind a gap, by number: mark and payload."""
+    early_bytes: int = 0
+    """Bytes of their payloads."""
 
 
 class Reader:
@@ -116,9 +113,12 @@ class Reader:
         """Start with nothing pending."""
         self.lost: collections.Counter[str] = collections.Counter()
         self._rest = b""
+        """A frame that has begun."""
         self._stray = b""
+        """A line outside any frame that has begun."""
         self._sources: dict[bytes, _Source] = {}
-        self._waiting: set[bytes] = set()
+        self._incomplete: set[bytes] = set()
+        """The sources with frames behind a gap."""
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, str]]:
         """Take what was read; yield source and message for each that is now whole and in order.
@@ -138,39 +138,35 @@ class Reader:
 
     def gaps(self) -> dict[str, list[Gap]]:
         """Return what is missing before frames that have come, by source."""
-        return {source.decode(): _gaps(self._sources[source]) for source in self._waiting}
+        return {name.decode(): _gaps(self._sources[name]) for name in self._incomplete}
 
     def give_up(self, source: str) -> Iterator[tuple[str, str]]:
         """Go on behind the gaps of a source; what is missing is counted as lost."""
-        state = self._sources[source.encode()]
-        while state.ahead:
-            self._skip(source.encode(), state)
-            yield from self._in_order(source.encode(), state)
+        name = source.encode()
+        state = self._sources[name]
+        while state.early:
+            self._skip(name, state)
+            yield from self._in_order(name, state)
 
     def end(self) -> Iterator[tuple[str, str]]:
         """Yield what is left when nothing more will come."""
         rest, self._rest = self._rest, b""
         if rest:
             yield from self._part(rest[1:])
-        for source in list(self._waiting):
-            yield from self.give_up(source.decode())
+        for name in list(self._incomplete):
+            yield from self.give_up(name.decode())
         if self._stray:
             yield from self._outside(b"\n")
-        for source, state in self._sources.items():
-            self.lost[source.decode()] += len(state.pieces)  # its end never came
-            state.pieces = []
+        for name, source in self._sources.items():
+            self.lost[name.decode()] += len(source.pieces)  # its end never came
+            source.pieces = []
         self.lost = +self.lost
 
     def _part(self, part: bytes) -> Iterator[tuple[str, str]]:
         """Take the bytes from behind one <RS> up to the next."""
-        uncounted = _UNCOUNTED.match(part)
         head = _HEAD.match(part)
-        if uncounted is not None:
-            yield uncounted[1].decode(errors="replace"), uncounted[2].decode(errors="replace")
-            yield from self._outside(part[uncounted.end() :])
-            return
         if head is None:
-            yield from self._outside(part)
+            yield from self._without_head(part)
             return
         end = head.end() + int(head[3])
         payload = part[head.end() : end]
@@ -178,46 +174,55 @@ class Reader:
         if part[end : end + 1] != b"\n" or _crc(head[1], number, mark, payload) != int(head[4], 16):
             yield from self._outside(part)
             return
-        yield from self._frame(head[1], number, mark, payload)
+        yield from self._take(head[1], number, mark, payload)
         if len(part) > end + 1:
             yield from self._outside(part[end + 1 :])
 
-    def _frame(
+    def _without_head(self, part: bytes) -> Iterator[tuple[str, str]]:
+        """Take bytes that begin no counted frame: a shell's message, or none at all."""
+        uncounted = _UNCOUNTED.match(part)
+        if uncounted is not None:
+            yield uncounted[1].decode(errors="replace"), uncounted[2].decode(errors="replace")
+            part = part[uncounted.end() :]
+        yield from self._outside(part)
+
+    def _take(
         self, name: bytes, number: int, mark: bytes, payload: bytes
     ) -> Iterator[tuple[str, str]]:
+        """Take a frame: deliver it if it is the next of its source, else hold it."""
         source = self._sources.get(name)
         if source is None:
             source = self._sources[name] = _Source()
-        if number < source.next or number in source.ahead:
+        if number < source.next or number in source.early:
             return  # sent again, and not needed
         if number > source.next:
-            source.ahead[number] = mark, payload
-            source.held += len(payload)
-            self._waiting.add(name)
-            if source.held > KEPT:  # nobody has any more what is missing
+            source.early[number] = mark, payload
+            source.early_bytes += len(payload)
+            self._incomplete.add(name)
+            if source.early_bytes > KEPT:  # nobody has any more what is missing
                 yield from self.give_up(name.decode())
             return
         source.next += 1
         message = self._deliver(name, source, mark, payload)
         if message is not None:
             yield name.decode(), message
-        if source.ahead:
+        if source.early:
             yield from self._in_order(name, source)
 
     def _in_order(self, name: bytes, source: _Source) -> Iterator[tuple[str, str]]:
-        """Deliver the frames that have come ahead, up to the next gap."""
-        while source.next in source.ahead:
-            mark, payload = source.ahead.pop(source.next)
-            source.held -= len(payload)
+        """Deliver the frames that came early, up to the next gap."""
+        while source.next in source.early:
+            mark, payload = source.early.pop(source.next)
+            source.early_bytes -= len(payload)
             source.next += 1
             message = self._deliver(name, source, mark, payload)
             if message is not None:
                 yield name.decode(), message
-        if not source.ahead:
-            self._waiting.discard(name)
+        if not source.early:
+            self._incomplete.discard(name)
 
     def _deliver(self, name: bytes, source: _Source, mark: bytes, payload: bytes) -> str | None:
-        """Add a frame to its message; return that where it is whole."""
+        """Add a frame to its message; return the message once it is whole."""
         if mark in b".(":
             source.broken = False
         if source.broken:
@@ -232,19 +237,30 @@ class Reader:
         return payload.decode(errors="replace")
 
     def _skip(self, name: bytes, source: _Source) -> None:
-        """Give up the frames before the first that has come ahead, and what they are parts of."""
-        first = min(source.ahead)
+        """Give up the frames before the first that came early, and what they are parts of."""
+        first = min(source.early)
         self.lost[name.decode()] += first - source.next + len(source.pieces)
         source.next, source.pieces, source.broken = first, [], True
 
     def _outside(self, data: bytes) -> Iterator[tuple[str, str]]:
+        """Take bytes that are in no frame; yield those of their lines that are not empty."""
         if not data:
             return
         *lines, self._stray = (self._stray + data).split(b"\n")
         if len(self._stray) > _LONGEST_LINE:
             lines, self._stray = [*lines, self._stray], b""
-        for line in filter(None, lines):
-            yield "", line.decode(errors="replace")
+        for line in lines:
+            if line:
+                yield "", line.decode(errors="replace")
+
+
+def _mark(part: int, last: int) -> bytes:
+    """Return the mark of a part of a message, which has parts up to the last one."""
+    if last == 0:
+        return b"."
+    if part == 0:
+        return b"("
+    return b")" if part == last else b"+"
 
 
 def _unfinished(part: bytes) -> bool:
@@ -254,7 +270,7 @@ def _unfinished(part: bytes) -> bool:
 
 def _gaps(source: _Source) -> list[Gap]:
     gaps, expected = [], source.next
-    for number in sorted(source.ahead):
+    for number in sorted(source.early):
         if number > expected:
             gaps.append((expected, number - 1))
         expected = number + 1

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..channel.agent_channel import Hearing
+from ..channel.agent_channel import AgentChannel
 from ..environment import unpack
 from ..node import host
 from ..protocol.job import Job
@@ -25,7 +25,7 @@ REACH_SECONDS = 20.0
 _MADE_ANEW = "it has been taken away there: the next `stager verify` or `stager run` makes it anew"
 
 
-def check(job: Job, hearing: Hearing) -> dict[str, Any]:
+def check(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     """Look closely at this node.
 
     The request has ``root``, and between real nodes ``head`` (the address and the port of the head

@@ -1,4 +1,4 @@
-"""Where the nodes do not share the run directory: knowing it, and bringing results home."""
+"""Collecting the outputs, where the nodes do not share the run directory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from .state import State
 
 
 @contextlib.contextmanager
-def marked(job: Job) -> Iterator[str]:
-    """A file in the run directory for as long as the block runs; its name, empty if there is none.
+def run_dir_marker(job: Job) -> Iterator[str]:
+    """Keep a file in the run directory for as long as the block runs.
 
     A node that sees it sees this directory, and not one of its own under the same name.
+
+    Yields:
+        The name of the file; empty if there is none.
     """
     name = f".stager-{job.id}-{secrets.token_hex(4)}"
     path = os.path.join(job.run_dir, name)
@@ -33,76 +36,85 @@ def marked(job: Job) -> Iterator[str]:
             os.unlink(path)
 
 
-def come_home(state: State, *, standing: bool) -> None:
+def collect_outputs(state: State, *, standing: bool) -> None:
     """Bring the outputs from the head node, after a failure too; then remove them there.
 
     Args:
         state: the job; nothing happens where nodes share the run directory.
-        standing: whether the allocation stands, so that nodes can be reached.
+        standing: True if the allocation stands, so that nodes can be reached.
     """
-    if not state.apart:
+    if not state.separate_run_dirs:
         return
     job, head = state.job, state.job.nodes[0]
-    place = os.path.join(str(state.facts[head]["root"]), "jobs", f"{job.id}.work")
+    work_dir = os.path.join(str(state.facts[head]["root"]), "jobs", f"{job.id}.work")
     if not standing:
-        _note(state, f"the allocation has ended; what the ranks wrote is on {head} in {place}")
+        state.note(f"the allocation has ended; what the ranks wrote is on {head} in {work_dir}")
         return
     if not os.path.isdir(job.run_dir):
-        text = f"{job.run_dir} is not here; what the ranks wrote stays on {head} in {place}"
-        _note(state, text)
+        state.note(f"{job.run_dir} is not here; what the ranks wrote stays on {head} in {work_dir}")
         return
-    kept = True
-    if job.outputs:
-        kept = _bring(state, head, place)
-    else:
-        _note(
-            state,
+    if not job.outputs:
+        state.note(
             f"the nodes do not see {job.run_dir}; nothing is brought back: name results in "
-            "[project] outputs",
+            "[project] outputs"
         )
-    if kept:
-        with contextlib.suppress(NodeError):
-            state.ask("tidy", state.found)
+    elif not _fetch_outputs(state, head, work_dir):
+        state.note(f"some outputs were not brought back; they are still on {head} in {work_dir}")
+        return
+    with contextlib.suppress(NodeError):
+        state.ask("tidy", state.paths)
 
 
-def _bring(state: State, head: str, place: str) -> bool:
-    """Whether all has arrived, so that it may go from the node."""
-    job = state.job
-    received: Received | None = None
-    problems: list[Problem] = []
+def _fetch_outputs(state: State, head: str, work_dir: str) -> bool:
+    """Fetch the outputs, and report what has come.
+
+    Returns:
+        True if all has arrived, so that it may be removed from the node.
+    """
     try:
-        received = state.fetch(head, place)
+        received = state.fetch(head, work_dir)
     except NodeError as exc:
-        problems = [exc.problem]
-    else:
-        problems = list(received.problems)
+        _emit_collected(state, work_dir, _NOTHING, [exc.problem])
+        return False
+    _emit_collected(state, work_dir, received, list(received.problems))
+    return received.complete and not _has_gaps(received)
+
+
+_NOTHING = Received(
+    complete=False,
+    files=0,
+    bytes=0,
+    placed=(),
+    renamed={},
+    missing=(),
+    left_out={},
+    changed={},
+    problems=(),
+)
+
+
+def _emit_collected(
+    state: State, work_dir: str, received: Received, problems: list[Problem]
+) -> None:
     state.emit(
         {
             "event": "collected",
-            "node": head,
-            "from": place,
-            "to": job.run_dir,
-            "files": received.files if received else 0,
-            "bytes": received.bytes if received else 0,
-            "renamed": dict(received.renamed) if received else {},
-            "missing": list(received.missing) if received else [],
-            "left_out": dict(received.left_out) if received else {},
-            "changed": dict(received.changed) if received else {},
+            "node": state.job.nodes[0],
+            "from": work_dir,
+            "to": state.job.run_dir,
+            "files": received.files,
+            "bytes": received.bytes,
+            "renamed": dict(received.renamed),
+            "missing": list(received.missing),
+            "left_out": dict(received.left_out),
+            "changed": dict(received.changed),
             "problems": [problem.to_json() for problem in problems],
         }
     )
-    whole = received is not None and received.complete and not _damaged(received)
-    if not whole:
-        _note(state, f"not everything came home; it is still on {head} in {place}")
-    return whole
 
 
-def _damaged(received: Received) -> bool:
-    """Whether something that is worth keeping has not come, or not as it was."""
+def _has_gaps(received: Received) -> bool:
+    """Return whether something worth keeping has not come, or not as it was."""
     cut = any(why.startswith(("not sent", "the last")) for why in received.changed.values())
     unread = ("this user may not read it", "Permission denied")
     return cut or any(why.startswith(unread) for why in received.left_out.values())
-
-
-def _note(state: State, text: str) -> None:
-    state.emit({"event": "note", "text": text})

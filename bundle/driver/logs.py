@@ -23,10 +23,10 @@ from ..protocol.problem import NodeError, Problem
 from ..system import open_files, permissions
 
 _FEWEST, _MOST = 8, 1024
-"""How many files are kept open at a time."""
+"""Limits of the number of files that are kept open at a time."""
 
 Writer = tuple["str | int | None", ...]
-"""Who writes a piece: lines of two must not be joined where the first one's has no end yet."""
+"""The writer of a piece; a line that one has not ended yet is not joined with another's."""
 DRIVER: Writer = ("driver",)
 
 
@@ -34,14 +34,14 @@ class Logs:
     """Files by name; they are appended to, so a job that is started again goes on in them.
 
     Attributes:
-        fault: why something could not be kept (a full disk); empty while all is well.
+        fault: the reason why something could not be kept (a full disk); empty while all is well.
         lost: bytes of output that could not be kept, by node and task.
     """
 
     def __init__(self, job: Job) -> None:
         """Create the directory, the event log, and copies of the job and of the wrapper.
 
-        The copy of the job is for those who look at it later: it has no secrets of its arguments.
+        The copy of the job is for reading later: it has no secrets of its arguments.
 
         Raises:
             NodeError: they cannot be written.
@@ -50,7 +50,7 @@ class Logs:
         self.lost: collections.Counter[tuple[str, int]] = collections.Counter()
         self._job = job
         self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
-        self._most = min(_MOST, max(_FEWEST, open_files.open_files() // 2))
+        self._most_open = min(_MOST, max(_FEWEST, open_files.open_files() // 2))
         self._unended: dict[str, Writer] = {}
         try:
             permissions.make_folder(job.log_dir, job.log_mode)
@@ -65,8 +65,8 @@ class Logs:
                 )
             ) from exc
         self._copy(f"run_wrapper.{job.id}.py", agent.wrapper_source())
-        kept = json.dumps(redacted(job).to_json(), indent=1)
-        self._copy(f"job.{job.id}.json", kept.encode() + b"\n")
+        text = json.dumps(redacted(job).to_json(), indent=1)
+        self._copy(f"job.{job.id}.json", text.encode() + b"\n")
 
     @property
     def _events(self) -> str:
@@ -83,18 +83,19 @@ class Logs:
     def output(self, node: str, task: int, data: bytes, writer: Writer) -> None:
         """Append to a task's log, ``<jobname>.<jobid>.<node>.<task>.out``, and to the order."""
         name = self._log(node, task)
-        before = self._unended.pop(name, writer)
-        extra = b"" if before == writer else b"\n"
+        if self._unended.pop(name, writer) != writer:
+            data = b"\n" + data
         if not data.endswith(b"\n"):
             self._unended[name] = writer
-        written = self._append(name, extra + data)
-        self.lost[node, task] += len(extra) + len(data) - written if writer != DRIVER else 0
+        written = self._append(name, data)
+        if writer != DRIVER:
+            self.lost[node, task] += len(data) - written
         if written:
             piece = f"{time.time():.3f}\t{node}\t{task}\t{written}\n"
             self._append(f"order.{self._job.id}.tsv", piece.encode())
 
     def begin(self, node: str, task: int) -> None:
-        """Make a task's log, empty unless it is there."""
+        """Create a task's log, empty unless it exists."""
         self._append(self._log(node, task), b"")
 
     def preflight(self, lines: list[str]) -> None:
@@ -113,18 +114,21 @@ class Logs:
             self.fault = f"{name}: {exc.strerror or exc}"
 
     def _open(self, name: str) -> IO[bytes]:
-        """Open a file, or take one that is open; those used longest ago are closed."""
+        """Return an open file; those used longest ago are closed where there are too many."""
         handle = self._files.get(name)
-        if handle is not None:
+        if handle is None:
+            handle = self._files[name] = self._open_anew(name)
+        else:
             self._files.move_to_end(name)
-            return handle
-        while len(self._files) >= self._most:
+        return handle
+
+    def _open_anew(self, name: str) -> IO[bytes]:
+        while len(self._files) >= self._most_open:
             self._close_oldest()
         while True:
             try:
-                # Unbuffered: whoever looks sees all there is; a failed write leaves nothing behind.
-                handle = self._files[name] = self._opened(name, "ab", buffering=0)
-                return handle
+                # Unbuffered: readers see all there is; a failed write leaves nothing behind.
+                return self._opened(name, "ab", buffering=0)
             except OSError as exc:
                 if exc.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
                     raise
@@ -134,12 +138,12 @@ class Logs:
         self._files.popitem(last=False)[1].close()
 
     def _opened(self, name: str, mode: str, buffering: int = -1) -> IO[bytes]:
-        """Open a file of the job; one that is missing is made for those who may read it."""
+        """Open a file of the job; a new one gets the mode of the job's logs."""
         path = os.path.join(self._job.log_dir, name)
         return open(path, mode, buffering, opener=permissions.opener(self._job.log_mode))
 
     def _append(self, name: str, data: bytes) -> int:
-        """Append to a file; return how many bytes are in it."""
+        """Append to a file; return how many bytes were written."""
         view = memoryview(data)
         try:
             handle = self._open(name)

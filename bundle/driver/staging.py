@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checks.preflight import BROADCAST as NAME
-from ..format.archive import digest_of
+from ..checks.preflight import BROADCAST as FOLDER
+from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
 from ..protocol.problem import Problem
 from ..protocol.rates import ASSUMED
 from ..transfer.forecast import forecast
-from ..transfer.plan import BROADCAST, Group, make_plan, where
+from ..transfer.plan import BROADCAST, Group, Plan, make_plan, where
 from .state import State
 from .transports import slurm_commands
-from .transports.transport import Parcel
+from .transports.transport import Transfer
 
 
 def decide(state: State) -> None:
-    """Make the plan, and tell it; nodes that cannot be served have their problem noted."""
+    """Make the plan, and report it; nodes that cannot be served have their problem noted."""
     manifest, size = None, 0
     if state.bundle is not None:
         manifest, size = state.bundle.manifest, os.path.getsize(state.bundle.path)
@@ -34,15 +34,15 @@ def decide(state: State) -> None:
     state.plan = plan
     nodes = where(state.job.nodes, state.facts, sharing)
     expected = forecast(plan.staged, nodes, rates, launcher=state.job.launch.launcher)
-    told = {
+    report = {
         "why": plan.why,
         "bytes": plan.bytes,
         "groups": [group.to_json() for group in plan.groups],
         "cpus": nodes.cpus,
         "forecast": {"measured": state.job.rates is not None, "seconds": expected.to_json()},
     }
-    state.emit({"event": "plan", **told})
-    state.result["plan"] = told
+    state.emit({"event": "plan", **report})
+    state.result["plan"] = report
     state.answers = {node: {"ok": True, "problems": []} for node in state.job.nodes}
     for node, problem in problems.items():
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
@@ -51,94 +51,132 @@ def decide(state: State) -> None:
 
 def carry_out(state: State) -> None:
     """Do what was planned; ``state.answers`` then has every node's."""
-    plan = state.plan
     state.answers = {}
-    if plan is None:
+    if state.plan is None:
         return
-    direct = [node for group in plan.groups if group.how != BROADCAST for node in group.nodes]
-    kept = tuple(node for node in direct if node in state.job.nodes)
-    if kept:
-        shared = {"bundle": state.job.bundle}
-
-        def asked(node: str) -> dict[str, Any]:
-            return {**state.found(node), **shared, "checked": state.facts[node]["ready"]}
-
-        state.ask_some("unpack", kept, asked)
-    for number, group in enumerate(plan.groups):
+    _unpack_in_place(state, state.plan)
+    for number, group in enumerate(state.plan.groups):
         if group.how == BROADCAST:
-            _send(state, group, number)
+            _serve(state, group, number)
 
 
-def _send(state: State, group: Group, number: int) -> None:
-    nodes = tuple(node for node in group.nodes if node in state.job.nodes)
+def _unpack_in_place(state: State, plan: Plan) -> None:
+    """Let the nodes that need no copy unpack the bundle where it lies, or use what they have."""
+    direct = [node for group in plan.groups if group.how != BROADCAST for node in group.nodes]
+    nodes = _remaining(state, direct)
+    if not nodes:
+        return
+
+    def part(node: str) -> dict[str, Any]:
+        ready = state.facts[node]["ready"]
+        return {**state.paths(node), "bundle": state.job.bundle, "checked": ready}
+
+    state.ask_some("unpack", nodes, part)
+
+
+def _remaining(state: State, nodes: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Return those nodes that the job has not left out meanwhile."""
+    return tuple(node for node in nodes if node in state.job.nodes)
+
+
+def _serve(state: State, group: Group, number: int) -> None:
+    """Send a group its file; nodes that need more after all get the whole bundle."""
+    nodes = _remaining(state, group.nodes)
     if not nodes or state.bundle is None:
         return
+    folder = os.path.join(group.root, "incoming", f"{FOLDER}{state.job.id}.{number}")
+    target = os.path.join(folder, "bundle.tar")
     with tempfile.TemporaryDirectory(prefix="stager-") as scratch:
-        source, manifest = state.bundle.path, None
-        if group.members is not None:
-            source = os.path.join(scratch, "parts.tar")
-            write_excerpt(state.bundle, group.members, source)
-            manifest = state.bundle.manifest.to_bytes().decode()
-        target = os.path.join(
-            group.root, "incoming", f"{NAME}{state.job.id}.{number}", "bundle.tar"
-        )
-        parcel = Parcel(source, target, os.path.getsize(source))
-        incoming: dict[str, Any] = {
-            "target": target,
-            "manifest": manifest,
-            "members": list(group.members or ()),
-            "size": parcel.size,
-        }
-        _deliver(state, parcel, nodes, incoming)
-        _mend(state, parcel, nodes, incoming)
+        shipment = _Shipment.of_group(state.bundle, group, target, scratch)
+        _deliver(state, shipment, nodes)
+        _send_again_where_damaged(state, shipment, nodes)
     lacking = tuple(node for node in nodes if state.answers.get(node, {}).get("lacking"))
-    if lacking:  # an older environment has gone meanwhile: these get all of it
+    if lacking:  # an older environment has gone meanwhile
         for node in lacking:
             del state.answers[node]
-        whole = Parcel(state.bundle.path, target, os.path.getsize(state.bundle.path))
-        incoming = {"target": target, "manifest": None, "members": [], "size": whole.size}
-        _deliver(state, whole, lacking, incoming)
-        _mend(state, whole, lacking, incoming)
+        shipment = _Shipment.of_bundle(state.bundle, target)
+        _deliver(state, shipment, lacking)
+        _send_again_where_damaged(state, shipment, lacking)
 
 
-def _deliver(
-    state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]
-) -> None:
-    """Send, as often without the nodes that it failed on as it takes; then to each of those alone.
+@dataclass(frozen=True)
+class _Shipment:
+    """A file for some nodes, and what their agents must know to unpack it."""
+
+    transfer: Transfer
+    """The file."""
+    manifest: str | None = None
+    """The bundle's manifest, where the file has only a part of the bundle."""
+    members: tuple[str, ...] = ()
+    """The members of the bundle that the file has, where it has only a part."""
+
+    @classmethod
+    def of_bundle(cls, bundle: BundleFile, target: str) -> _Shipment:
+        """Return a shipment of the whole bundle."""
+        return cls(Transfer(bundle.path, target, os.path.getsize(bundle.path)))
+
+    @classmethod
+    def of_group(cls, bundle: BundleFile, group: Group, target: str, scratch: str) -> _Shipment:
+        """Return a shipment of what a group lacks; a part of the bundle is written to scratch."""
+        if group.members is None:
+            return cls.of_bundle(bundle, target)
+        source = os.path.join(scratch, "parts.tar")
+        write_excerpt(bundle, group.members, source)
+        transfer = Transfer(source, target, os.path.getsize(source))
+        return cls(transfer, bundle.manifest.to_bytes().decode(), group.members)
+
+    def incoming(self) -> dict[str, Any]:
+        """Return what an agent is asked to take."""
+        return {
+            "target": self.transfer.target,
+            "manifest": self.manifest,
+            "members": list(self.members),
+            "size": self.transfer.size,
+        }
+
+
+def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
+    """Send to all nodes at once, then to each of those alone that it failed on."""
+    for node in _deliver_together(state, shipment, nodes):
+        faults = _try(state, shipment, (node,))
+        if faults:
+            _blame(state, shipment, (node,), faults)
+
+
+def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> list[str]:
+    """Send to all nodes, as often without those that it failed on as it takes; return these.
 
     Where Slurm does not say which nodes it failed on, all of them get a second try.
     """
-    bad: list[str] = []
-    rest, unknown = nodes, 0
-    while rest:
-        failed = _try(state, parcel, rest, incoming)
-        named = [node for node in rest if node in failed]
-        unknown += bool(failed) and not named
-        if not failed:
+    failed_nodes: list[str] = []
+    unexplained = 0
+    while nodes:
+        faults = _try(state, shipment, nodes)
+        if not faults:
             break
-        if unknown > 1:
-            _blame(state, parcel, rest, failed)
+        named = [node for node in nodes if node in faults]
+        unexplained += not named
+        if unexplained > 1:
+            _blame(state, shipment, nodes, faults)
             break
-        bad += named
-        rest = tuple(node for node in rest if node not in failed)
-        if rest and named:
-            state.emit({"event": "note", "text": f"sending again, without {', '.join(bad)}"})
-    for node in bad:
-        _blame(state, parcel, (node,), _try(state, parcel, (node,), incoming))
+        failed_nodes += named
+        nodes = tuple(node for node in nodes if node not in faults)
+        if nodes and named:
+            state.note(f"sending again, without {', '.join(failed_nodes)}")
+    return failed_nodes
 
 
-def _mend(state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]) -> None:
+def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     """Send once more to the nodes whose copy was damaged on its way.
 
     One that has arrived as it was sent, and is damaged all the same, would only be so again.
     """
-    damaged = _damaged_on_its_way(state, parcel, nodes)
+    damaged = _damaged_on_the_way(state, shipment, nodes)
     if not damaged:
         return
-    text = f"the copy was damaged on its way to {', '.join(damaged)}; sending it again"
-    state.emit({"event": "note", "text": text})
-    _deliver(state, parcel, damaged, incoming)
-    for node in _damaged_on_its_way(state, parcel, damaged):
+    state.note(f"the copy was damaged on its way to {', '.join(damaged)}; sending it again")
+    _deliver(state, shipment, damaged)
+    for node in _damaged_on_the_way(state, shipment, damaged):
         problem = Problem(
             what="the copy of the bundle was damaged on its way, twice",
             where=node,
@@ -149,56 +187,62 @@ def _mend(state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[s
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
 
 
-def _damaged_on_its_way(state: State, parcel: Parcel, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """The nodes on which something else has arrived than was sent."""
+def _damaged_on_the_way(
+    state: State, shipment: _Shipment, nodes: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the nodes on which something else has arrived than was sent."""
     arrived = {node: state.answers.get(node, {}).get("arrived") for node in nodes}
     if not any(arrived.values()):
         return ()
-    sent = digest_of(parcel.source)
+    sent = digest_of(shipment.transfer.source)
     return tuple(node for node, digest in arrived.items() if digest and digest != sent)
 
 
-def _try(
-    state: State, parcel: Parcel, nodes: tuple[str, ...], incoming: dict[str, Any]
-) -> dict[str, str]:
+def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str, str]:
+    """Send to some nodes once; return those that it failed on, and why."""
     for node in nodes:
         state.answers.pop(node, None)
-    before = state.sendings.count(parcel.target)
-    state.sendings.append(parcel.target)
-    if before:
+    target = shipment.transfer.target
+    attempts = state.sent_targets.count(target)
+    state.sent_targets.append(target)
+    if attempts:
         # Blocks of a sending that failed may still come to its own place, and spoil what is there.
-        target = f"{os.path.dirname(parcel.target)}.{before}/bundle.tar"
-        parcel, incoming = replace(parcel, target=target), {**incoming, "target": target}
-    extra = {"incoming": incoming}
-    delivery = state.deliver(parcel, nodes, lambda node: {**state.found(node), **extra})
+        fresh = f"{os.path.dirname(target)}.{attempts}/bundle.tar"
+        shipment = replace(shipment, transfer=replace(shipment.transfer, target=fresh))
+    transfer, incoming = shipment.transfer, shipment.incoming()
+    delivery = state.deliver(
+        transfer, nodes, lambda node: {**state.paths(node), "incoming": incoming}
+    )
     if not delivery.failed:
-        state.bytes_sent += parcel.size
-        state.emit({"event": "sent", "bytes": parcel.size, "seconds": round(delivery.seconds, 3)})
+        state.bytes_sent += transfer.size
+        seconds = round(delivery.seconds, 3)
+        state.emit({"event": "sent", "bytes": transfer.size, "seconds": seconds})
     return delivery.failed
 
 
-def _blame(state: State, parcel: Parcel, nodes: tuple[str, ...], failed: dict[str, str]) -> None:
+def _blame(
+    state: State, shipment: _Shipment, nodes: tuple[str, ...], faults: dict[str, str]
+) -> None:
     """Note the problem of each node that the file did not reach."""
-    for node in nodes if failed else ():
-        why = failed.get(node) or failed.get("") or "it failed on another node, see there"
-        said = state.answers.get(node, {}).get("problems", [])
-        arrived = said[0]["why"] if said else ""
+    for node in nodes:
+        why = faults.get(node) or faults.get("") or "it failed on another node, see there"
+        reasons = [f"sbcast says: {why}"]
+        answered = state.answers.get(node, {}).get("problems", [])
+        if answered and answered[0]["why"]:
+            reasons.append(answered[0]["why"])
         problem = Problem(
             what="the bundle could not be sent to the node",
             where=node,
-            why="; ".join(filter(None, [f"sbcast says: {why}", arrived])),
-            fix=_what_to_do(node, why, parcel),
+            why="; ".join(reasons),
+            fix=_advice(node, why, shipment.transfer),
         )
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
 
 
-def _what_to_do(node: str, why: str, parcel: Parcel) -> str:
+def _advice(node: str, why: str, transfer: Transfer) -> str:
     if slurm_commands.network_fault(why):
-        look = f"look at the network to {node}: `sinfo -N -n {node}`, `ping {node}`"
+        advice = f"look at the network to {node}: `sinfo -N -n {node}`, `ping {node}`"
     else:
-        look = f"see the space and the permissions in {_incoming(parcel)} there"
-    return f"{look}; or leave the node out with --exclude={node}"
-
-
-def _incoming(parcel: Parcel) -> str:
-    return os.path.dirname(os.path.dirname(parcel.target))
+        incoming = os.path.dirname(os.path.dirname(transfer.target))
+        advice = f"see the space and the permissions in {incoming} there"
+    return f"{advice}; or leave the node out with --exclude={node}"

@@ -1,8 +1,7 @@
-"""What the driver knows so far about a job; each phase adds to it."""
+"""The state of a job as the driver knows it; each phase adds to it."""
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import signal
@@ -13,34 +12,34 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from ..format.archive import BundleFile
-from ..launch import commands as launch
+from ..launch import commands
 from ..protocol import output
 from ..protocol.job import Job
 from ..protocol.problem import Problem
 from ..transfer.plan import Plan
 from .logs import Logs
-from .transports.transport import Delivery, Ended, Parcel, Transport
+from .output_account import Loss, OutputAccount
+from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 if TYPE_CHECKING:
     from ..results.receive import Received
 
+Answer = Event
+"""The event with which a node answers a phase."""
+RequestPart = Callable[[str], "dict[str, Any]"]
+"""Returns what the request of a node has besides the job."""
 LISTED = ("failures", "tail", "left", "vanished", "lingering", "joined", "alone")
-"""What the answers of a launch list; those of several tasks of a node are put together."""
-
-Extra = Callable[[str], "dict[str, Any]"]
-_ON_THE_WAY = "it did not come through srun whole, and was not there any more to be sent again"
-
-Hear = Callable[[Mapping[str, Any]], None]
+"""The lists in the answers of a launch; those of several tasks of a node are put together."""
 
 
 class NodesFailed(Exception):
     """Some nodes could not do their part.
 
     Attributes:
-        answers: what they said, by node.
+        answers: their answers, by node.
     """
 
-    def __init__(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
         super().__init__(", ".join(answers))
         self.answers = answers
 
@@ -54,80 +53,78 @@ class State:
     logs: Logs
     """Its files."""
     transport: Transport = field(init=False)
-    """How nodes are reached."""
+    """The way to the nodes."""
     bundle: BundleFile | None = None
     """The bundle, open; None where the driver cannot see it."""
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    facts: dict[str, Answer] = field(default_factory=dict)
     """The preflight's answer of each node."""
     plan: Plan | None = None
-    """How the nodes come by their environments."""
+    """The plan by which the nodes get their environments."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time taken by phase."""
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The answers to the phase at hand, by node."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    """The answers to the current phase, by node."""
     task_codes: dict[str, int] = field(default_factory=dict)
     """Exit status of each task of the launch, by its number."""
     bytes_sent: int = 0
-    """How much was broadcast."""
-    sendings: list[str] = field(default_factory=list)
-    """Where files were sent to, well or not."""
+    """Bytes that were broadcast."""
+    sent_targets: list[str] = field(default_factory=list)
+    """The paths that files were sent to, whether they arrived or not."""
     nproc: int = 1
     """Ranks on each node."""
-    apart: bool = False
-    """Whether ranks ran in directories of their nodes' own."""
+    separate_run_dirs: bool = False
+    """True if ranks ran in directories of their nodes' own."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
     """Nodes that the job goes on without, and why."""
     result: dict[str, Any] = field(default_factory=dict)
-    """What the last phases add to the result."""
-    _received: collections.Counter[tuple[str, int | None]] = field(
-        default_factory=collections.Counter
-    )
-    """Bytes that came from each node's ranks, and from its launcher (None)."""
-    _missing: dict[tuple[str, int | None], dict[str, Any]] = field(default_factory=dict)
-    """What has not come, by node and rank."""
-    _counted: set[tuple[Any, str]] = field(default_factory=set)
-    """The nodes and tasks that have said how much they have sent."""
-    _first_tasks: dict[str, int] = field(default_factory=dict)
+    """The part of the result that the last phases add."""
+    _output: OutputAccount = field(default_factory=OutputAccount)
     _late: dict[str, int] = field(default_factory=dict)
+    """Nodes whose ranks did not end, and the seconds since others had ended."""
 
     @property
-    def begun(self) -> bool:
-        """Whether nodes can be reached."""
+    def has_transport(self) -> bool:
+        """True once nodes can be reached."""
         return hasattr(self, "transport")
 
     @property
     def lost_node(self) -> str:
         """A node that has not answered; empty if all have."""
-        return next((node for node, one in self.answers.items() if one.get("lost")), "")
+        return next((node for node, answer in self.answers.items() if answer.get("lost")), "")
 
     def emit(self, event: Mapping[str, Any]) -> None:
         """Print an event, and keep it; what ranks print goes to their own logs."""
         if event["event"] == "output":
-            self._log(event, output.decoded(event))
-            event = {**event, "head": self._is_heads(event)}
+            self._log_output(event, output.decoded(event))
+            event = {**event, "head": self._is_from_head(event)}
             if not (event["head"] or self.job.show_all):
                 return  # nobody would look at it
-            event = output.readable(event)
-        now = round(time.time(), 3)
-        line = json.dumps({"v": 1, "job_id": self.job.id, "time": now, **event})
-        if event["event"] != "output":
-            self.logs.event(line)
+            self._print(_line(self.job, output.readable(event)))
+            return
+        line = _line(self.job, event)
+        self.logs.event(line)
+        self._print(line)
+
+    def note(self, text: str) -> None:
+        """Emit a remark for the user."""
+        self.emit({"event": "note", "text": text})
+
+    def _print(self, line: str) -> None:
         try:
             print(line, flush=True)
         except BrokenPipeError:
-            # Whoever listened has gone: end as after a signal, and let the rest go nowhere.
+            # The reader has gone: end as after a signal, and discard the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             signal.raise_signal(signal.SIGTERM)
 
-    def _log(self, event: Mapping[str, Any], data: bytes) -> None:
-        """Write output to its log."""
+    def _log_output(self, event: Mapping[str, Any], data: bytes) -> None:
         node, rank = str(event["node"]), event.get("rank")
         if "rank" in event:  # else an agent's own complaint, which no rank has sent
-            self._received[node, rank] += len(data)
+            self._output.receive(node, rank, len(data))
         task = self.first_task(node) if rank is None else int(rank)
         self.logs.output(node, task, data, (node, rank))
 
-    def _is_heads(self, event: Mapping[str, Any]) -> bool:
+    def _is_from_head(self, event: Mapping[str, Any]) -> bool:
         """Return whether output is the first node's: that of the first ranks, where they move.
 
         Ranks that may be started again are dealt to nodes by torchrun, a node's worth at a time.
@@ -137,83 +134,79 @@ class State:
             return int(rank) < self.nproc
         return bool(event["node"] == self.job.nodes[0])
 
-    def losses(self) -> list[dict[str, Any]]:
-        """Return what ranks have written and no log has: node, rank, and how much."""
-        unkept = {who: count for who, count in self.logs.lost.items() if count > 0}
-        return [
-            *self._missing.values(),
-            *(
-                {"node": node, "rank": rank, "bytes": count, "why": self.logs.fault}
-                for (node, rank), count in sorted(unkept.items())
-            ),
-        ]
+    def losses(self) -> list[Loss]:
+        """Return the output that ranks have written and no log has."""
+        losses = self._output.losses()
+        for (node, rank), count in sorted(self.logs.lost.items()):
+            if count > 0:
+                losses.append(Loss(node, rank, self.logs.fault, bytes=count))
+        return losses
 
-    def loss_problems(self, losses: list[dict[str, Any]]) -> dict[str, list[dict[str, str]]]:
-        """Return what is lost as problems, by node; no problem is what was of a node left out.
+    def loss_problems(self, losses: list[Loss]) -> dict[str, list[dict[str, str]]]:
+        """Return losses as problems by node, without those of nodes that were left out.
 
-        That may have crashed amid a message, and the job has gone on without it.
+        Such a node may have crashed amid a message, and the job has gone on without it.
         """
-        found: dict[str, list[dict[str, str]]] = {}
-        for one in losses:
-            node = str(one["node"])
-            if node in self.left_out:
-                continue
-            fix = "the ranks have ended as their exit codes say; run it again if the logs matter"
-            problem = Problem(output.lost(one), node, str(one["why"]), fix)
-            found.setdefault(node, []).append(problem.to_json())
-        return found
+        problems: dict[str, list[dict[str, str]]] = {}
+        for loss in losses:
+            if loss.node not in self.left_out:
+                problems.setdefault(loss.node, []).append(loss.problem().to_json())
+        return problems
 
-    def tell(self, node: str, line: str) -> None:
-        """Write a line of the node's own to its log."""
+    def log_line(self, node: str, line: str) -> None:
+        """Write a line about a node to the node's log."""
         self.logs.lines(node, self.first_task(node), [line])
 
     def begin_logs(self) -> None:
-        """Let every rank have a log, also one that will say nothing."""
+        """Create a log for every rank, also for one that will write nothing."""
         for node in self.job.nodes:
             first = self.first_task(node)
             for task in range(first, first + self.nproc):
                 self.logs.begin(node, task)
 
     def first_task(self, node: str) -> int:
-        """The number of a node's first rank; its log also takes what concerns the node."""
-        if node in self._first_tasks:
-            return self._first_tasks[node]
-        return self.job.nodes.index(node) * self.nproc if node in self.job.nodes else 0
+        """Return the number of a node's first rank; its log also takes what concerns the node."""
+        if node not in self.job.nodes:
+            return 0
+        return self.job.nodes.index(node) * self.nproc
+
+    def gpus(self) -> dict[str, int]:
+        """Return the number of GPUs of each node."""
+        return {node: int(facts["host"]["gpus"]) for node, facts in self.facts.items()}
 
     def choose_nproc(self) -> None:
         """Decide how many ranks each node gets."""
-        gpus = {node: int(facts["host"]["gpus"]) for node, facts in self.facts.items()}
-        self.nproc = launch.choose_nproc(self.job.launch.nproc_per_node, gpus)
+        self.nproc = commands.choose_nproc(self.job.launch.nproc_per_node, self.gpus())
 
-    def found(self, node: str) -> dict[str, Any]:
-        """What the preflight found out about a node that later phases need."""
+    def paths(self, node: str) -> dict[str, Any]:
+        """Return the node root and the interpreter that the preflight found on a node."""
         return {key: self.facts[node][key] for key in ("root", "python")}
 
-    def ask(self, phase: str, extra: Extra, hear: Hear | None = None) -> None:
+    def ask(self, phase: str, part: RequestPart, on_event: OnEvent | None = None) -> None:
         """Let every node's agent do a phase; ``answers`` then has one for each node.
 
         Args:
             phase: one of :data:`bundle.agent.agent.PHASES`.
-            extra: what a node is asked besides.
-            hear: called with each event as it comes.
+            part: returns what the request of a node has besides the job.
+            on_event: called with each event as it comes.
         """
         self.answers = {}
-        self.ask_some(phase, self.job.nodes, extra, hear)
+        self.ask_some(phase, self.job.nodes, part, on_event)
 
-    def deliver(self, parcel: Parcel, nodes: tuple[str, ...], extra: Extra) -> Delivery:
+    def ask_some(
+        self, phase: str, nodes: tuple[str, ...], part: RequestPart, on_event: OnEvent | None = None
+    ) -> None:
+        """Let some nodes' agents do a phase; adds to ``answers``."""
+        requests = self._requests(nodes, part)
+        self._settle(phase, self.transport.run(phase, requests, self._listener(phase, on_event)))
+
+    def deliver(self, transfer: Transfer, nodes: tuple[str, ...], part: RequestPart) -> Delivery:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
-        requests = self._requests(nodes, extra)
-        delivery = self.transport.deliver(parcel, requests, self._note("unpack"))
+        requests = self._requests(nodes, part)
+        delivery = self.transport.deliver(transfer, requests, self._listener("unpack"))
         if not delivery.failed:
             self._settle("unpack", delivery.ended)
         return delivery
-
-    def ask_some(
-        self, phase: str, nodes: tuple[str, ...], extra: Extra, hear: Hear | None = None
-    ) -> None:
-        """Let some nodes' agents do a phase; adds to ``answers``."""
-        requests = self._requests(nodes, extra)
-        self._settle(phase, self.transport.run(phase, requests, self._note(phase, hear)))
 
     def fetch(self, node: str, place: str) -> Received:
         """Bring the outputs from one node into the run directory.
@@ -224,7 +217,7 @@ class State:
         from ..results.receive import receive
 
         job = self.job
-        request = self._requests((node,), lambda name: {**self.found(name), "place": place})
+        request = self._requests((node,), lambda name: {**self.paths(name), "place": place})
         received: list[Received] = []
 
         def take(stream: IO[bytes]) -> None:
@@ -235,26 +228,21 @@ class State:
 
     def fail_if_any(self) -> None:
         """Stop when a node has a problem; all nodes' problems are reported together."""
-        bad = {node: answer for node, answer in self.answers.items() if not answer["ok"]}
-        if bad:
-            raise NodesFailed(bad)
+        failed = self.failed()
+        if failed:
+            raise NodesFailed(failed)
 
     def leave_out_or_fail(self) -> None:
         """Go on without the nodes that have a problem if enough remain; else stop."""
-        bad = {node: answer for node, answer in self.answers.items() if not answer["ok"]}
-        good = tuple(node for node in self.job.nodes if node not in bad)
-        elastic = self.job.launch.elastic
-        least = self.job.min_nodes or (elastic[0] if elastic else len(self.job.nodes))
-        if not bad:
+        failed = self.failed()
+        if not failed:
             return
-        if len(good) < max(1, least):
-            raise NodesFailed(bad)
-        texts = {
-            node: [str(Problem.from_json(raw)) for raw in answer["problems"]]
-            for node, answer in bad.items()
-        }
-        self.left_out |= texts
-        self.emit({"event": "left-out", "nodes": texts})
+        good = tuple(node for node in self.job.nodes if node not in failed)
+        if len(good) < max(1, self._fewest_nodes()):
+            raise NodesFailed(failed)
+        reasons = {node: _problem_texts(answer) for node, answer in failed.items()}
+        self.left_out |= reasons
+        self.emit({"event": "left-out", "nodes": reasons})
         self.job = replace(self.job, nodes=good)
         self.facts = {node: self.facts[node] for node in good if node in self.facts}
         self.answers = {node: self.answers[node] for node in good}
@@ -267,17 +255,29 @@ class State:
         """
         if not any(answer.get("unreachable") for answer in self.answers.values()):
             return False
-        well = {"ok": True, "problems": []}
+        innocent = {"ok": True, "problems": []}
         self.answers = {
-            node: answer if answer.get("unreachable") else well
+            node: answer if answer.get("unreachable") else innocent
             for node, answer in self.answers.items()
         }
         self.leave_out_or_fail()
-        for known in (self.task_codes, self._missing, self._received, self._counted):
-            known.clear()  # of a launch in which no rank was
+        # No rank has begun: nothing of that launch counts.
+        self.task_codes.clear()
+        self._output.clear()
         return True
 
-    def _requests(self, nodes: tuple[str, ...], extra: Extra) -> dict[str, dict[str, Any]]:
+    def failed(self) -> dict[str, Answer]:
+        """Return the answers of the nodes that have a problem."""
+        return {node: answer for node, answer in self.answers.items() if not answer["ok"]}
+
+    def _fewest_nodes(self) -> int:
+        """Return the number of nodes below which the job cannot go on."""
+        if self.job.min_nodes:
+            return self.job.min_nodes
+        elastic = self.job.launch.elastic
+        return elastic[0] if elastic else len(self.job.nodes)
+
+    def _requests(self, nodes: tuple[str, ...], part: RequestPart) -> dict[str, dict[str, Any]]:
         job = self.job.to_json()
         return {
             node: {
@@ -286,72 +286,89 @@ class State:
                 "node": node,
                 "node_rank": self.job.nodes.index(node),
                 "nodes_here": self.transport.nodes_here,
-                **extra(node),
+                **part(node),
             }
             for node in nodes
         }
 
-    def _note(self, phase: str, hear: Hear | None = None) -> Callable[[dict[str, Any]], None]:
-        def note(event: dict[str, Any]) -> None:
-            if hear is not None:
-                hear(event)
+    def _listener(self, phase: str, on_event: OnEvent | None = None) -> OnEvent:
+        """Return the function that takes each event of a phase."""
+
+        def listen(event: Event) -> None:
+            if on_event is not None:
+                on_event(event)
             if phase == "launch":
-                self._count(event)
+                self._output.compare(event)
             if event["event"] == "late":
                 self._late = {str(node): int(event["seconds"]) for node in event["nodes"]}
             if event["event"] == phase:
-                node = str(event["node"])
-                if "exit_code" in event:
-                    task = int(event.get("task", self.job.nodes.index(node)))
-                    self.task_codes[str(task)] = int(event["exit_code"])
-                before = self.answers.get(node)
-                self.answers[node] = event if before is None else _both(before, event)
+                self._add_answer(event)
             self.emit({"phase": phase, **event})
 
-        return note
+        return listen
 
-    def _count(self, event: Mapping[str, Any]) -> None:
-        """Compare what a node's ranks have written with what has come."""
-        node, source = str(event.get("node", "")), (event.get("node"), str(event.get("task", "")))
-        if event["event"] == "lost" and source not in self._counted:
-            frames = int(event["frames"]) + int(event.get("unknown", 0))
-            frames += int(self._missing.get((node, None), {}).get("frames", 0))
-            lost = {"node": node, "rank": None, "frames": frames, "why": _ON_THE_WAY}
-            self._missing[node, None] = lost
-        if "sent" in event:
-            self._counted.add(source)
-        for key, count in dict(event.get("sent") or {}).items():
-            rank = int(key) if key else None
-            missing = int(count) - self._received.pop((node, rank), 0)
-            if missing > 0:
-                lost = {"node": node, "rank": rank, "bytes": missing, "why": _ON_THE_WAY}
-                self._missing[node, rank] = lost
+    def _add_answer(self, event: Event) -> None:
+        node = str(event["node"])
+        if "exit_code" in event:
+            task = int(event.get("task", self.job.nodes.index(node)))
+            self.task_codes[str(task)] = int(event["exit_code"])
+        before = self.answers.get(node)
+        self.answers[node] = event if before is None else _joined(before, event)
 
     def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
-        tasks = self.nproc if phase == "launch" and self.job.launch.launcher == "srun" else 1
+        tasks = self._tasks_per_node(phase)
         for node, end in ended.items():
             answer = self.answers.get(node)
-            if answer is not None and answer.get("tasks", 1) >= tasks:
-                continue
-            fix = end.fix or f"see its log in {self.job.log_dir}"
-            lost = Problem(f"{phase} gave no answer", node, end.why, fix)
-            silent = {
-                "ok": False,
-                "lost": True,
-                "exit_code": end.code,
-                "problems": [lost.to_json()],
-                "unreachable": end.unreachable,
-            }
-            self.answers[node] = silent if answer is None else _both(answer, silent)
-            first = self.job.nodes.index(node) * tasks
-            for task in range(first, first + tasks) if phase == "launch" else ():
-                self.task_codes.setdefault(str(task), end.code)
-        for node, seconds in self._late.items() if phase == "launch" else ():
-            late = {"ok": False, "problems": [_hanging(node, seconds).to_json()]}
-            self.answers[node] = {**self.answers[node], **late}
+            if answer is None or answer.get("tasks", 1) < tasks:
+                self._add_silence(phase, node, end)
+                if phase == "launch":
+                    self._set_missing_codes(node, tasks, end.code)
+        if phase == "launch":
+            self._blame_late_nodes()
         order = [node for node in self.job.nodes if node in self.answers]
         self.answers = {node: self.answers[node] for node in order}
+
+    def _tasks_per_node(self, phase: str) -> int:
+        """Return how many answers a node gives: one for each rank that Slurm starts."""
+        if phase == "launch" and self.job.launch.launcher == "srun":
+            return self.nproc
+        return 1
+
+    def _add_silence(self, phase: str, node: str, end: Ended) -> None:
+        """Note that a node, or one of its tasks, has not answered."""
+        fix = end.fix or f"see its log in {self.job.log_dir}"
+        problem = Problem(f"{phase} gave no answer", node, end.why, fix)
+        silence = {
+            "ok": False,
+            "lost": True,
+            "exit_code": end.code,
+            "problems": [problem.to_json()],
+            "unreachable": end.unreachable,
+        }
+        answer = self.answers.get(node)
+        self.answers[node] = silence if answer is None else _joined(answer, silence)
+
+    def _set_missing_codes(self, node: str, tasks: int, code: int) -> None:
+        """Give the tasks of a node that have said nothing the exit status of their node."""
+        first = self.job.nodes.index(node) * tasks
+        for task in range(first, first + tasks):
+            self.task_codes.setdefault(str(task), code)
+
+    def _blame_late_nodes(self) -> None:
+        for node, seconds in self._late.items():
+            problems = [_hanging(node, seconds).to_json()]
+            self.answers[node] = {**self.answers[node], "ok": False, "problems": problems}
+
+
+def _line(job: Job, event: Mapping[str, Any]) -> str:
+    """Return an event as the line that is printed."""
+    now = round(time.time(), 3)
+    return json.dumps({"v": 1, "job_id": job.id, "time": now, **event})
+
+
+def _problem_texts(answer: Answer) -> list[str]:
+    return [str(Problem.from_json(raw)) for raw in answer["problems"]]
 
 
 def _hanging(node: str, seconds: int) -> Problem:
@@ -364,9 +381,9 @@ def _hanging(node: str, seconds: int) -> Problem:
     )
 
 
-def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers of two tasks of one node as one; the first that failed gives the status."""
-    codes = [one["exit_code"] for one in (first, second) if one.get("exit_code")]
+def _joined(first: Answer, second: Answer) -> Answer:
+    """Return the answers of two tasks of one node as one; the first failure gives the status."""
+    codes = [answer["exit_code"] for answer in (first, second) if answer.get("exit_code")]
     return {
         **second,
         **first,

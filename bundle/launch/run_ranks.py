@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..channel.agent_channel import Hearing
+from ..channel.agent_channel import AgentChannel
 from ..checks import probe
 from ..environment import unpack, virtual_environment
 from ..node import host, locks, removal
@@ -42,7 +42,9 @@ class _Start:
     """For each local rank of a launcher the ranks that it may be."""
 
 
-def run_ranks(job: Job, hearing: Hearing, early: EarlyLauncher | None = None) -> dict[str, Any]:
+def run_ranks(
+    job: Job, hearing: AgentChannel, early: EarlyLauncher | None = None
+) -> dict[str, Any]:
     """Start this task's ranks and pass on what they write until they end.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..channel.agent_channel import GO, Hearing
+from ..channel.agent_channel import GO, AgentChannel
 from ..checks import probe
 from ..environment import unpack
 from ..format import archive
@@ -24,7 +24,7 @@ _TRIES = 5
 _TRY_SECONDS = 0.02
 
 
-def stage(job: Job, hearing: Hearing) -> dict[str, Any]:
+def stage(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     """Make sure that the environment is there.
 
     With ``incoming`` in the request, a file is sent: the agent says ``ready``, and unpacks what
@@ -43,7 +43,7 @@ def stage(job: Job, hearing: Hearing) -> dict[str, Any]:
         return _receive(job, hearing, path)
 
 
-def _receive(job: Job, hearing: Hearing, path: str) -> dict[str, Any]:
+def _receive(job: Job, hearing: AgentChannel, path: str) -> dict[str, Any]:
     """Unpack what is sent while it comes; its directory goes when that is over, however it ends.
 
     The directory is this agent's, and not only the file: where a job is cancelled, ``sbcast`` can
@@ -106,7 +106,7 @@ def _remove(folder: str) -> None:
             return
 
 
-def _follow(hearing: Hearing, arrival: Arrival) -> None:
+def _follow(hearing: AgentChannel, arrival: Arrival) -> None:
     """Wait for the driver's word about the sending: ``go`` when all has come."""
     arrival.end(whole=hearing.command() == GO)
 

@@ -1,1 +1,1 @@
-"""How the driver reaches the nodes: local processes, or Slurm's ``srun``."""
+"""Transports, by which the driver reaches the nodes: local processes, or Slurm's ``srun``."""

@@ -1,4 +1,4 @@
-"""What a step of Slurm's is sent first: the modules that its agents need, and a request.
+"""The input of a step: the modules that its agents need, and their first request.
 
 Slurm sends a step's standard input to each of its tasks, one by one. So the driver's modules stay
 away, those of phases that the step has not, bytecode, and what only readers need of a source; and
@@ -19,9 +19,10 @@ from typing import Any
 from ...channel.agent_channel import PACKED
 from ...environment.merge import HOOKS
 from .strip_source import stripped
+from .transport import Request, Requests
 
 STRIPPED = "stripped/"
-"""The folder of a program where its agents' modules lie as they are sent, if it has been made."""
+"""The folder of a program that holds its agents' modules as they are sent, if it has been made."""
 DRIVERS = frozenset(
     f"bundle/{name}"
     for name in (
@@ -29,7 +30,7 @@ DRIVERS = frozenset(
         *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),
     )
 )
-"""The modules outside ``driver/`` that no agent of a step's uses."""
+"""The modules outside ``driver/`` that no agent of a step uses."""
 OF_PHASES = {
     "collect": ("results/pack", "results/patterns"),
     "clean": ("environment/clean",),
@@ -44,40 +45,41 @@ MAIN = b"""import sys
 from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
 """
-"""What runs where another Python than the bootstrap program's own is named."""
+"""The main module, for a request that names another Python than the bootstrap program's own."""
+_AGENT_KNOWS = ("node", "node_rank")
+"""The keys of a request that an agent fills in by itself."""
 
 
 def agent_modules(program: bytes) -> dict[str, bytes]:
     """Return the modules that agents may need as they are sent, by their paths.
 
     Args:
-        program: a node program. What has been made from it before it may hold already, as making
-            it takes a third of a second.
+        program: a node program. It may already hold the modules as they are sent, as making them
+            takes a third of a second.
     """
     with zipfile.ZipFile(io.BytesIO(program)) as archive:
         names = archive.namelist()
-        made = {
-            name[len(STRIPPED) :]: archive.read(name) for name in names if name.startswith(STRIPPED)
-        }
-        if made:
-            return made
-        modules = [name for name in names if name.startswith("bundle/") and name.endswith(".py")]
-        return {
-            name: _as_sent(name, archive.read(name))
-            for name in modules
-            if not name.startswith("bundle/driver/") and name[: -len(".py")] not in DRIVERS
-        }
+        ready = [name for name in names if name.startswith(STRIPPED)]
+        if ready:
+            return {name[len(STRIPPED) :]: archive.read(name) for name in ready}
+        return {name: _as_sent(name, archive.read(name)) for name in names if _is_for_agents(name)}
+
+
+def _is_for_agents(name: str) -> bool:
+    """Return whether a member of a node program is a module that agents may need."""
+    if not name.startswith("bundle/") or not name.endswith(".py"):
+        return False
+    return not name.startswith("bundle/driver/") and name[: -len(".py")] not in DRIVERS
 
 
 def _as_sent(name: str, source: bytes) -> bytes:
     # Environments hold the source of these, which must be the same whoever makes them.
-    return (
-        source if name in [f"bundle/environment/{hook}.py" for hook in HOOKS] else stripped(source)
-    )
+    hooks = [f"bundle/environment/{hook}.py" for hook in HOOKS]
+    return source if name in hooks else stripped(source)
 
 
-class Opening:
-    """What steps are sent; a program is compressed once for all steps of the same phases.
+class AgentProgram:
+    """The program of agents; it is compressed once for all steps of the same phases.
 
     Attributes:
         bootstrap: the source of what runs first on a node.
@@ -89,21 +91,18 @@ class Opening:
         self.bootstrap = self._modules["bundle/channel/bootstrap.py"].decode()
         self._packed = functools.lru_cache(maxsize=None)(self._pack)
 
-    def of(self, phases: Collection[str], request: Mapping[str, Any]) -> bytes:
-        """Return what a step is sent that has these phases, and this request first."""
+    def step_input(self, phases: Collection[str], request: Request) -> bytes:
+        """Return the input of a step that has these phases, and this request first."""
         program = self._packed(frozenset(phases))
-        asked = zlib.compress(json.dumps(request).encode(), 9)
-        return b"%d %d\n" % (len(program), len(asked)) + program + asked
+        packed = zlib.compress(json.dumps(request).encode(), 9)
+        return b"%d %d\n" % (len(program), len(packed)) + program + packed
 
     def _pack(self, phases: frozenset[str]) -> bytes:
-        left = {
-            f"bundle/{name}.py"
-            for phase, names in OF_PHASES.items()
-            if phase not in phases
-            for name in names
+        unused = {
+            f"bundle/{name}.py" for phase in OF_PHASES.keys() - phases for name in OF_PHASES[phase]
         }
-        sent = {"__main__.py": MAIN, **self._modules}
-        return compressed({name: sent[name] for name in sorted(sent.keys() - left)})
+        modules = {"__main__.py": MAIN, **self._modules}
+        return compressed({name: modules[name] for name in sorted(modules.keys() - unused)})
 
 
 def compressed(modules: Mapping[str, bytes]) -> bytes:
@@ -112,28 +111,31 @@ def compressed(modules: Mapping[str, bytes]) -> bytes:
     return zlib.compress(head + b"\n" + b"".join(modules.values()), 9)
 
 
-def line(request: Mapping[str, Any]) -> str:
+def request_line(request: Request) -> str:
     """Return a further request as a line: compressed where that is shorter."""
     text = json.dumps(request)
     packed = PACKED + binascii.b2a_base64(zlib.compress(text.encode(), 9), newline=False).decode()
     return min(text, packed, key=len)
 
 
-def shortened(requests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what nodes are asked, with what is the same for all written once: they may be many."""
-    every = list(requests.values())
-    common = {
-        key: value
-        for key, value in every[0].items()
-        if key not in ("node", "node_rank")  # an agent knows these
-        and all(key in other and other[key] == value for other in every)
-    }
-    own = {
-        node: {
-            key: value
-            for key, value in request.items()
-            if key not in common and key not in ("node", "node_rank")
-        }
-        for node, request in requests.items()
-    }
-    return {"common": common, "own": {node: extra for node, extra in own.items() if extra}}
+def factored(requests: Requests) -> dict[str, Any]:
+    """Return the requests of many nodes as one, with what all of them have written once."""
+    common = _common_items(list(requests.values()))
+    own = {node: _without(request, common) for node, request in requests.items()}
+    return {"common": common, "own": {node: items for node, items in own.items() if items}}
+
+
+def _common_items(requests: list[Request]) -> dict[str, Any]:
+    """Return the items that all requests have."""
+    first, *others = requests
+    common = {}
+    for key, value in first.items():
+        if all(key in other and other[key] == value for other in others):
+            common[key] = value
+    return {key: value for key, value in common.items() if key not in _AGENT_KNOWS}
+
+
+def _without(request: Request, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the items that a node has for itself."""
+    left_out = (*common, *_AGENT_KNOWS)
+    return {key: value for key, value in request.items() if key not in left_out}

@@ -1,4 +1,4 @@
-"""What the agents of one step have said so far, in the order in which it comes."""
+"""The answers that the agents of one step have given so far."""
 
 from __future__ import annotations
 
@@ -6,29 +6,46 @@ import collections
 import json
 import time
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from ...agent.agent import SESSION
 from ...protocol import output
-from .transport import OnEvent, Requests
+from .transport import Event, OnEvent, Requests
 
 
 class Answers:
-    """What the tasks of one step have said so far."""
+    """The answers of the tasks of one step, taken in the order in which they come.
+
+    Attributes:
+        phase: the phase that is asked for.
+        held: True while the tasks that are ready wait for a word.
+        ready: the nodes that wait for a word.
+        answered: how many tasks of each node have answered.
+        bad: the nodes of which a task has failed.
+        step_id: the id of the step, as an agent that is ready gives it.
+    """
 
     def __init__(
         self, requests: Requests, tasks: int, on_event: OnEvent, phase: str = "unpack"
     ) -> None:
+        """Begin with no answer.
+
+        Args:
+            requests: the request of each node.
+            tasks: the number of tasks of a node.
+            on_event: called with each event.
+            phase: the phase that is asked for.
+        """
         self._requests, self._tasks, self._on_event = requests, tasks, on_event
         self.phase = phase
-        self.held = False  # whether those who are ready wait for a word
+        self.held = False
         self.ready: set[str] = set()
         self.answered: dict[str, int] = {}
-        self._done: dict[str, set[int]] = {}
         self.bad: set[str] = set()
         self.step_id = ""
+        self._done: dict[str, set[int]] = {}
         self._unknown: collections.Counter[str] = collections.Counter()
-        self._since: float | None = None  # when the first node had ended well
+        self._first_end: float | None = None
+        """The time at which the first node had ended well."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -38,45 +55,48 @@ class Answers:
     def complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
     ) -> bool:
-        """Whether no task will say more: each has answered, has gone, or its node is lost.
+        """Return whether every task has answered or has gone, or its node is lost.
 
         Args:
             lost: nodes of which nothing is waited for any more.
             gone: the tasks of each node that are known to have ended.
         """
-        return all(
-            node in lost
-            or len({*self._done.get(node, ()), *(gone or {}).get(node, ())}) >= self._tasks
-            for node in self._requests
-        )
+        gone = gone or {}
+        for node in self._requests:
+            if node in lost:
+                continue
+            if len({*self._done.get(node, ()), *gone.get(node, ())}) < self._tasks:
+                return False
+        return True
 
-    def account(self, lost: Mapping[str, int]) -> None:
-        """Say what did not come.
+    def report_losses(self, lost: Mapping[str, int]) -> None:
+        """Report what did not come.
 
         Args:
             lost: how many frames of each source (``node:task``) are given up.
         """
         for source in {**lost, **self._unknown}:
-            frames, messages = lost.get(source, 0), self._unknown.get(source, 0)
             node, _, task = source.rpartition(":")
+            frames = lost.get(source, 0)
             event = {"v": 1, "event": "lost", "node": node, "task": task, "frames": frames}
-            self._on_event({**event, "unknown": messages} if messages else event)
+            unknown = self._unknown.get(source, 0)
+            if unknown:
+                event["unknown"] = unknown
+            self._on_event(event)
         self._unknown.clear()
 
     def late(self, patience: int) -> list[str]:
-        """The nodes that go on though the first has ended well so long ago; 0 is for ever."""
-        if not patience or self._since is None or time.monotonic() < self._since + patience:
+        """Return the nodes that go on so many seconds after the first one; 0 is for ever."""
+        if not patience or self._first_end is None:
+            return []
+        if time.monotonic() < self._first_end + patience:
             return []
         return [node for node in self._requests if self.answered.get(node, 0) < self._tasks]
 
     def take(self, source: str, line: str) -> None:
-        """One message of one task."""
+        """Take one message of one task."""
         node, _, task = source.rpartition(":")
-        event = _event(line) or {
-            "v": 1,
-            "event": "output",
-            **output.encoded(line.encode(errors="replace") + b"\n"),
-        }
+        event = _event(line) or _as_output(line)
         if node not in self._requests:
             if event["event"] == "output":  # else a late answer of one that is left out already
                 self._unknown[source] += 1
@@ -89,22 +109,31 @@ class Answers:
             self.step_id = str(event.get("step", ""))
             return
         if "ok" in event:
-            self.answered[node] = self.answered.get(node, 0) + 1
-            self._done.setdefault(node, set()).add(int(task) if task.isdigit() else 0)
-            if not event["ok"]:
-                self.bad.add(node)
-            elif self._since is None and self.answered[node] >= self._tasks:
-                self._since = time.monotonic()
-            if task.isdigit():
-                event["task"] = int(task)
+            number = int(task) if task.isdigit() else None
+            self._add(node, number or 0, ok=event["ok"])
+            if number is not None:
+                event["task"] = number
         self._on_event(event)
 
+    def _add(self, node: str, task: int, *, ok: bool) -> None:
+        """Count the answer of a task."""
+        self.answered[node] = self.answered.get(node, 0) + 1
+        self._done.setdefault(node, set()).add(task)
+        if not ok:
+            self.bad.add(node)
+        elif self._first_end is None and self.answered[node] >= self._tasks:
+            self._first_end = time.monotonic()
 
-def _event(line: str) -> dict[str, Any] | None:
-    """An agent's event; None for anything else (a traceback, a library's message)."""
+
+def _event(line: str) -> Event | None:
+    """Return an agent's event; None for anything else (a traceback, a library's message)."""
     try:
         event = json.loads(line)
     except ValueError:
         return None
     known = isinstance(event, dict) and event.get("v") == 1 and "event" in event
     return event if known else None
+
+
+def _as_output(line: str) -> Event:
+    return {"v": 1, "event": "output", **output.encoded(line.encode(errors="replace") + b"\n")}

@@ -1,4 +1,4 @@
-"""Talking with the agents of one step: nobody waits for anybody who does not listen."""
+"""The driver's channel to the agents of one step: neither side waits for one that does not read."""
 
 from __future__ import annotations
 
@@ -24,45 +24,54 @@ OnLine = Callable[[str, str], None]
 _WAIT_SECONDS = 0.5
 _TICK_SECONDS = 0.02
 _CHUNK = 1 << 18
-_KEPT = 1 << 18
+_KEPT_ERRORS = 1 << 18
 """Bytes of standard error that are kept; a failure shows at its end."""
 _AFTER_SECONDS = 5.0
 _KILL_SECONDS = 15.0
 _ASK_SECONDS = 2.0
-"""How long an agent may take to send again what is missing, before it is asked once more.
+"""Time that an agent gets to send missing frames again, before it is asked once more.
 
 Each time it gets twice as long: what it sends comes behind all that is under way already."""
-_ASKED = 3
-"""How often an agent is asked for it."""
+_MOST_ASKED = 3
+"""The number of times that an agent is asked for them."""
 _MOST_GAPS = 20
-"""Of one source, asked for at once: each task hears it."""
+"""Gaps of one source that are asked for at once: each task reads the request."""
 _MOST_ODDITIES = 100
 _PIPE = 1 << 20
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; in Python's fcntl from 3.10 on
 
 
-class Conversation:
-    """A running ``srun``: what is told to all its tasks, and the lines that they answer.
+class DriverChannel:
+    """A running ``srun``: lines to all of its tasks, and the messages that they send.
 
     Leaving the ``with`` block ends it, politely first: the agents see their standard input end.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], opening: bytes) -> None:
-        """Start it; ``opening`` is sent as soon as it can be.
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], first: bytes) -> None:
+        """Start it.
+
+        Args:
+            argv: the command.
+            env: all its variables.
+            first: bytes that are sent as soon as they can be.
 
         Raises:
-            process.ProcessError: it cannot be started.
+            ProcessError: it cannot be started.
         """
         self._process = processes.start(
             argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=processes.PIPE
         )
         self._reader = Reader()
-        self._asked: dict[str, tuple[int, float]] = {}  # by source: how often, and when last
+        self._asked: dict[str, tuple[int, float]] = {}
+        """How often each source was asked for missing frames, and when last."""
         self._stray: list[str] = []
-        self._unsent = bytearray(opening)
-        self._errors = self._read = b""
-        self._meaning: tuple[dict[str, str], dict[str, set[int]]] = {}, {}
-        self._over = False  # whether standard input shall end when all is sent
+        """Lines that no source is known to have sent."""
+        self._unsent = bytearray(first)
+        self._errors = self._parsed_errors = b""
+        self._faults: dict[str, str] = {}
+        self._gone: dict[str, set[int]] = {}
+        self._closing = False
+        """True once standard input is to end when all is sent."""
         self._selector = selectors.DefaultSelector()
         self._stdin, self._stdout, self._stderr = (
             cast("IO[bytes]", stream)
@@ -76,7 +85,7 @@ class Conversation:
         with contextlib.suppress(OSError):  # fewer, larger reads; the limit for users may be lower
             fcntl.fcntl(self._stdout, _F_SETPIPE_SZ, _PIPE)
 
-    def __enter__(self) -> Conversation:
+    def __enter__(self) -> DriverChannel:
         return self
 
     def __exit__(
@@ -94,7 +103,7 @@ class Conversation:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, and all that it said has been read."""
+        """True once it has ended, and all that it wrote has been read."""
         reading = {self._stdout, self._stderr}.intersection(self._listening())
         return not reading and self._process.poll() is not None
 
@@ -105,34 +114,36 @@ class Conversation:
 
     @property
     def errors(self) -> str:
-        """What it wrote to standard error; the end of it where that is much."""
+        """The end of what it wrote to standard error."""
         return self._errors.decode(errors="replace")
 
     @property
     def faults(self) -> dict[str, str]:
-        """What Slurm said went wrong, by node."""
-        return self._understood()[0]
+        """The faults that Slurm reported, by node."""
+        self._parse_errors()
+        return self._faults
 
     @property
     def gone(self) -> dict[str, set[int]]:
-        """The tasks of each node of which Slurm said that they have ended otherwise than well."""
-        return self._understood()[1]
+        """The tasks of each node that have ended otherwise than well, as Slurm reported."""
+        self._parse_errors()
+        return self._gone
 
-    def _understood(self) -> tuple[dict[str, str], dict[str, set[int]]]:
-        """Read standard error, once as long as nothing is added."""
-        if self._read is not self._errors:
+    def _parse_errors(self) -> None:
+        """Parse standard error, once as long as nothing is added."""
+        if self._parsed_errors is not self._errors:
             text = self.errors
-            self._read = self._errors
-            self._meaning = slurm_commands.step_faults(text), slurm_commands.ended_tasks(text)
-        return self._meaning
+            self._faults = slurm_commands.step_faults(text)
+            self._gone = slurm_commands.ended_tasks(text)
+            self._parsed_errors = self._errors
 
     def losses(self) -> dict[str, int]:
-        """Return how many frames of each source are lost since this was asked last."""
+        """Return how many frames of each source were lost since the last call."""
         lost, self._reader.lost = dict(self._reader.lost), collections.Counter()
         return lost
 
     def oddities(self) -> list[str]:
-        """Return the lines that nobody is known to have sent since this was asked last.
+        """Return the lines since the last call that no source is known to have sent.
 
         Pieces of frames that were cut are among them; these frames are sent again, or lost.
         """
@@ -141,7 +152,7 @@ class Conversation:
 
     def tell(self, line: str) -> None:
         """Send one line to every task; nothing once their standard input is closed."""
-        if self._over:
+        if self._closing:
             return
         self._unsent += line.encode() + b"\n"
         if self._stdin not in self._listening():
@@ -155,14 +166,8 @@ class Conversation:
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._stdin:
                 self._send()
-                continue
-            chunk = os.read(key.fd, _CHUNK)
-            if not chunk:
-                self._selector.unregister(key.fileobj)
-            elif key.fileobj is self._stderr:
-                self._errors = (self._errors + chunk)[-_KEPT:]
             else:
-                self._pass_on(self._reader.feed(chunk), on_line)
+                self._receive(key, on_line)
         self._repair(on_line)
         if self._process.poll() is not None and self._stdin in self._listening():
             self._selector.unregister(self._stdin)
@@ -170,33 +175,44 @@ class Conversation:
     def finish(
         self, on_line: OnLine, grace: float, complete: Callable[[], bool] | None = None
     ) -> None:
-        """End it: who has not gone ``grace`` seconds later is killed.
+        """End it; kill it where it has not ended ``grace`` seconds later.
 
         Args:
             on_line: called with what comes meanwhile.
             grace: in seconds.
-            complete: whether all has come that will come. Agents are told to end first and stay
-                until then, so that what is missing can be sent again. Without it their standard
-                input ends at once.
+            complete: returns whether all has come that will come. Agents are told to end first and
+                stay until then, so that what is missing can be sent again. Without it their
+                standard input ends at once.
         """
         until = time.monotonic() + grace
         if complete is not None and not complete():
             self.tell(END)
-            while not (self.ended or complete()) and time.monotonic() < until:
-                self.pump(on_line)
+            self._pump_until(until, on_line, lambda: self.ended or complete())
             until = max(until, time.monotonic() + _AFTER_SECONDS)
-        self._over = True
+        self._closing = True
         self._send()
-        while not self.ended and time.monotonic() < until:
-            self.pump(on_line)
+        self._pump_until(until, on_line, lambda: self.ended)
         if self._process.poll() is None:
             processes.stop(self._process, _AFTER_SECONDS)
-        until = time.monotonic() + _AFTER_SECONDS
-        while not self.ended and time.monotonic() < until:
-            self.pump(on_line)
+        self._pump_until(time.monotonic() + _AFTER_SECONDS, on_line, lambda: self.ended)
         for stream in self._listening():  # somebody else holds it open: there is no more to come
             self._selector.unregister(stream)
         self._pass_on(self._reader.end(), on_line)
+
+    def _pump_until(self, until: float, on_line: OnLine, done: Callable[[], bool]) -> None:
+        """Pass on what comes until all is done or the time is over."""
+        while not done() and time.monotonic() < until:
+            self.pump(on_line)
+
+    def _receive(self, key: selectors.SelectorKey, on_line: OnLine) -> None:
+        """Read from standard output or standard error."""
+        chunk = os.read(key.fd, _CHUNK)
+        if not chunk:
+            self._selector.unregister(key.fileobj)
+        elif key.fileobj is self._stderr:
+            self._errors = (self._errors + chunk)[-_KEPT_ERRORS:]
+        else:
+            self._pass_on(self._reader.feed(chunk), on_line)
 
     def _pass_on(self, messages: Iterable[tuple[str, str]], on_line: OnLine) -> None:
         for source, line in messages:
@@ -206,7 +222,7 @@ class Conversation:
                 self._stray.append(line)
 
     def _repair(self, on_line: OnLine) -> None:
-        """Ask for what is missing; give up what nobody has sent again, or can any more."""
+        """Ask for missing frames; give up those that did not come, or cannot any more."""
         if self._stdout not in self._listening():
             self._pass_on(self._reader.end(), on_line)
             return
@@ -215,39 +231,39 @@ class Conversation:
             self._asked.clear()
             return
         now = time.monotonic()
-        ask: dict[str, list[Gap]] = {}
+        questions: dict[str, list[Gap]] = {}
         for source, missing in gaps.items():
-            often, last = self._asked.get(source, (0, -_ASK_SECONDS))
-            if now < last + _ASK_SECONDS * 2 ** max(0, often - 1):
+            times, last = self._asked.get(source, (0, -_ASK_SECONDS))
+            if now < last + _ASK_SECONDS * 2 ** max(0, times - 1):
                 continue
-            if often >= _ASKED or self._over:
+            if times >= _MOST_ASKED or self._closing:
                 self._asked.pop(source, None)
                 self._pass_on(self._reader.give_up(source), on_line)
-                continue
-            self._asked[source] = often + 1, now
-            ask[source] = missing[:_MOST_GAPS]
-        if ask:
-            self.tell(json.dumps({AGAIN: ask}))
+            else:
+                self._asked[source] = times + 1, now
+                questions[source] = missing[:_MOST_GAPS]
+        if questions:
+            self.tell(json.dumps({AGAIN: questions}))
 
     def _listening(self) -> list[IO[bytes]]:
         return [cast("IO[bytes]", key.fileobj) for key in self._selector.get_map().values()]
 
     def _send(self) -> None:
-        """Write what the pipe takes; when all is sent, stop asking whether it takes more."""
+        """Write what the pipe takes; when all is sent, wait no more for it to take more."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._stdin.fileno(), self._unsent)]
         except BlockingIOError:
-            if not self._over:
+            if not self._closing:
                 return
         except (OSError, ValueError):  # it has ended, or it was closed before
             self._unsent.clear()
         if self._stdin in self._listening():
             self._selector.unregister(self._stdin)
-        if self._over:
+        if self._closing:
             with contextlib.suppress(OSError):
                 self._stdin.close()
 
 
 def _ignore(source: str, line: str) -> None:
-    """Nobody is interested any more."""
+    """Discard a message: nobody is interested any more."""

@@ -14,8 +14,8 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, cast
 
 from ...agent.agent import EARLY, SESSION
 from ...channel.lines import Lines
@@ -27,7 +27,7 @@ from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem
 from ...redaction.masking import without_secrets
 from ...system import files, permissions, processes, signals
-from .transport import Delivery, Ended, OnEvent, Parcel, Requests, saving_note
+from .transport import Delivery, Ended, Event, OnEvent, Request, Requests, Transfer, saving_note
 
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
@@ -35,10 +35,10 @@ FAILURE_GRACE = 3.0
 Short: what ranks need to save what they have, they get once they are told to end.
 """
 _FAILED = 3
-"""What an agent ends with that did not do its part."""
+"""Exit status of an agent that did not do its part."""
 _POLL_SECONDS = 0.2
 _LEAVE_SECONDS = 0.5
-"""How long agents may take to leave by themselves, once there is nothing more to ask."""
+"""Time that agents get to leave by themselves, once there is nothing more to ask."""
 _CHUNK = 1 << 18
 
 
@@ -55,12 +55,12 @@ class LocalTransport:
         self._job = job
         self._variables = without_secrets(os.environ, job.launch.pass_env)
         self._grace = job.launch.grace_seconds + AGENT_SECONDS
-        base = base_for(job, os.environ, copies=self._missing(job))
-        own = secure_root(base)
+        base = base_for(job, os.environ, copies=_count_missing(job))
+        root = secure_root(base)
         self._agents: dict[str, processes.Process] = {}
         self._bases: dict[str, str] = {}
         for node in job.nodes:
-            self._bases[node] = os.path.join(own, "nodes", node)
+            self._bases[node] = os.path.join(root, "nodes", node)
             permissions.make_folder(self._bases[node], log_modes.PRIVATE)
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
@@ -70,23 +70,23 @@ class LocalTransport:
 
         Args:
             phase: one of :data:`bundle.agent.agent.PHASES`.
-            requests: what each node's agent is asked.
+            requests: the request of each node.
             on_event: called, in this thread, with each event of each node.
 
         Returns:
-            How each agent ended, or would have.
+            The end of each agent, or the end that it would have had.
         """
         try:
             for node, request in requests.items():
                 self._ask(node, {**request, "phase": phase})
-            asked = {node: self._agents[node] for node in requests}
+            agents = {node: self._agents[node] for node in requests}
             try:
-                codes = _attend(asked, on_event, phase)
-            except signals.Stopped:  # what the ranks say last belongs into their logs
+                codes = _attend(agents, on_event, phase)
+            except signals.Stopped:  # the last output of the ranks belongs into their logs
                 if phase == "launch":
                     on_event(saving_note(self._job))
-                _tell_to_end(asked)
-                _attend(asked, on_event, phase, time.monotonic() + self._grace)
+                _tell_to_end(agents)
+                _attend(agents, on_event, phase, time.monotonic() + self._grace)
                 raise
             return {
                 node: Ended(code, processes.describe_exit(code)) for node, code in codes.items()
@@ -98,16 +98,14 @@ class LocalTransport:
     def close(self) -> None:
         """Let the agents end: there is nothing more to ask."""
         for agent in self._agents.values():
-            if agent.stdin is not None:
-                with contextlib.suppress(OSError):
-                    agent.stdin.close()
+            _close_input(agent)
         until = time.monotonic() + _LEAVE_SECONDS
-        while time.monotonic() < until and any(one.poll() is None for one in self._agents.values()):
+        while time.monotonic() < until and _any_runs(self._agents):
             time.sleep(_LEAVE_SECONDS / 100)
         _stop_all(self._agents, self._grace)
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
-        """Not needed: the nodes are on this machine, and read the bundle where it lies.
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
+        """Fail: the nodes are on this machine, and read the bundle where it lies.
 
         Raises:
             NodeError: always; a plan for this allocation has nothing to send.
@@ -115,7 +113,7 @@ class LocalTransport:
         raise NodeError(Problem("nothing is sent on one machine", "", "", "use --stage auto"))
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
-        """Not needed: the run directory is the nodes' own.
+        """Fail: the nodes write into the run directory themselves.
 
         Raises:
             NodeError: always.
@@ -123,24 +121,24 @@ class LocalTransport:
         raise NodeError(Problem("nothing is fetched on one machine", "", "", ""))
 
     def ended_by(self) -> str:
-        """Nobody ends it but the user."""
+        """Return nothing: only the user ends this allocation."""
         return ""
 
     def hurry(self) -> None:
-        """Nobody is waited for who is not here."""
+        """Do nothing: all waits are short."""
 
     def begin(self, job: Job) -> None:
         """Start the agents, and let them start what takes long before anything else is done."""
         for node in job.nodes:
             self._ask(node, {"phase": EARLY, "job": job.to_json(), "node": node})
 
-    def _ask(self, node: str, request: Mapping[str, Any]) -> None:
-        """Send a node's agent its next request; start one where there is none, or none any more."""
+    def _ask(self, node: str, request: Request) -> None:
+        """Send a node's agent its next request; start an agent where none runs."""
         agent = self._agents.get(node)
         if agent is None or agent.poll() is not None:
             agent = self._agents[node] = self._start(node, str(request.get("python") or ""))
         if agent.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: that is told by its output
+            with contextlib.suppress(BrokenPipeError):  # it has ended: the end of its output shows
                 agent.stdin.write(json.dumps(request).encode() + b"\n")
                 agent.stdin.flush()
 
@@ -153,20 +151,13 @@ class LocalTransport:
             stderr=processes.STDOUT,
         )
 
-    def _missing(self, job: Job) -> int:
-        """How many nodes have no environment yet, in the first place that comes into question."""
-        base = base_for(job, os.environ, copies=0)
-        own = f"stager-{os.geteuid()}"
-        envs = [os.path.join(base, own, "nodes", node, own, "envs") for node in job.nodes]
-        return sum(not os.path.isdir(os.path.join(path, job.bundle_id)) for path in envs)
-
 
 def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
     """Start the agents of a job that is to run, while the driver gets ready.
 
     Returns:
-        What gives the transport; None where it is to be made when its turn comes, as what is in its
-        way is told then.
+        A function that returns the transport; None where the driver is to make it later, and to
+        report what is in its way.
     """
     if job.action != "run" or job.dry_run:
         return None
@@ -178,62 +169,116 @@ def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
     return lambda job: transport
 
 
-def _tell_to_end(running: Mapping[str, processes.Process]) -> None:
-    """By a signal, and so that an agent which is done already does not wait for more to do."""
-    for agent in running.values():
+def _count_missing(job: Job) -> int:
+    """Return how many nodes have no environment yet, in the first base directory that fits."""
+    base = base_for(job, os.environ, copies=0)
+    root = f"stager-{os.geteuid()}"
+    missing = 0
+    for node in job.nodes:
+        envs = os.path.join(base, root, "nodes", node, root, "envs")
+        missing += not os.path.isdir(os.path.join(envs, job.bundle_id))
+    return missing
+
+
+def _any_runs(agents: Mapping[str, processes.Process]) -> bool:
+    return any(agent.poll() is None for agent in agents.values())
+
+
+def _close_input(agent: processes.Process) -> None:
+    """Close an agent's standard input: it has no further request."""
+    if agent.stdin is not None:
+        with contextlib.suppress(OSError):
+            agent.stdin.close()
+
+
+def _tell_to_end(agents: Mapping[str, processes.Process]) -> None:
+    """Send a signal, and close the input: an agent that is done waits for nothing more."""
+    for agent in agents.values():
         if agent.poll() is None:
             agent.send_signal(signal.SIGTERM)
-        if agent.stdin is not None:
-            with contextlib.suppress(OSError):
-                agent.stdin.close()
+        _close_input(agent)
 
 
 def _attend(
-    running: Mapping[str, processes.Process],
+    agents: Mapping[str, processes.Process],
     on_event: OnEvent,
     phase: str = "",
     until: float = math.inf,
 ) -> dict[str, int]:
     """Pass on events until every agent has answered a phase, or ended.
 
-    One that fails takes the others with it. At ``until``, of the monotonic clock, it is over.
+    An agent that fails takes the others with it. At ``until``, of the monotonic clock, it is over.
 
     Returns:
-        Exit status of each: of one that has answered, what it would have ended with.
+        Exit status of each; of an agent that has answered, the status that it would end with.
     """
-    codes: dict[str, int] = {}
-    deadline: float | None = None
-    with selectors.DefaultSelector() as waiting:
-        for node, agent in running.items():
-            waiting.register(_output(agent), selectors.EVENT_READ, (node, Lines()))
-        while waiting.get_map() and time.monotonic() < until:
-            for key, _ in waiting.select(_POLL_SECONDS):
-                node, lines = key.data
-                chunk = os.read(key.fd, _CHUNK)
-                for line in filter(None, lines.feed(chunk or b"\n")):
-                    event = _event(node, line)
-                    if event["event"] == phase and "ok" in event:
-                        codes[node] = 0 if event["ok"] else _FAILED
+    attendance = _Attendance(agents, phase)
+    with attendance.selector:
+        while attendance.selector.get_map() and time.monotonic() < until:
+            for key, _ in attendance.selector.select(_POLL_SECONDS):
+                for event in attendance.read(key):
                     on_event(event)
-                if not chunk:
-                    codes.setdefault(node, running[node].wait())
-                if node in codes:
-                    waiting.unregister(key.fileobj)
-                    if codes[node] != 0 and deadline is None:
-                        deadline = time.monotonic() + FAILURE_GRACE
-            if deadline is not None and time.monotonic() > deadline:
-                deadline = math.inf
-                for key in list(waiting.get_map().values()):
-                    running[key.data[0]].send_signal(signal.SIGTERM)
-    return {node: codes.get(node, _FAILED) for node in running}
+                attendance.settle(key)
+            attendance.end_others()
+    return {node: attendance.codes.get(node, _FAILED) for node in agents}
+
+
+class _Attendance:
+    """Agents that do one phase, and the output that they are listened to for.
+
+    Attributes:
+        selector: waits for the output of those that have not answered.
+        codes: exit status of each node that is done.
+    """
+
+    def __init__(self, agents: Mapping[str, processes.Process], phase: str) -> None:
+        """Listen to all agents."""
+        self.selector = selectors.DefaultSelector()
+        self.codes: dict[str, int] = {}
+        self._agents, self._phase = agents, phase
+        self._deadline: float | None = None
+        """The time at which the others are told to end; None while no agent has failed."""
+        for node, agent in agents.items():
+            self.selector.register(_output(agent), selectors.EVENT_READ, (node, Lines()))
+
+    def read(self, key: selectors.SelectorKey) -> Iterator[Event]:
+        """Read from one agent; yield its events, and note its answer or its end."""
+        node, lines = key.data
+        chunk = os.read(key.fd, _CHUNK)
+        for line in lines.feed(chunk or b"\n"):
+            if line:
+                event = _event(node, line)
+                if event["event"] == self._phase and "ok" in event:
+                    self.codes[node] = 0 if event["ok"] else _FAILED
+                yield event
+        if not chunk:
+            self.codes.setdefault(node, self._agents[node].wait())
+
+    def settle(self, key: selectors.SelectorKey) -> None:
+        """Listen no more to an agent that is done; the first that failed ends the others later."""
+        node, _ = key.data
+        if node not in self.codes:
+            return
+        self.selector.unregister(key.fileobj)
+        if self.codes[node] != 0 and self._deadline is None:
+            self._deadline = time.monotonic() + FAILURE_GRACE
+
+    def end_others(self) -> None:
+        """Tell all other agents to end, once, some time after one has failed."""
+        if self._deadline is None or time.monotonic() <= self._deadline:
+            return
+        self._deadline = math.inf
+        for key in list(self.selector.get_map().values()):
+            node, _ = key.data
+            self._agents[node].send_signal(signal.SIGTERM)
 
 
 def _output(agent: processes.Process) -> IO[bytes]:
     return cast("IO[bytes]", agent.stdout)
 
 
-def _event(node: str, line: bytes) -> dict[str, Any]:
-    """An agent's line; anything that is not an event (a traceback) counts as its output."""
+def _event(node: str, line: bytes) -> Event:
+    """Return an agent's line as an event; what is none (a traceback) counts as its output."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -243,10 +288,10 @@ def _event(node: str, line: bytes) -> dict[str, Any]:
     return {"v": 1, "event": "output", "node": node, **output.encoded(line + b"\n")}
 
 
-def _stop_all(running: Mapping[str, processes.Process], grace: float) -> None:
-    """End what still runs: all are told first, then each is waited for."""
-    _tell_to_end(running)
-    for agent in running.values():
-        _output(agent).close()  # one that cannot get rid of its lines would wait for ever
-    for agent in running.values():
+def _stop_all(agents: Mapping[str, processes.Process], grace: float) -> None:
+    """End the agents that still run: all are told first, then each is waited for."""
+    _tell_to_end(agents)
+    for agent in agents.values():
+        _output(agent).close()  # an agent that cannot write its lines would wait for ever
+    for agent in agents.values():
         processes.stop(agent, grace)

@@ -52,17 +52,20 @@ class Sending:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True once it has ended, well or not."""
         return self._process is None or self._process.poll() is not None
 
     @property
     def failed(self) -> dict[str, str]:
-        """The nodes that it did not reach, and why; ``""`` for what is not said of a node."""
+        """The nodes that it did not reach, and why; ``""`` for what concerns no single node."""
         if self._process is None:
             return {"": self._refused}
         if not self._process.poll():
             return {}
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace")
-        named = slurm_commands.broadcast_faults(said)
-        return named or {"": (said.strip().splitlines() or ["sbcast failed"])[-1]}
+        errors = self._errors.read().decode(errors="replace")
+        faults = slurm_commands.broadcast_faults(errors)
+        if faults:
+            return faults
+        lines = errors.strip().splitlines()
+        return {"": lines[-1] if lines else "sbcast failed"}

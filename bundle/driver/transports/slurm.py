@@ -1,63 +1,46 @@
 """The transport of a Slurm allocation: ``srun`` starts the agents, ``sbcast`` brings the file.
 
-Each phase is one ``srun`` over all nodes. The agents get program and request on standard input, so
-nothing has to be on a node beforehand; they answer in frames (:mod:`bundle.channel.frames`). As
-long as standard input stays open they work; its end tells them to stop, however the driver came to
-its own.
+The phases share one ``srun`` over all nodes; only a launch may have its own. The agents get program
+and request on standard input, so nothing has to be on a node beforehand; they answer in frames
+(:mod:`bundle.channel.frames`). As long as standard input stays open they work; its end tells them
+to stop, however the driver came to its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import IO, cast
 
-from ...agent import agent
 from ...agent.agent import SESSION
 from ...channel import agent_channel
 from ...launch import output_reader
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem
-from ...redaction.masking import without_secrets
 from ...system import processes, signals
 from . import slurm_commands
-from .agent_program import Opening, line, shortened
+from .agent_program import factored, request_line
 from .answers import Answers
-from .driver_channel import Conversation
+from .driver_channel import DriverChannel
+from .phase_run import SECONDS, LaunchLimit, Limit, PhaseRun, TimeLimit
 from .sbcast import Sending
+from .step_starter import StepStarter
 from .timeouts import CONTROLLER_SECONDS, Waiting, Watch, endings
-from .transport import Delivery, Ended, OnEvent, Parcel, Requests, mounts, saving_note
+from .transport import Delivery, Ended, OnEvent, Requests, Transfer, saving_note
 
-SECONDS = {
-    "preflight": 180.0,
-    "unpack": 3600.0,
-    "probe": agent.PROBE_SECONDS + 120,
-    "deep": 3600.0,
-    "tidy": 600.0,
-    "clean": 3600.0,
-}
-"""How long a phase may take; nodes that have not answered by then are named."""
-_ELASTIC_GRACE = 2.0
-"""Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
-
-Short: what ranks need to save what they have, they get once they are told to end.
-"""
 _LOST_SECONDS = 1.0
-"""What ``srun`` gets to end by itself when all nodes but those that are lost have answered."""
+"""Time that ``srun`` gets to end by itself when all nodes but those that are lost have answered."""
 _ASK_SECONDS = 30.0
 _HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0
-"""How long an absent controller is waited for, and asked, once the user has asked for the end."""
+"""The waits for an absent controller, and for its answers, once the user has asked for the end."""
 _HOLD_SECONDS = 180.0
-"""After which ranks that are held back may begin although not all nodes have said a word."""
-_ODD_LINES, _ODD_CHARACTERS = 5, 200
-"""How much is shown of what came through ``srun`` from nobody."""
+"""Time after which ranks that are held back begin although not all nodes have said a word."""
 _TICK_SECONDS = 0.02
-"""How often a running broadcast is looked after."""
+"""The pause between two looks at a running broadcast."""
 
 
 class SlurmTransport:
@@ -72,198 +55,205 @@ class SlurmTransport:
         self.nodes_here = 1
         self._job = job
         self._controller_seconds, self._ask_seconds = CONTROLLER_SECONDS, _ASK_SECONDS
-        with open(sys.argv[0], "rb") as handle:
-            self._opening = Opening(handle.read())
-        own = slurm_commands.CREDENTIALS
-        self._plain = slurm_commands.step_environment(without_secrets(os.environ, own))
-        # What the ranks get besides is for their own step alone.
-        self._ranks = slurm_commands.step_environment(
-            without_secrets(os.environ, (*own, *job.launch.pass_env))
-        )
-        self._fanout_version = slurm_commands.version(self._ask("srun", "--version"))
-        counts = slurm_commands.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        self._cpus = job.cpus_per_task or min(counts, default=1)
-        self._patience = slurm_commands.patience(os.environ)
-        self._step: Conversation | None = None
-        self._latest: Conversation | None = None
-        self._nodes: frozenset[str] = frozenset()
-        self._told: object = None
+        self._starter = StepStarter(job)
+        self._variables = self._starter.variables
+        self._version = slurm_commands.version(self._ask("srun", "--version"))
+        self._session: DriverChannel | None = None
+        """The step that all phases share."""
+        self._session_nodes: frozenset[str] = frozenset()
+        self._session_job: object = None
         """The job that the agents of that step know."""
-        self._kept = contextlib.ExitStack()
+        self._open_steps = contextlib.ExitStack()
         self._grace = job.launch.grace_seconds + output_reader.AGENT_SECONDS
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
-        """Run one phase on the given nodes: in the step that is there for all phases, if it may."""
+        """Run one phase on the given nodes: in the step that all phases share, if it may."""
         joins = phase != "launch" or self._job.one_step
         if not joins:
             self.close()
         waiting = Waiting(on_event, self._controller_seconds)
         try:
             while True:
-                step, tasks = self._begin(phase, requests, joins=joins)
-                watch = Watch(phase, requests, on_event, self._plain)
-                answers = Answers(requests, tasks, watch.take, phase)
-                answers.held = self._holds(phase)
-                try:
-                    with contextlib.closing(watch):
-                        self._listen(step, answers, watch)
-                except signals.Stopped:  # what the ranks say last belongs into their logs
-                    if phase == "launch":
-                        on_event(saving_note(self._job))
-                    self._finish(step, answers, watch)
-                    raise
-                finally:
-                    _account(step, answers, on_event)
-                again = step.ended and not answers.answered and waiting.again(step.errors)
-                if not again:
+                run = self._run_once(phase, requests, on_event, joins=joins)
+                refused = run.step.ended and not run.answers.answered
+                if not (refused and waiting.again(run.step.errors)):
                     break
                 self.close()
-            ended = {**endings(requests, step), **watch.lost}
+            ended = {**endings(requests, run.step), **run.watch.lost}
         except BaseException:
             self.close()
             raise
-        if not joins or step.ended:
+        if not joins or run.step.ended:
             self.close()
-        dead = self._dead(requests, answers, ended) if phase != "launch" or answers.held else set()
-        rest = [node for node in requests if node not in dead and node not in answers.answered]
-        if phase == "launch":  # the others are to know that they are fewer: the driver asks again
-            return {**ended, **{node: replace(ended[node], unreachable=True) for node in dead}}
-        if not dead or not rest:
+        return self._run_on_the_rest(run, requests, on_event, ended)
+
+    def _run_once(
+        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
+    ) -> PhaseRun:
+        """Ask for a phase, and wait until all nodes have answered or the step is over."""
+        step, tasks = self._begin(phase, requests, joins=joins)
+        watch = Watch(phase, requests, on_event, self._variables)
+        answers = Answers(requests, tasks, watch.take, phase)
+        answers.held = self._starter.holds(phase)
+        run = PhaseRun(step, answers, watch)
+        try:
+            with contextlib.closing(watch):
+                self._listen(run)
+        except signals.Stopped:  # the last output of the ranks belongs into their logs
+            if phase == "launch":
+                on_event(saving_note(self._job))
+            run.finish(self._grace)
+            raise
+        finally:
+            run.report_losses(on_event)
+        return run
+
+    def _run_on_the_rest(
+        self, run: PhaseRun, requests: Requests, on_event: OnEvent, ended: dict[str, Ended]
+    ) -> dict[str, Ended]:
+        """Run a phase again without the nodes that kept the others from beginning, if there are.
+
+        Slurm starts a step on all of its nodes or on none.
+        """
+        answers = run.answers
+        launch = answers.phase == "launch"
+        if launch and not answers.held:
+            return ended
+        blocking = self._blocking_nodes(requests, answers, ended)
+        if launch:  # the others are to know that they are fewer: the driver asks again
+            for node in blocking:
+                ended[node] = replace(ended[node], unreachable=True)
+            return ended
+        rest = {
+            node: request
+            for node, request in requests.items()
+            if node not in blocking and node not in answers.answered
+        }
+        if not blocking or not rest:
             return ended
         self.close()  # srun may not have ended yet, but has told all tasks to
-        return {**ended, **self.run(phase, {node: requests[node] for node in rest}, on_event)}
+        return {**ended, **self.run(answers.phase, rest, on_event)}
 
-    def _dead(self, requests: Requests, answers: Answers, ended: dict[str, Ended]) -> set[str]:
-        """The nodes that have kept the step from beginning on the others, too.
+    def _blocking_nodes(
+        self, requests: Requests, answers: Answers, ended: dict[str, Ended]
+    ) -> set[str]:
+        """Return the nodes on which nothing can be started.
 
-        Slurm starts a step on all of its nodes or on none. Who is to blame is noted in ``ended``:
-        ``srun`` names the nodes that it cannot reach, and ``sinfo`` has those that Slurm gave up.
+        ``srun`` names the nodes that it cannot reach, and ``sinfo`` has those that Slurm gave up;
+        of these the reason is noted in ``ended``.
         """
         silent = [node for node in requests if node not in answers.answered]
-        dead = {node for node in silent if slurm_commands.unreachable(ended[node].why)}
-        if not dead and not answers.answered:
+        blocking = {node for node in silent if slurm_commands.unreachable(ended[node].why)}
+        if not blocking and not answers.answered:
             down = self._down(requests)
             ended.update(down)
-            dead = set(down)
-        return dead
+            blocking = set(down)
+        return blocking
 
-    def _holds(self, phase: str) -> bool:
-        """Whether ranks begin only when all nodes are there: without one, others could do it."""
-        return phase == "launch" and not self._job.one_step and self._job.min_nodes is not None
+    def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
+        """Return those of an allocation's nodes that Slurm lost before anything ran on them."""
+        listing = ("sinfo", "--Node", "--noheader", "--format=%N %T", f"--nodes={','.join(nodes)}")
+        try:
+            states = slurm_commands.down_nodes(self._ask(*listing))
+        except NodeError:
+            return {}
+        down = {}
+        for node, state in states.items():
+            why = f"Slurm can start nothing there (it is {state})"
+            down[node] = Ended(1, why, slurm_commands.advice(node, why))
+        return down
 
-    @staticmethod
-    def _let_go(step: Conversation, answers: Answers, until: float) -> None:
-        """Let ranks begin that are held back, once all nodes are there."""
-        if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
-            answers.held = False
-            step.tell(agent_channel.GO)
+    def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
+        """Ask the agents of the session, or start a step.
 
-    def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[Conversation, int]:
-        """Ask the agents that are there, or start some in a new step; with the tasks of a node."""
+        Returns:
+            The step, and the tasks of each of its nodes.
+        """
         if not joins:
-            tasks = self._tasks(phase, requests)
-            step = self._kept.enter_context(self._talk(phase, requests, tasks))
+            tasks = self._starter.tasks(phase, requests)
+            step = self._open_steps.enter_context(self._starter.start(phase, requests, tasks))
             return step, tasks
-        there = self._step
-        if there is not None and not there.ended and requests.keys() <= self._nodes:
-            asked = shortened(requests)
-            job = asked["common"].get("job")
-            if job is not None and job == self._told:
-                del asked["common"]["job"]
-            self._told = job or self._told
-            there.tell(line({"phase": phase, "nodes": list(requests), **asked}))
-            return there, 1
-        self.close()
-        step = self._kept.enter_context(self._talk(phase, requests, 1, SESSION))
-        self._step, self._nodes = step, frozenset(requests)
-        self._told = shortened(requests)["common"].get("job")
-        return step, 1
+        session = self._session
+        if session is None or session.ended or not requests.keys() <= self._session_nodes:
+            return self._begin_session(phase, requests), 1
+        message = factored(requests)
+        job = message["common"].get("job")
+        if job is not None and job == self._session_job:
+            del message["common"]["job"]
+        self._session_job = job or self._session_job
+        session.tell(request_line({"phase": phase, "nodes": list(requests), **message}))
+        return session, 1
 
-    def _listen(self, step: Conversation, answers: Answers, watch: Watch) -> None:
+    def _begin_session(self, phase: str, requests: Requests) -> DriverChannel:
+        self.close()
+        step = self._open_steps.enter_context(self._starter.start(phase, requests, 1, SESSION))
+        self._session, self._session_nodes = step, frozenset(requests)
+        self._session_job = factored(requests)["common"].get("job")
+        return step
+
+    def _listen(self, run: PhaseRun) -> None:
         """Pass on what the agents say until all have answered, or the step has ended."""
-        phase, joins = answers.phase, step is self._step
-        limit = SECONDS.get(phase)
-        deadline = None if limit is None else time.monotonic() + limit
-        elastic = self._job.launch.elastic
-        spare = max(0, len(answers.nodes) - elastic[0]) if elastic else 0
+        step, answers = run.step, run.answers
+        limit: Limit
+        if answers.phase == "launch":
+            limit = LaunchLimit(self._job, len(answers.nodes), self._starter.patience)
+        else:
+            limit = TimeLimit(answers.phase)
         hold_until = time.monotonic() + _HOLD_SECONDS
         while not step.ended:
             step.pump(answers.take)
-            self._let_go(step, answers, hold_until)
-            faults = step.faults.keys() & answers.nodes
-            watch.look(faults)
-            faults |= watch.lost.keys()
-            gone = answers.bad | faults
-            if deadline is None and phase == "launch" and len(gone) > spare:
-                deadline = time.monotonic() + (_ELASTIC_GRACE if elastic else 0.0)
-            late = answers.late(self._patience) if phase == "launch" else []
-            if late:
-                watch.take({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
-            whole = answers.complete(faults)
-            over = phase == "launch" and not whole and watch.over(faults)
-            if over or late or (deadline is not None and time.monotonic() > deadline):
-                self._finish(step, answers, watch)
-            elif joins and whole:
+            _release(step, answers, hold_until)
+            lost = run.lost_nodes()
+            complete = answers.complete(lost)
+            if limit.reached(run, lost, complete=complete):
+                run.finish(self._grace)
+            elif complete and step is self._session:
                 return
-            elif whole and watch.lost:  # srun itself would wait for the node that is lost
+            elif complete and run.watch.lost:  # srun itself would wait for the node that is lost
                 step.finish(answers.take, _LOST_SECONDS)
-            elif _settled(step, answers, watch):  # agents of a step of its own stay until then
-                self._finish(step, answers, watch)
+            elif run.settled():  # agents of a step of its own stay until then
+                run.finish(self._grace)
 
-    def _finish(self, step: Conversation, answers: Answers, watch: Watch) -> None:
-        """End a step; where ranks run, not before all that they wrote has come."""
-        waits = answers.phase == "launch"
-        complete = (lambda: _settled(step, answers, watch)) if waits else None
-        step.finish(answers.take, self._grace, complete)
-
-    def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
-        """Those of an allocation's nodes that Slurm has lost before anything ran on them."""
-        listing = ("sinfo", "--Node", "--noheader", "--format=%N %T", f"--nodes={','.join(nodes)}")
-        try:
-            found = slurm_commands.down_nodes(self._ask(*listing))
-        except NodeError:
-            return {}
-        why = {node: f"Slurm can start nothing there (it is {found[node]})" for node in found}
-        return {
-            node: Ended(1, text, slurm_commands.advice(node, text)) for node, text in why.items()
-        }
-
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Send the file to agents that wait for it, and unpack it while it comes.
 
         A step gets the file on all of its nodes; where only some of them shall have it, these get
         a step of their own.
         """
-        joins = requests.keys() == self._nodes
+        joins = requests.keys() == self._session_nodes
         waiting = Waiting(on_event, self._controller_seconds)
-        with contextlib.ExitStack() as running:
+        with contextlib.ExitStack() as open_here:
             while True:
-                watch = Watch("unpack", requests, on_event, self._plain)
-                answers = Answers(requests, 1, watch.take, "unpack")
                 if joins:
                     step, _ = self._begin("unpack", requests, joins=True)
                 else:
-                    step = running.enter_context(self._talk("unpack", requests, 1))
-                failed, seconds = self._send(parcel, step, answers, waiting)
+                    step = open_here.enter_context(self._starter.start("unpack", requests, 1))
+                watch = Watch("unpack", requests, on_event, self._variables)
+                run = PhaseRun(step, Answers(requests, 1, watch.take, "unpack"), watch)
+                failed, seconds = self._send(transfer, run, waiting)
                 if not waiting.again(step.errors if step.ended else ""):
                     break
-            deadline = time.monotonic() + SECONDS["unpack"]
-            running.enter_context(contextlib.closing(watch))
-            while not step.ended:
-                faults = {**step.faults, **watch.lost}
-                if answers.complete(faults):
-                    break
-                step.pump(answers.take)
-                watch.look(faults)
-                if time.monotonic() > deadline:
-                    step.finish(answers.take, self._grace)
-            _account(step, answers, on_event)
+            open_here.enter_context(contextlib.closing(watch))
+            self._await_unpacking(run)
+            run.report_losses(on_event)
             if not joins:
-                step.finish(answers.take, _LOST_SECONDS if watch.lost else self._grace)
+                step.finish(run.answers.take, _LOST_SECONDS if watch.lost else self._grace)
             return Delivery(failed, {**endings(requests, step), **watch.lost}, seconds)
 
+    def _await_unpacking(self, run: PhaseRun) -> None:
+        step, answers = run.step, run.answers
+        deadline = time.monotonic() + SECONDS["unpack"]
+        while not step.ended:
+            lost = {**step.faults, **run.watch.lost}
+            if answers.complete(lost):
+                return
+            step.pump(answers.take)
+            run.watch.look(lost)
+            if time.monotonic() > deadline:
+                step.finish(answers.take, self._grace)
+
     def _send(
-        self, parcel: Parcel, step: Conversation, answers: Answers, waiting: Waiting
+        self, transfer: Transfer, run: PhaseRun, waiting: Waiting
     ) -> tuple[dict[str, str], float]:
         """Send as soon as all agents are ready, and tell them when all has come, or none will.
 
@@ -271,35 +261,42 @@ class SlurmTransport:
             The nodes that were not reached, with the reasons, and the seconds that it took.
         """
         deadline = time.monotonic() + SECONDS["unpack"]
-        while not step.ended and not answers.ready >= answers.nodes:
-            step.pump(answers.take)
-            if answers.answered or step.faults or time.monotonic() > deadline:
-                step.tell(agent_channel.STOP)  # it is known already that it cannot be done
-                return {}, 0.0
-        if step.ended:
+        if not _all_ready(run, deadline):
             return {}, 0.0  # how each node's agent ended says why
         started = time.monotonic()
-        width = slurm_commands.fanout(len(answers.nodes), self._fanout_version)
-        argv = slurm_commands.broadcast_argv(parcel.source, parcel.target, answers.step_id, width)
-        while True:
-            with Sending(argv, self._plain) as sending:
-                while not (step.ended or sending.ended or time.monotonic() > deadline):
-                    step.pump(answers.take, _TICK_SECONDS)
-                late = not (sending.ended or step.ended)
-                failed = {"": "it was not done in time"} if late else sending.failed
-            if late or step.ended or not waiting.again(failed.get("", "")):
-                break
-        step.tell(agent_channel.STOP if failed else agent_channel.GO)
+        failed = self._broadcast(transfer, run, waiting, deadline)
+        run.step.tell(agent_channel.STOP if failed else agent_channel.GO)
         return failed, time.monotonic() - started
+
+    def _broadcast(
+        self, transfer: Transfer, run: PhaseRun, waiting: Waiting, deadline: float
+    ) -> dict[str, str]:
+        """Send the file to all nodes of a step; return those that it did not reach, and why."""
+        step, answers = run.step, run.answers
+        width = slurm_commands.fanout(len(answers.nodes), self._version)
+        argv = slurm_commands.broadcast_argv(
+            transfer.source, transfer.target, answers.step_id, width
+        )
+        while True:
+            with Sending(argv, self._variables) as sending:
+                while not (step.ended or sending.ended):
+                    if time.monotonic() > deadline:
+                        return {"": "it was not done in time"}
+                    step.pump(answers.take, _TICK_SECONDS)
+                failed = sending.failed
+            if step.ended or not waiting.again(failed.get("", "")):
+                return failed
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         """Run a phase on one node whose agent answers with a stream of bytes."""
-        argv, opening = self._asked(phase, requests, 1)
+        argv, step_input = self._starter.command_and_input(phase, requests, 1)
         with tempfile.TemporaryFile() as stdin:
-            stdin.write(opening)
+            stdin.write(step_input)
             stdin.seek(0)
             try:
-                running = processes.start(argv, env=self._plain, stdin=stdin, stdout=processes.PIPE)
+                running = processes.start(
+                    argv, env=self._variables, stdin=stdin, stdout=processes.PIPE
+                )
             except processes.ProcessError as exc:
                 fix = "see whether the allocation still stands"
                 raise NodeError(Problem("srun cannot be started", "", exc.reason, fix)) from exc
@@ -313,91 +310,42 @@ class SlurmTransport:
         self._controller_seconds, self._ask_seconds = _HURRIED_SECONDS, _HURRIED_ASK_SECONDS
 
     def close(self) -> None:
-        """End the step that is there for all phases."""
-        self._step = None
-        self._kept.close()
+        """End all steps."""
+        self._session = None
+        self._open_steps.close()
 
     def ended_by(self) -> str:
-        """What the controller says about the job; empty where it cannot be asked."""
+        """Return the controller's reason for the end; empty where it cannot be asked."""
         try:
             shown = self._ask("scontrol", "--oneliner", "show", "job", self._job.id)
         except NodeError:
             return ""
-        return slurm_commands.ended_by(
-            shown, self._job.attempt, self._latest.errors if self._latest else ""
-        )
-
-    def _tasks(self, phase: str, requests: Requests) -> int:
-        """Tasks of a node: one agent; but where Slurm starts the ranks, one for each rank."""
-        if phase != "launch" or self._job.launch.launcher != "srun":
-            return 1
-        return max(int(request["group"]["nproc"]) for request in requests.values())
-
-    def _talk(self, phase: str, requests: Requests, tasks: int, word: str = "") -> Conversation:
-        argv, opening = self._asked(phase, requests, tasks, word)
-        env = self._ranks if phase == "launch" else self._plain
-        self._latest = Conversation(argv, env, opening)
-        return self._latest
-
-    def _asked(
-        self, phase: str, requests: Requests, tasks: int, word: str = ""
-    ) -> tuple[list[str], bytes]:
-        """The command of a step, and what its tasks are sent at once.
-
-        Args:
-            phase: what is asked first; the step has its name.
-            requests: what each node is asked.
-            tasks: how many there are on each node.
-            word: what the agents are told to do; empty for the phase and nothing else.
-        """
-        settings = self._job.launch
-        step = slurm_commands.Step(
-            phase=phase,
-            nodes=tuple(requests),
-            cpus=max(1, self._cpus // tasks),
-            tasks_per_node=tasks,
-            together=phase == "launch" and settings.elastic is None,
-            patience=self._patience if phase == "launch" else 0,
-            image=settings.container_image,
-            mounts=mounts(self._job),
-        )
-        program = slurm_commands.starter(
-            self._opening.bootstrap, word or phase, self._job.python_hints
-        )
-        if self._holds(phase):
-            requests = {node: {**request, "hold": True} for node, request in requests.items()}
-        opening = self._opening.of(
-            self._phases(word or phase), {"phase": phase, **shortened(requests)}
-        )
-        return slurm_commands.step_argv(step, program), opening
-
-    def _phases(self, word: str) -> set[str]:
-        """The phases that agents of a step may be asked for, if they are told this word."""
-        if word != SESSION:
-            return {word}
-        phases = {self._job.action, *(("deep",) if self._job.deep else ())}
-        # A deep check launches, too; and so may the session of a job that runs.
-        return phases | ({"launch"} if self._job.one_step and phases & {"run", "deep"} else set())
+        latest = self._starter.latest
+        return slurm_commands.ended_by(shown, self._job.attempt, latest.errors if latest else "")
 
     def _ask(self, *argv: str) -> str:
+        """Return what a command of Slurm's prints."""
         try:
-            return processes.run(argv, timeout=self._ask_seconds, env=self._plain).stdout
+            return processes.run(argv, timeout=self._ask_seconds, env=self._variables).stdout
         except processes.ProcessError as exc:
             why = "; ".join([exc.reason, *exc.tail[-1:]])
             fix = "run it where Slurm's commands are on PATH and the controller answers"
             raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
 
 
-def _settled(step: Conversation, answers: Answers, watch: Watch) -> bool:
-    """Return whether every task has answered, or is known to have ended without."""
-    gone = step.gone
-    lost = {*watch.lost, *(step.faults.keys() - gone.keys())}
-    return answers.complete(lost, gone)
+def _release(step: DriverChannel, answers: Answers, until: float) -> None:
+    """Let ranks begin that are held back, once all nodes are there or the time is over."""
+    if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
+        answers.held = False
+        step.tell(agent_channel.GO)
 
 
-def _account(step: Conversation, answers: Answers, on_event: OnEvent) -> None:
-    """Say what of a phase was lost on its way, and what came from nobody."""
-    answers.account(step.losses())
-    if lines := step.oddities():
-        shown = [line[:_ODD_CHARACTERS] for line in lines[:_ODD_LINES]]
-        on_event({"v": 1, "event": "stray", "count": len(lines), "lines": shown})
+def _all_ready(run: PhaseRun, deadline: float) -> bool:
+    """Wait until all agents are ready for the file; return whether they are."""
+    step, answers = run.step, run.answers
+    while not step.ended and not answers.ready >= answers.nodes:
+        step.pump(answers.take)
+        if answers.answered or step.faults or time.monotonic() > deadline:
+            step.tell(agent_channel.STOP)  # it is known already that it cannot be done
+            return False
+    return not step.ended

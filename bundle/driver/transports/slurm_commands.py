@@ -1,4 +1,4 @@
-"""Slurm is text: what is asked of it, and how its answers are read. Pure functions, no effects."""
+"""Slurm is text: its command lines, and the parsers of its output. Pure functions, no effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ rank may also be saving a large model while the others have ended, hence not a m
 driver counts, as ``srun --wait`` would kill without a word of which rank it was.
 """
 _BACKSTOP = 30
-"""Seconds later ``srun`` does it all the same, should an agent not answer any more."""
+"""Seconds after which ``srun`` kills them all the same, should an agent not answer any more."""
 
 STARTER = """\
 boot=$1 phase=$2; shift 2
@@ -63,16 +63,30 @@ _CONTROLLER = re.compile(
     r"|Zero Bytes were transmitted or received|Message (?:receive|send) failure"
     r"|Communication (?:connection|shutdown) failure|.*(?:standby mode|temporarily disabled).*)"
 )
-"""How a command says that it could not even ask; nothing of what it was to begin has begun."""
+"""Errors of a command that could not even ask; nothing of what it was to begin has begun."""
 _NETWORK = re.compile(
     r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
     r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
 )
+_DOWN = ("down", "fail", "unknown", "powered_down", "powering_down")
 _NO_START = "Slurm can start nothing there"
+_NODE_FAILURE = "Slurm lost the node"
 _TAKEN_ALONG = re.compile(r"tasks? [\d,-]+: (Killed|Terminated)$")
 _EXITED = re.compile(r"Exited with exit code (\d+)$")
 _BROADCAST = re.compile(r"sbcast: error: REQUEST_FILE_BCAST\((\S+?)\): (.+)")
 _VERSION = re.compile(r"(\d+)\.(\d+)")
+_JOB_FIELDS = re.compile(r"\b(JobState|Reason|PreemptTime|Restarts)=(\S*)")
+_ENDED_BY_STATE = {
+    "TIMEOUT": "time-limit",
+    "DEADLINE": "time-limit",
+    "NODE_FAIL": "node-failure",
+    "PREEMPTED": "preempted",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+}
+_ENDED_BY_REASON = {"TimeLimit": "time-limit", "NodeDown": "node-failure"}
+_SIGNALS = {"Killed": -9, "Terminated": -15, "srun ended it": -9}
+"""Exit status of a fault that speaks of a signal."""
 _COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -81,28 +95,25 @@ class Step:
     """One ``srun`` of ours."""
 
     phase: str
-    """The agents' phase; also the step's name."""
+    """The phase of the agents; also the name of the step."""
     nodes: tuple[str, ...]
-    """The nodes it runs on."""
+    """The nodes on which it runs."""
     cpus: int
     """CPUs of each task."""
     tasks_per_node: int = 1
     """More than one only where Slurm itself starts the ranks."""
     together: bool = False
-    """Whether the first task that fails takes the others with it."""
+    """True if the first task that fails takes the others with it."""
     patience: int = 0
     """Seconds that tasks may go on after the first has ended; 0 for any time."""
     image: str | None = None
     """Container image, for the pyxis plugin."""
     mounts: tuple[str, ...] = ()
-    """What the container sees of the node."""
-
-
-_DOWN = ("down", "fail", "unknown", "powered_down", "powering_down")
+    """Paths of the node that the container sees, as pyxis takes them."""
 
 
 def bind(job: Job, env: Mapping[str, str]) -> Job:
-    """A job that knows its allocation: id, nodes, and how often it was started before.
+    """Return a job with its allocation: id, nodes, and how often it was started before.
 
     Raises:
         NodeError: there is no allocation, it has fewer nodes than the job needs, or its id or
@@ -113,19 +124,12 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
         why = "SLURM_JOB_ID and SLURM_JOB_NODELIST are not both set"
         fix = "start it with salloc or sbatch, or use --allocation local"
         raise NodeError(Problem("there is no Slurm allocation", "", why, fix))
-    nodes = expand_hostlist(listed)
-    least, most = job.wanted or (1, len(nodes))
-    least = job.min_nodes or least
-    if len(nodes) < least:
-        why = f"job {job_id} has {len(nodes)}, {least} are asked for"
-        fix = f"use --nodes {len(nodes)}, or ask Slurm for more"
-        raise NodeError(Problem("the allocation has too few nodes", "", why, fix))
-    restart = env.get("SLURM_RESTART_COUNT", "0")
+    restarts = env.get("SLURM_RESTART_COUNT", "0")
     bound = replace(
         job,
         id=job_id,
-        nodes=tuple(nodes[:most]),
-        attempt=int(restart) if restart.isdigit() else 0,
+        nodes=_chosen_nodes(job, job_id, expand_hostlist(listed)),
+        attempt=int(restarts) if restarts.isdigit() else 0,
     )
     try:
         check(bound)
@@ -135,25 +139,37 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
     return bound
 
 
+def _chosen_nodes(job: Job, job_id: str, nodes: list[str]) -> tuple[str, ...]:
+    """Return the nodes of an allocation that a job uses."""
+    least, most = job.wanted or (1, len(nodes))
+    least = job.min_nodes or least
+    if len(nodes) < least:
+        why = f"job {job_id} has {len(nodes)}, {least} are asked for"
+        fix = f"use --nodes {len(nodes)}, or ask Slurm for more"
+        raise NodeError(Problem("the allocation has too few nodes", "", why, fix))
+    return tuple(nodes[:most])
+
+
 def patience(env: Mapping[str, str]) -> int:
-    """Seconds that nodes may go on after the first has ended well; 0 for any time."""
-    asked = env.get("SLURM_WAIT", "")
-    return int(asked) if asked.isascii() and asked.isdigit() else PATIENCE
+    """Return the seconds that nodes may go on after the first has ended well; 0 for any time."""
+    seconds = env.get("SLURM_WAIT", "")
+    return int(seconds) if seconds.isascii() and seconds.isdigit() else PATIENCE
 
 
 def cpus_per_node(text: str) -> list[int]:
     """Read ``SLURM_JOB_CPUS_PER_NODE``: ``4(x3),8`` stands for 4, 4, 4 and 8; [] if it cannot."""
     counts: list[int] = []
     for part in text.split(","):
-        found = _COUNTS.fullmatch(part)
-        if found is None:
+        match = _COUNTS.fullmatch(part)
+        if match is None:
             return []
-        counts += [int(found[1])] * int(found[2] or 1)
+        count, repeats = int(match[1]), int(match[2] or 1)
+        counts += [count] * repeats
     return counts
 
 
 def step_argv(step: Step, program: Sequence[str]) -> list[str]:
-    """The command that runs a program on each node of a step.
+    """Return the command that runs a program on each node of a step.
 
     ``--overlap`` lets it run beside other steps of the allocation; ``-c`` is given because some
     versions do not inherit it (22.05, 23.02); the working directory is one that is everywhere.
@@ -185,15 +201,15 @@ def step_argv(step: Step, program: Sequence[str]) -> list[str]:
 
 
 def starter(bootstrap: str, phase: str, pythons: Sequence[str]) -> list[str]:
-    """The program of a step: any Python that is new enough, then the bootstrap program."""
+    """Return the program of a step: any Python that is new enough, then the bootstrap program."""
     names = list(dict.fromkeys([*pythons, *PYTHONS]))
     return ["/bin/sh", "-c", STARTER, "stager", bootstrap, phase, *names]
 
 
 def broadcast_argv(source: str, target: str, step_id: str, fanout: int) -> list[str]:
-    """The command that copies a file to the nodes of a step.
+    """Return the command that copies a file to the nodes of a step.
 
-    It is compressed already; and an existing file is replaced, as names are the job's own.
+    The file is compressed already; and an existing one is replaced, as names are the job's own.
     """
     return [
         "sbcast",
@@ -207,7 +223,7 @@ def broadcast_argv(source: str, target: str, step_id: str, fanout: int) -> list[
 
 
 def fanout(nodes: int, version: tuple[int, int]) -> int:
-    """How many nodes each sender of a broadcast passes a block on to, for it to take least time.
+    """Return the fan-out with which a broadcast to so many nodes takes least time.
 
     ``sbcast`` takes at most 8 up to 23.02, and 64 from 23.11 on (MAX_THREADS in file_bcast.c).
     """
@@ -215,39 +231,41 @@ def fanout(nodes: int, version: tuple[int, int]) -> int:
 
 
 def version(text: str) -> tuple[int, int]:
-    """What ``srun --version`` says: ``slurm-wlm 22.05.8`` is (22, 5); (0, 0) if unknown."""
-    found = _VERSION.search(text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    """Parse ``srun --version``: ``slurm-wlm 22.05.8`` is (22, 5); (0, 0) if unknown."""
+    match = _VERSION.search(text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def step_faults(stderr: str) -> dict[str, str]:
-    """Which nodes a step went wrong on, and how, from what ``srun`` wrote to standard error.
+    """Return the nodes that a step went wrong on, and how, as ``srun`` wrote to standard error.
 
     Once one task has failed ``srun`` ends the others: of these it is said that they follow. They
-    are told in the order in which they came, so the first is the one to blame.
+    are reported in the order in which they came, so the first is the one to blame.
     """
-    found: dict[str, str] = {}
+    faults: dict[str, str] = {}
     for line in stderr.splitlines():
-        lost = _LOST.search(line)
-        if lost:
-            for node in _hosts(lost[1]):
-                found[node] = "Slurm lost the node (node failure)"
-            continue
-        launch = _LAUNCH.search(line)
-        if launch:
-            found.setdefault(launch[1], f"{_NO_START} ({launch[2].strip()})")
-            continue
-        task = _TASK.match(line)
-        if task:
-            for node in _hosts(task[1]):
-                found.setdefault(node, f"task {task[2]}: {task[3].strip()}")
-    first = next(iter(found), "")
-    return {
-        node: f"srun ended it, as {first} had failed"
-        if node != first and _TAKEN_ALONG.match(text)
-        else text
-        for node, text in found.items()
-    }
+        _add_faults(line, faults)
+    first = next(iter(faults), "")
+    for node, fault in faults.items():
+        if node != first and _TAKEN_ALONG.match(fault):
+            faults[node] = f"srun ended it, as {first} had failed"
+    return faults
+
+
+def _add_faults(line: str, faults: dict[str, str]) -> None:
+    """Add what one line says of nodes; the first word on a node counts, but for its loss."""
+    lost = _LOST.search(line)
+    if lost:
+        faults.update(dict.fromkeys(_hosts(lost[1]), f"{_NODE_FAILURE} (node failure)"))
+        return
+    launch = _LAUNCH.search(line)
+    if launch:
+        faults.setdefault(launch[1], f"{_NO_START} ({launch[2].strip()})")
+        return
+    task = _TASK.match(line)
+    if task:
+        for node in _hosts(task[1]):
+            faults.setdefault(node, f"task {task[2]}: {task[3].strip()}")
 
 
 def ended_tasks(stderr: str) -> dict[str, set[int]]:
@@ -256,58 +274,59 @@ def ended_tasks(stderr: str) -> dict[str, set[int]]:
     One line may be about several nodes with as many tasks each, in their order; where the numbers
     do not say which task is whose, none is returned.
     """
-    found: dict[str, set[int]] = {}
+    ended: dict[str, set[int]] = {}
     for line in stderr.splitlines():
         task = _TASK.match(line)
         if task is None:
             continue
         nodes, numbers = _hosts(task[1]), _hosts(f"[{task[2]}]")
         each, rest = divmod(len(numbers), max(1, len(nodes)))
-        for at, node in enumerate(nodes if not rest else ()):
-            own = map(int, numbers[at * each : (at + 1) * each])
-            found.setdefault(node, set()).update(own)
-    return found
+        if rest:
+            continue
+        for position, node in enumerate(nodes):
+            own = map(int, numbers[position * each : (position + 1) * each])
+            ended.setdefault(node, set()).update(own)
+    return ended
 
 
 def controller_fault(stderr: str) -> str:
-    """Why a command got no word from Slurm's controller; empty where it had one, or began."""
-    found = _CONTROLLER.search(stderr)
-    return found["fault"].strip() if found else ""
+    """Return why Slurm's controller did not answer a command; empty where it did, or one began."""
+    match = _CONTROLLER.search(stderr)
+    return match["fault"].strip() if match else ""
 
 
 def not_created(stderr: str) -> bool:
-    """Whether the controller refused a step: nothing of it has begun."""
+    """Return whether the controller refused a step: nothing of it has begun."""
     return "Unable to create step for job" in stderr
 
 
 def network_fault(fault: str) -> bool:
-    """Whether what a command of Slurm's says of a node is about the way there, not its disk."""
+    """Return whether a fault that Slurm reports of a node is about the network, not its disk."""
     return bool(_NETWORK.search(fault))
 
 
 def unreachable(fault: str) -> bool:
-    """Whether a fault of :func:`step_faults` says that the node itself cannot be used."""
-    return fault.startswith((_NO_START, "Slurm lost the node"))
+    """Return whether a fault of :func:`step_faults` says that the node itself cannot be used."""
+    return fault.startswith((_NO_START, _NODE_FAILURE))
 
 
 def fault_code(fault: str, otherwise: int) -> int:
-    """The exit status that a fault speaks of, negative for a signal; else the step's own."""
+    """Return the exit status that a fault speaks of, negative for a signal; else the step's own."""
     exited = _EXITED.search(fault)
     if exited:
         return int(exited[1])
-    signals = {"Killed": -9, "Terminated": -15, "srun ended it": -9}
-    return next((code for word, code in signals.items() if word in fault), otherwise)
+    return next((code for word, code in _SIGNALS.items() if word in fault), otherwise)
 
 
 def advice(node: str, fault: str) -> str:
-    """What to do about a node on which a step went wrong; empty where its log says it."""
+    """Return advice on a node on which a step went wrong; empty where its log says enough."""
     if not fault.startswith("Slurm ") and "create step" not in fault:
         return ""
     return f"see whether it is up (sinfo -N -n {node}), or leave it out with --exclude={node}"
 
 
 def lost_advice(node: str) -> str:
-    """What to do about a node that cannot be reached any more."""
+    """Return advice on a node that cannot be reached any more."""
     return (
         f"see whether it is up and its network works (sinfo -N -n {node}, ping {node}), or leave "
         f"it out with --exclude={node}"
@@ -315,57 +334,53 @@ def lost_advice(node: str) -> str:
 
 
 def down_nodes(listed: str) -> dict[str, str]:
-    """The nodes on which nothing can be started, and their states.
+    """Return the nodes on which nothing can be started, and their states.
 
     Args:
         listed: what ``sinfo --Node --noheader --format "%N %T"`` prints; a node may come twice.
     """
-    found = dict(line.split()[:2] for line in listed.splitlines() if len(line.split()) > 1)
-    return {node: state for node, state in found.items() if state.startswith(_DOWN)}
+    rows = [line.split() for line in listed.splitlines()]
+    states = {row[0]: row[1] for row in rows if len(row) > 1}
+    return {node: state for node, state in states.items() if state.startswith(_DOWN)}
 
 
 def broadcast_faults(stderr: str) -> dict[str, str]:
-    """Which nodes ``sbcast`` failed on, and how, from what it wrote to standard error."""
-    found: dict[str, str] = {}
+    """Return the nodes that ``sbcast`` failed on, and how, as it wrote to standard error."""
+    faults: dict[str, str] = {}
     for line in stderr.splitlines():
         match = _BROADCAST.search(line)
         if match:
             for node in _hosts(match[1]):
-                found.setdefault(node, match[2].strip())
-    return found
+                faults.setdefault(node, match[2].strip())
+    return faults
 
 
-def ended_by(shown: str, attempt: int = 0, said: str = "") -> str:
-    """Why a job ended; empty while it runs on.
+def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> str:
+    """Return why a job ended; empty while it runs on.
 
     Args:
-        shown: what ``scontrol --oneliner show job`` says.
+        shown: what ``scontrol --oneliner show job`` prints.
         attempt: how often the job had been started before this time.
-        said: what ``srun`` wrote to standard error. Of a job that goes back into the queue the
+        stderr: what ``srun`` wrote to standard error. Of a job that goes back into the queue the
             controller has forgotten already that it was preempted (seen with 22.05).
     """
-    fields = dict(re.findall(r"\b(JobState|Reason|PreemptTime|Restarts)=(\S*)", shown))
-    state, reason = fields.get("JobState", ""), fields.get("Reason", "")
-    if state == "COMPLETING":  # what it will be called is only in the reason as yet
-        if reason in ("TimeLimit", "NodeDown"):
-            return {"TimeLimit": "time-limit", "NodeDown": "node-failure"}[reason]
-        if fields.get("PreemptTime", "None") != "None" or "DUE TO PREEMPTION" in said:
-            return "preempted"
-        restarts = fields.get("Restarts", "")
-        again = restarts.isdigit() and int(restarts) > attempt
-        return "requeued" if again else "cancelled"
-    return {
-        "TIMEOUT": "time-limit",
-        "DEADLINE": "time-limit",
-        "NODE_FAIL": "node-failure",
-        "PREEMPTED": "preempted",
-        "CANCELLED": "cancelled",
-        "REVOKED": "cancelled",
-    }.get(state, "")
+    fields = dict(_JOB_FIELDS.findall(shown))
+    state = fields.get("JobState", "")
+    if state != "COMPLETING":
+        return _ENDED_BY_STATE.get(state, "")
+    # The state that it will have is only in the reason as yet.
+    reason = fields.get("Reason", "")
+    if reason in _ENDED_BY_REASON:
+        return _ENDED_BY_REASON[reason]
+    if fields.get("PreemptTime", "None") != "None" or "DUE TO PREEMPTION" in stderr:
+        return "preempted"
+    restarts = fields.get("Restarts", "")
+    requeued = restarts.isdigit() and int(restarts) > attempt
+    return "requeued" if requeued else "cancelled"
 
 
 def step_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables for a command of ours: options for other commands of the user's are dropped."""
+    """Return the variables for a command of ours, without options for the user's own commands."""
     return {name: value for name, value in env.items() if not _OWN_OPTIONS.match(name)}
 
 

@@ -1,4 +1,4 @@
-"""Those who say nothing: Slurm's controller, for a while, and nodes, when others are done.
+"""Silence, and how long it is borne: of Slurm's controller, and of nodes when others are done.
 
 A node whose network is gone ends no connection: ``srun`` waits for its tasks, and Slurm notices
 only after ``SlurmdTimeout``, five minutes as a rule. So once other nodes are done, and nothing has
@@ -12,27 +12,26 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from ...launch.output_reader import RANKS_ENDED
 from ...system import processes
 from . import slurm_commands
-from .driver_channel import Conversation
-from .transport import Ended, OnEvent, Requests
+from .driver_channel import DriverChannel
+from .transport import Ended, Event, OnEvent, Requests
 
 CONTROLLER_SECONDS = 180.0
-"""How long Slurm's controller may be away before a step is given up that nothing has begun of.
+"""Time that Slurm's controller may be away before a step is given up that nothing has begun of.
 
 A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
 """
 _SETTLING_SECONDS = 30.0
-"""How long it may refuse a step once it is back."""
+"""Time that it may refuse a step once it is back."""
 _RETRY_SECONDS = 3.0
 QUIET_SECONDS = 10.0
-"""How long nothing has come when silent nodes are looked for; each further look waits longer."""
+"""Time without a word after which silent nodes are looked for; each further look waits longer."""
 _LONGEST_SECONDS = 300.0
 _LOOK_SECONDS = 60.0
-"""How long a look may take: to a node that does not answer, Slurm needs ten and more."""
+"""Time that a look may take: to a node that does not answer, Slurm needs ten and more."""
 _DESERTED = "stager-deserted "
 _LOOK = f"""\
 of() {{ grep -sqzx "$1=$2" "$3/environ"; }}
@@ -51,7 +50,7 @@ _DESERTED_ADVICE = (
 
 
 class Waiting:
-    """Waits for a controller that does not answer: for a while, and only saying so once."""
+    """Waits for a controller that does not answer: for a while, and saying so only once."""
 
     def __init__(
         self,
@@ -63,37 +62,54 @@ class Waiting:
 
         Args:
             on_event: called once with what is waited for.
-            seconds: how long.
+            seconds: the longest time to wait.
             fault: finds in what a command wrote to standard error why nothing has begun; empty
                 for any other reason than a controller that does not answer.
         """
         self._on_event, self._seconds, self._fault = on_event, seconds, fault
         self._until = 0.0
+        """The time at which the controller is given up; 0 before it has failed to answer."""
         self._settled = 0.0
+        """The time from which it may not refuse a step; 0 before it has refused one."""
 
-    def again(self, said: str) -> bool:
-        """Whether to try again, after a pause, what ended with these lines on standard error."""
+    def again(self, errors: str) -> bool:
+        """Return whether a command is to be tried again; pause before that.
+
+        Args:
+            errors: what the command wrote to standard error before it ended.
+        """
         now = time.monotonic()
-        fault = self._fault(said)
+        fault = self._fault(errors)
         if fault and not self._until:
             self._until = now + self._seconds
-            text = (
-                f"Slurm's controller does not answer ({fault}); trying again for up to "
-                f"{self._seconds:.0f} s"
-            )
-            self._on_event({"v": 1, "event": "note", "text": text})
-        if not fault and self._until and slurm_commands.not_created(said):
-            # It is back, but knows little of the nodes until they have registered with it.
-            self._settled = self._settled or now + _SETTLING_SECONDS
-            fault = said if now < self._settled else ""
-        if not fault or now > self._until:
+            self._note(fault)
+        waits = bool(fault) or self._is_settling(errors, now)
+        if not waits or now > self._until:
             return False
         time.sleep(_RETRY_SECONDS)
         return True
 
+    def _note(self, fault: str) -> None:
+        text = (
+            f"Slurm's controller does not answer ({fault}); trying again for up to "
+            f"{self._seconds:.0f} s"
+        )
+        self._on_event({"v": 1, "event": "note", "text": text})
+
+    def _is_settling(self, errors: str, now: float) -> bool:
+        """Return whether it is back, but knows little of the nodes until they have registered."""
+        if not self._until or not slurm_commands.not_created(errors):
+            return False
+        self._settled = self._settled or now + _SETTLING_SECONDS
+        return now < self._settled
+
 
 class Watch:
-    """What is known of the nodes of one phase: who is done, and who cannot be reached any more."""
+    """The nodes of one phase: which are done, and which cannot be reached any more.
+
+    Attributes:
+        lost: the nodes that are given up, and why.
+    """
 
     def __init__(
         self,
@@ -114,40 +130,33 @@ class Watch:
         self._phase, self._nodes, self._on_event, self._env = phase, tuple(nodes), on_event, env
         self._done: set[str] = set()
         self._pause = QUIET_SECONDS
-        self._next = 0.0
+        self._next_look = 0.0
         self._look: _Look | None = None
         self._deserted: frozenset[str] = frozenset()
+        """The nodes that the last look found deserted."""
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """Learn from an event of a node, and pass it on."""
         if event["event"] == RANKS_ENDED or (event["event"] == self._phase and "ok" in event):
             self._done.add(str(event["node"]))
-        self._next = time.monotonic() + self._pause
+        self._next_look = time.monotonic() + self._pause
         self._on_event(event)
 
     def over(self, gone: Collection[str]) -> bool:
-        """Whether some nodes are gone and all others are done: there is nothing to wait for."""
+        """Return whether some nodes are gone and all others are done: nothing more will come."""
         gone = {*gone, *self.lost}
         return bool(gone) and bool(self._done) and {*self._done, *gone} >= {*self._nodes}
 
     def look(self, gone: Collection[str]) -> None:
-        """Look for nodes that cannot be reached, if it is time to; never waits for anything.
+        """Look for nodes that cannot be reached, if it is time to; never wait for anything.
 
         Args:
             gone: nodes of which Slurm itself says that they are.
         """
         if self._look is not None:
-            if self._look.ended:
-                said = self._look.errors()
-                self.close()
-                self._note(said)
-            return
-        silent = [n for n in self._nodes if n not in self._done and n not in {*gone, *self.lost}]
-        if not self._done or not silent or time.monotonic() < self._next:
-            return
-        self._pause = min(2 * self._pause, _LONGEST_SECONDS)
-        self._next = time.monotonic() + self._pause
-        self._look = _Look(silent, self._env)
+            self._end_look(self._look)
+        elif self._done and time.monotonic() >= self._next_look:
+            self._begin_look(gone)
 
     def close(self) -> None:
         """End a look that is still going on."""
@@ -155,13 +164,25 @@ class Watch:
             self._look.close()
             self._look = None
 
-    def _note(self, said: str) -> None:
-        for node, fault in slurm_commands.step_faults(said).items():
+    def _begin_look(self, gone: Collection[str]) -> None:
+        known = {*self._done, *gone, *self.lost}
+        silent = [node for node in self._nodes if node not in known]
+        if silent:
+            self._pause = min(2 * self._pause, _LONGEST_SECONDS)
+            self._next_look = time.monotonic() + self._pause
+            self._look = _Look(silent, self._env)
+
+    def _end_look(self, look: _Look) -> None:
+        """Learn from a look, if it has ended."""
+        if not look.ended:
+            return
+        errors = look.errors()
+        self.close()
+        for node, fault in slurm_commands.step_faults(errors).items():
             if slurm_commands.unreachable(fault):
                 why = f"others are done, and it cannot be reached any more: {fault}"
                 self._lose(node, why, slurm_commands.lost_advice(node))
-        lines = [line for line in said.splitlines() if line.startswith(_DESERTED)]
-        deserted = frozenset(line[len(_DESERTED) :].strip() for line in lines)
+        deserted = _deserted_nodes(errors)
         # Twice in a row: its last word may have been on its way.
         for node in sorted(deserted & self._deserted):
             why = "others are done, and nothing of the job runs there any more"
@@ -173,6 +194,12 @@ class Watch:
             self.lost[node] = Ended(1, why, advice)
             text = f"{node} is lost: {why}"
             self._on_event({"v": 1, "event": "note", "text": text})
+
+
+def _deserted_nodes(errors: str) -> frozenset[str]:
+    """Return the nodes on which a look has found nothing of the job."""
+    lines = [line for line in errors.splitlines() if line.startswith(_DESERTED)]
+    return frozenset(line[len(_DESERTED) :].strip() for line in lines)
 
 
 class _Look:
@@ -195,12 +222,12 @@ class _Look:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, or has taken too long."""
+        """True once it has ended, or has taken too long."""
         running = self._process is not None and self._process.poll() is None
         return not running or time.monotonic() > self._until
 
     def errors(self) -> str:
-        """What Slurm and the step have said on standard error."""
+        """Return what Slurm and the step have written to standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 
@@ -211,17 +238,16 @@ class _Look:
         self._errors.close()
 
 
-def endings(requests: Requests, step: Conversation) -> dict[str, Ended]:
-    """How each node's part of a step has ended, for the case that it gave no answer."""
+def endings(requests: Requests, step: DriverChannel) -> dict[str, Ended]:
+    """Return how each node's part of a step has ended, for the case that it gave no answer."""
     faults = step.faults
-    said = [line for line in step.errors.splitlines() if line.strip()][-3:]
-    general = "; ".join([processes.describe_exit(step.code), *said])
+    last_lines = [line for line in step.errors.splitlines() if line.strip()][-3:]
+    general = "; ".join([processes.describe_exit(step.code), *last_lines])
     endings = {}
     for node in requests:
         fault = faults.get(node, general)
-        otherwise = step.code or int(
-            slurm_commands.unreachable(fault)
-        )  # srun itself may have ended well
-        code = slurm_commands.fault_code(fault, otherwise)
+        # srun itself may have ended well.
+        step_code = step.code or int(slurm_commands.unreachable(fault))
+        code = slurm_commands.fault_code(fault, step_code)
         endings[node] = Ended(code, fault, slurm_commands.advice(node, fault))
     return endings

@@ -1,4 +1,4 @@
-"""How the driver reaches the nodes: all that differs between kinds of allocation."""
+"""The driver's view of the nodes: all that differs between kinds of allocation."""
 
 from __future__ import annotations
 
@@ -10,43 +10,48 @@ from typing import IO, Any, Protocol
 from ...protocol.job import Job
 from ...system import files
 
-OnEvent = Callable[[dict[str, Any]], None]
-Requests = Mapping[str, Mapping[str, Any]]
-"""What each node's agent is asked."""
+Event = dict[str, Any]
+"""A decoded JSON event of an agent or of the driver."""
+OnEvent = Callable[[Event], None]
+Request = Mapping[str, Any]
+"""The JSON object that an agent is asked with."""
+Requests = Mapping[str, Request]
+"""The request of each node's agent."""
 
 
-def saving_note(job: Job) -> dict[str, Any]:
-    """The event that says what ranks do which have been told to end: until then nothing is seen."""
+def saving_note(job: Job) -> Event:
+    """Return the event that says how long ranks told to end have to save their work."""
     seconds = job.launch.grace_seconds
-    text = f"told to end: the ranks have {seconds} s to save what they have"
+    text = f"stopping the ranks: they have {seconds} s to save their work"
     return {"v": 1, "event": "note", "text": text}
 
 
 def mounts(job: Job) -> tuple[str, ...]:
-    """What a container sees: the place of the node root, and what the user named."""
+    """Return the mounts of a container: the place of the node root, and those the user named."""
     base = os.environ.get(files.ROOT_VARIABLE) or job.node_root
     if base == "auto":
         base = "/tmp"  # noqa: S108 - its usual place
-    own = [] if "$" in base else [f"{base}:{base}"]  # else it is another one on each node
-    return (*own, *job.launch.container_mounts)
+    if "$" in base:  # it differs from node to node
+        return job.launch.container_mounts
+    return (f"{base}:{base}", *job.launch.container_mounts)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a node's part of a phase ended, for the case that it gave no answer."""
+    """The end of a node's part of a phase, for the case that it gave no answer."""
 
     code: int
     """Exit status; negative for a signal."""
     why: str
-    """The same in words, with what is known besides."""
+    """The same in words, with what else is known."""
     fix: str = ""
-    """What to do about it; empty where only the log can tell."""
+    """Advice to the user; empty where only the log can tell."""
     unreachable: bool = False
-    """Whether no rank has begun anywhere because none could here."""
+    """True if no rank has begun anywhere because none could begin here."""
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Transfer:
     """A file on its way to some nodes."""
 
     source: str
@@ -59,32 +64,32 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of a parcel, and of what was to be done with it."""
+    """The outcome of a transfer, and of the unpacking that goes with it."""
 
     failed: dict[str, str]
-    """The nodes that it did not reach, and why; under ``""`` what concerns no single node."""
+    """The nodes that the file did not reach, and why; under ``""`` what concerns no single node."""
     ended: dict[str, Ended]
-    """How each node's part ended, for the case that it gave no answer."""
+    """The end of each node's part, for the case that it gave no answer."""
     seconds: float = 0.0
-    """How long the sending took."""
+    """Time taken by the sending."""
 
 
 class Transport(Protocol):
     """Runs agents, and brings them files."""
 
     nodes_here: int
-    """How many nodes share one machine."""
+    """The number of nodes that share one machine."""
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes at the same time.
 
         Args:
             phase: one of :data:`bundle.agent.agent.PHASES`.
-            requests: what each node's agent is asked.
+            requests: the request of each node.
             on_event: called, in this thread, with each event of each node.
         """
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Run ``unpack`` on the given nodes, and send them a file before they begin.
 
         Where the file did not reach some node, no node has unpacked anything, nor kept a part of
@@ -95,14 +100,14 @@ class Transport(Protocol):
         """Run a phase on one node whose agent answers with a stream of bytes.
 
         Raises:
-            NodeError: what ``take`` raises, or that the agent cannot be started.
+            NodeError: the agent cannot be started, or ``take`` raised it.
         """
 
     def ended_by(self) -> str:
-        """Why the allocation ended, ``time-limit`` for example; empty while it stands."""
+        """Return why the allocation ended, ``time-limit`` for example; empty while it stands."""
 
     def hurry(self) -> None:
-        """Wait for nobody for long from now on: the user has asked for the end."""
+        """Keep every further wait short: the user has asked for the end."""
 
     def close(self) -> None:
         """Let go of the nodes: there is nothing more to ask."""

@@ -23,19 +23,19 @@ AGENT = f"""
 import os, sys, time
 sys.path.insert(0, {REPO!r})
 from bundle.system import signals
-from bundle.channel import agent_channel as hearing
+from bundle.channel import agent_channel
 signals.end_on_signals()
-hearing._REPEAT_SECONDS = 0.4
-hearing.STAY_SECONDS = float(sys.argv[2])
-heard = hearing.Hearing(int(sys.argv[1]))
+agent_channel._REPEAT_SECONDS = 0.4
+agent_channel.STAY_SECONDS = float(sys.argv[2])
+channel = agent_channel.AgentChannel(int(sys.argv[1]))
 try:
     for number in range(3):
-        heard.output(0, b"line %d\\n" % number)
+        channel.output(0, b"line %d\\n" % number)
     if "work" in sys.argv:
         time.sleep(600)
 except signals.Stopped:
-    heard.output(0, b"saved\\n")
-heard.conclude({{"event": "launch", "ok": True, "sent": heard.sent.get(0)}})
+    channel.output(0, b"saved\\n")
+channel.conclude({{"event": "launch", "ok": True, "sent": channel.sent.get(0)}})
 """
 
 
@@ -134,10 +134,10 @@ FOLLOWING = f"""
 import json, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what the end of the input is to one at work
 sys.path.insert(0, {REPO!r})
-from bundle.channel import agent_channel as hearing
-heard = hearing.Hearing(int(sys.argv[1]))
-while heard.following():
-    print(json.dumps([heard.request["phase"], heard.request["job"]]), flush=True)
+from bundle.channel import agent_channel
+channel = agent_channel.AgentChannel(int(sys.argv[1]))
+while channel.following():
+    print(json.dumps([channel.request["phase"], channel.request["job"]]), flush=True)
 """
 
 
@@ -152,7 +152,7 @@ def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_pat
         {"phase": "probe", "nodes": ["n0"], "common": {"job": other}, "own": {}},
         {"phase": "launch", "nodes": ["n1"], "common": {}, "own": {}},
     ]
-    lines = [agent_program.line(one) for one in told]
+    lines = [agent_program.request_line(one) for one in told]
     assert lines[0].startswith(agent_channel.PACKED)
     with request.open() as handle:
         done = subprocess.run(

@@ -106,7 +106,7 @@ def test_a_python_that_is_not_there_is_said() -> None:
 def test_a_driver_that_goes_away_early_ends_it(kept: int) -> None:
     done = start(opening({"common": {}, "own": {}})[:kept])
     assert done.returncode == 1
-    assert b"EOFError: whoever asked has gone" in done.stderr
+    assert b"EOFError: the driver has gone" in done.stderr
 
 
 def test_the_first_python_that_is_new_enough_is_taken(tmp_path: Path) -> None:

@@ -94,10 +94,8 @@ def test_what_a_job_leaves(single: Packed, program: Path, tmp_path: Path) -> Non
         assert lines[0].startswith(f"local{node} staged -> /")
         assert lines[1].startswith(f"NODE local{node} OK -> ")
     wrapper = (logs / "run_wrapper.4711.py").read_text()
-    assert (
-        wrapper
-        == (Path(__file__).resolve().parents[3] / "bundle" / "launch" / "wrapper.py").read_text()
-    )
+    source = Path(__file__).resolve().parents[3] / "bundle/launch/wrapper.py"
+    assert wrapper == source.read_text()
 
 
 def test_all_problems_of_all_nodes_are_told_and_kept(

@@ -18,7 +18,7 @@ import pytest
 from bundle.driver import staging
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Parcel, Requests
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
@@ -35,7 +35,7 @@ class Sending:
     def __init__(self, *fails: dict[str, str]) -> None:
         self.fails = list(fails)
         self.sent: list[tuple[str, ...]] = []
-        self.parcels: list[tuple[Parcel, bytes]] = []
+        self.transfers: list[tuple[Transfer, bytes]] = []
         self.read: list[tuple[str, ...]] = []
         self.incoming: list[dict[str, Any]] = []
         self.lacking: set[str] = set()
@@ -45,9 +45,9 @@ class Sending:
         self.read.append(tuple(requests))
         return self._unpacked(requests, on_event)
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         self.sent.append(tuple(requests))
-        self.parcels.append((parcel, Path(parcel.source).read_bytes()))
+        self.transfers.append((transfer, Path(transfer.source).read_bytes()))
         self.incoming.append(next(iter(requests.values()))["incoming"])
         every = self.fails.pop(0) if self.fails else {}
         failed = {node: why for node, why in every.items() if node in requests or not node}
@@ -115,11 +115,11 @@ def test_when_all_goes_well_it_is_sent_once(single: Packed, tmp_path: Path) -> N
     state = carried_out(single, tmp_path, transport)
     assert transport.sent == [NODES]
     size = single.path.stat().st_size
-    ((parcel, data),) = transport.parcels
-    assert parcel == Parcel(str(single.path), "/r/incoming/job-4711.0/bundle.tar", size)
+    ((transfer, data),) = transport.transfers
+    assert transfer == Transfer(str(single.path), "/r/incoming/job-4711.0/bundle.tar", size)
     assert data == single.path.read_bytes()
     assert transport.incoming == [
-        {"target": parcel.target, "manifest": None, "members": [], "size": size}
+        {"target": transfer.target, "manifest": None, "members": [], "size": size}
     ]
     assert (whys(state), state.bytes_sent, list(state.answers)) == ({}, size, list(NODES))
 
@@ -179,21 +179,21 @@ def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Pa
         staging.carry_out(state)
     assert transport.read == [("n1",)]
     assert transport.sent == [("n2", "n3"), ("n4",)]
-    targets = [parcel.target for parcel, _ in transport.parcels]
+    targets = [transfer.target for transfer, _ in transport.transfers]
     assert targets == [
         "/r/incoming/job-4711.1/bundle.tar",
         "/elsewhere/incoming/job-4711.2/bundle.tar",
     ]
     assert state.plan is not None
     assert state.bytes_sent == state.plan.bytes
-    for (parcel, data), incoming in zip(transport.parcels, transport.incoming, strict=True):
-        assert len(data) == parcel.size == incoming["size"]
+    for (transfer, data), incoming in zip(transport.transfers, transport.incoming, strict=True):
+        assert len(data) == transfer.size == incoming["size"]
         path = tmp_path / "again.tar"
         path.write_bytes(data)
         excerpt = Excerpt(incoming["manifest"].encode(), frozenset(incoming["members"]))
         with BundleFile(str(path), standard.manifest.id, excerpt):
             pass
-    assert not any(os.path.exists(parcel.source) for parcel, _ in transport.parcels)
+    assert not any(os.path.exists(transfer.source) for transfer, _ in transport.transfers)
     assert (whys(state), list(state.answers)) == ({}, ["n1", "n2", "n3", "n4"])
 
 
@@ -206,7 +206,7 @@ def test_a_node_whose_older_environment_has_gone_gets_all_of_it(
     with planned(standard, tmp_path, transport, facts) as state:
         staging.carry_out(state)
     assert transport.sent == [("n1", "n2"), ("n2",)]
-    assert transport.parcels[1][0].source == str(standard.path)
+    assert transport.transfers[1][0].source == str(standard.path)
     assert transport.incoming[1]["manifest"] is None
     assert whys(state) == {}
 

@@ -17,7 +17,7 @@ import pytest
 from bundle.driver import driver
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Parcel, Requests
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.problem import Problem
 from stager.pack.bundle import Packed
@@ -42,7 +42,7 @@ class Scripted:
             on_event({"v": 1, "problems": [], **event})
         return {node: self.ended.get(node, Ended(0, "exit status 0")) for node in requests}
 
-    def deliver(self, parcel: Parcel, requests: Requests, on_event: OnEvent) -> Delivery:
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         raise NotImplementedError
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
@@ -242,7 +242,7 @@ def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixt
     state.emit({"event": "output", "node": "n2", "rank": 3, "text": "mine\ntoo\n"})
     state.emit({"event": "output", "node": "n2", "rank": None, "text": "torchrun's\n"})
     state.emit({"event": "output", "node": "n1", "text": "the head's\n"})
-    state.tell("n3", "n3 staged -> /x")
+    state.log_line("n3", "n3 staged -> /x")
     logs = {path.name: path.read_text() for path in Path(job.log_dir).glob("*.out")}
     assert logs == {
         "demo.4711.n2.3.out": "mine\ntoo\n",
@@ -268,19 +268,19 @@ def test_other_events_are_kept(job: Job, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_job_that_is_started_again_goes_on_in_its_logs(job: Job) -> None:
     for word in ("first", "second"):
-        state_of(job).tell("n1", word)
+        state_of(job).log_line("n1", word)
     assert Path(job.log_dir, "demo.4711.n1.0.out").read_text() == "first\nsecond\n"
 
 
 def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job) -> None:
     Path(job.log_dir, "demo.4711.n1.0.out").mkdir(parents=True)
     state = state_of(job)
-    state.tell("n1", "lost")
+    state.log_line("n1", "lost")
     assert state.logs.fault == "demo.4711.n1.0.out: Is a directory"
     assert state.losses() == []  # it was the driver's
     state.emit({"event": "output", "node": "n1", "rank": 0, "text": "so is this"})
     (loss,) = state.losses()
-    assert (loss["node"], loss["rank"], loss["bytes"]) == ("n1", 0, 10)
+    assert (loss.node, loss.rank, loss.bytes) == ("n1", 0, 10)
 
 
 def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
         {"node": "n2", "task": 0, "sent": {"3": 10, "": 4}},
         {"event": "lost", "node": "n2", "task": "0", "frames": 2},  # the same, less exactly
     )
-    found = [(one["node"], one["rank"], one["bytes"]) for one in state.losses()]
+    found = [(loss.node, loss.rank, loss.bytes) for loss in state.losses()]
     assert found == [("n2", 3, 7), ("n2", None, 4)]
     (first, second) = state.loss_problems(state.losses())["n2"]
     assert first["what"] == "output of rank 3 (7 bytes) is lost"
@@ -338,7 +338,7 @@ def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
 def test_frames_of_one_that_never_answered_are_counted(job: Job) -> None:
     state = lose(job, {"event": "lost", "node": "n3", "task": "2", "frames": 5})
     (loss,) = state.losses()
-    assert (loss["node"], loss["rank"], loss["frames"]) == ("n3", None, 5)
+    assert (loss.node, loss.rank, loss.frames) == ("n3", None, 5)
 
 
 def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
@@ -351,7 +351,9 @@ def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
     for left_out in {"n3": ["launch gave no answer"]}, {}:
         state = lose(job, *said, half)
         state.left_out |= left_out
-        codes.append(driver._conclude(state, {}, interrupted=False))
+        outcome = driver._Outcome()
+        driver._conclude(state, outcome)
+        codes.append(outcome.exit_status)
     first, second = (one for one in printed(capsys) if one["event"] == "result")
     assert codes == [0, 3]
     assert (first["ok"], first["problems"]) == (True, {})

@@ -66,7 +66,7 @@ def agents_parts() -> Iterator[tuple[str, ast.AST]]:
             yield node.name, node
 
 
-PHASES_OF = {"_clean": "clean", "_deep": "deep", "_launch": "launch", "_converse": "launch"}
+PHASES_OF = {"_clean": "clean", "_deep": "deep", "_launch": "launch", "_serve_session": "launch"}
 PHASES_OF |= {"_start_early": "launch", "collect": "collect"}
 """Which of an agent's functions are called for one phase only."""
 
@@ -93,9 +93,9 @@ def compiled_program() -> bytes:
 @functools.cache
 def started(*phases: str, compiled: bool = False) -> tuple[bytes, str]:
     """What a step is sent, and its bootstrap program."""
-    made = agent_program.Opening(compiled_program() if compiled else PROGRAM)
+    made = agent_program.AgentProgram(compiled_program() if compiled else PROGRAM)
     asked = {"phase": phases[0], "common": {"job": {"nodes": ["n1"]}}, "own": {}}
-    return made.of(phases, asked), made.bootstrap
+    return made.step_input(phases, asked), made.bootstrap
 
 
 def program_of(sent: bytes) -> bytes:
@@ -156,11 +156,11 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
         r'File "/proc/self/fd/\d+/bundle/channel/agent_channel.py", line (\d+), in _own', said
     )
     source = (REPO / "bundle/channel/agent_channel.py").read_text().split("\n")
-    assert 'asked["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
+    assert 'message["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
 
 
 def test_a_long_request_is_compressed() -> None:
     short, long = {"phase": "tidy"}, {"phase": "unpack", "manifest": "abc" * 1000}
-    assert json.loads(agent_program.line(short)) == short
-    assert agent_program.line(long).startswith("=")
-    assert len(agent_program.line(long)) < 100
+    assert json.loads(agent_program.request_line(short)) == short
+    assert agent_program.request_line(long).startswith("=")
+    assert len(agent_program.request_line(long)) < 100

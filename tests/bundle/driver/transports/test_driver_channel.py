@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from bundle.driver.transports import driver_channel
-from bundle.driver.transports.driver_channel import Conversation
+from bundle.driver.transports.driver_channel import DriverChannel
 from bundle.system import processes
 from tests.support.processes import living
 
@@ -24,22 +24,22 @@ class Heard:
     def __call__(self, source: str, line: str) -> None:
         self.lines.append((source, line))
 
-    def until(self, step: Conversation, count: int, seconds: float = 20) -> None:
+    def until(self, step: DriverChannel, count: int, seconds: float = 20) -> None:
         end = time.monotonic() + seconds
         while len(self.lines) < count and time.monotonic() < end:
             step.pump(self)
         assert len(self.lines) >= count, self.lines
 
-    def to_the_end(self, step: Conversation, seconds: float = 20) -> None:
+    def to_the_end(self, step: DriverChannel, seconds: float = 20) -> None:
         end = time.monotonic() + seconds
         while not step.ended and time.monotonic() < end:
             step.pump(self)
         assert step.ended
 
 
-def started(code: str, opening: bytes = b"") -> Conversation:
+def started(code: str, opening: bytes = b"") -> DriverChannel:
     """Talk with a Python program that stands for srun."""
-    return Conversation([sys.executable, "-c", code], os.environ, opening)
+    return DriverChannel([sys.executable, "-c", code], os.environ, opening)
 
 
 FRAME = "print('\\x1en1:0 0 0 - . ' + {}, flush=True)\n"
@@ -175,4 +175,4 @@ def test_leaving_the_block_ends_it() -> None:
 
 def test_what_cannot_be_started() -> None:
     with pytest.raises(processes.ProcessError):
-        Conversation(["/no/such/srun"], os.environ, b"")
+        DriverChannel(["/no/such/srun"], os.environ, b"")

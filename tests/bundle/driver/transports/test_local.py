@@ -16,7 +16,7 @@ import pytest
 
 from bundle.driver.transports import local
 from bundle.driver.transports.local import LocalTransport
-from bundle.driver.transports.transport import Ended, Parcel
+from bundle.driver.transports.transport import Ended, Transfer
 from bundle.protocol.job import Job
 from bundle.protocol.problem import NodeError
 from bundle.system import processes
@@ -79,9 +79,9 @@ def test_one_agent_a_node_does_one_phase_after_the_other(
 
 
 def test_nothing_is_sent_or_fetched_on_one_machine(transport: LocalTransport, job: Job) -> None:
-    parcel = Parcel(job.bundle, "/somewhere", 1)
+    transfer = Transfer(job.bundle, "/somewhere", 1)
     with pytest.raises(NodeError, match="nothing is sent"):
-        transport.deliver(parcel, requests(job), lambda event: None)
+        transport.deliver(transfer, requests(job), lambda event: None)
     with pytest.raises(NodeError, match="nothing is fetched"):
         transport.fetch("collect", requests(job), lambda stream: None)
     assert transport.ended_by() == ""

@@ -1,0 +1,207 @@
+"""The phases of a job, in their order: each asks the nodes, then uses their answers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..checks import preflight
+from ..format.manifest import room_for
+from ..protocol.job import Job
+from ..protocol.problem import Problem
+from . import collect, ranks, staging
+from .state import State
+
+
+class Phase:
+    """One step of a job, on all of its nodes at once."""
+
+    name: str
+    """Its name in the events ``begin`` and ``end``, and in the result's ``seconds``."""
+
+    def ask(self, state: State) -> None:
+        """Ask the nodes; ``state.answers`` then has the answer of each."""
+
+    def use(self, state: State) -> None:
+        """Learn from the answers; leave out the nodes that have a problem, or fail."""
+
+
+def phases_of(job: Job) -> tuple[Phase, ...]:
+    """Return the phases of a job."""
+    if job.action == "clean":
+        return (Clean(),)
+    check = (Preflight(), Place(), Unpack(), Probe())
+    if _checks_deeply(job):
+        return (*check, DeepCheck(), AllReduce())
+    return (*check, Launch()) if job.action == "run" else check
+
+
+def _checks_deeply(job: Job) -> bool:
+    return job.deep and job.action == "verify"
+
+
+class Preflight(Phase):
+    """Look before anything is sent: every problem of every node at once."""
+
+    name = "preflight"
+
+    def ask(self, state: State) -> None:
+        """Ask for the facts of each node."""
+        bundle = _bundle_facts(state)
+        with collect.run_dir_marker(state.job) as marker:
+            state.ask(self.name, lambda node: {**bundle, "marker": marker})
+
+    def use(self, state: State) -> None:
+        """Keep the facts, log them, and decide how many ranks each node gets."""
+        state.facts = dict(state.answers)
+        lines: list[str] = []
+        for node, facts in state.facts.items():
+            lines += _preflight_lines(state, node, facts)
+        seconds = [float(facts.get("check_seconds", 0.0)) for facts in state.facts.values()]
+        state.result["check_seconds"] = max(seconds, default=0.0)
+        state.logs.preflight(lines)
+        state.leave_out_or_fail()
+        state.choose_nproc()
+
+
+class Place(Phase):
+    """Plan what must travel; the sending is part of the unpacking."""
+
+    name = "place"
+
+    def use(self, state: State) -> None:
+        """Make the plan from the facts of the nodes."""
+        staging.decide(state)
+
+
+class Unpack(Phase):
+    """Make the environment on every node."""
+
+    name = "unpack"
+
+    def ask(self, state: State) -> None:
+        """Carry out the plan."""
+        staging.carry_out(state)
+
+    def use(self, state: State) -> None:
+        """Log where each environment is, and report those that were repaired."""
+        for node, answer in state.answers.items():
+            if answer["ok"]:
+                action = "reused" if answer["reused"] else "staged"
+                state.log_line(node, f"{node} {action} -> {answer['path']}")
+            if "mended" in answer:
+                state.result.setdefault("repaired", {})[node] = answer["mended"]
+                if "damage" not in state.facts[node]:
+                    _warn_of_damage(state, node, answer["mended"])
+        state.leave_out_or_fail()
+
+
+class Probe(Phase):
+    """Check on every node that the environment is what was built, and runs."""
+
+    name = "probe"
+
+    def ask(self, state: State) -> None:
+        """Let each node's environment describe itself."""
+        head = state.facts[state.job.nodes[0]]["address"]
+        state.ask(self.name, lambda node: {**state.paths(node), "head": head})
+
+    def use(self, state: State) -> None:
+        """Log the answers."""
+        for node, answer in state.answers.items():
+            if "line" in answer:
+                state.log_line(node, str(answer["line"]))
+        if not _checks_deeply(state.job):  # else problems are reported with their causes
+            state.leave_out_or_fail()
+
+
+class DeepCheck(Phase):
+    """Look closely at every node, also where the probe has found something."""
+
+    name = "deep"
+
+    def ask(self, state: State) -> None:
+        """Compare every file, and the nodes with each other."""
+        from . import deep_check
+
+        deep_check.check_nodes(state)
+
+
+class AllReduce(Phase):
+    """Let ranks communicate on the nodes that are well, then report all problems of all nodes."""
+
+    name = "all_reduce"
+
+    def ask(self, state: State) -> None:
+        """Start the ranks of an all-reduce."""
+        from . import deep_check
+
+        deep_check.all_reduce(state)
+
+    def use(self, state: State) -> None:
+        """Leave out the nodes that have a problem, or fail."""
+        state.leave_out_or_fail()
+
+
+class Launch(Phase):
+    """Start the ranks, and wait for all of them."""
+
+    name = "launch"
+
+    def ask(self, state: State) -> None:
+        """Start the ranks, again without the nodes that kept all of them from beginning."""
+        ranks.start(state)
+        while state.leave_out_unreachable():
+            ranks.start(state)
+
+    def use(self, state: State) -> None:
+        """Fail where ranks have failed, unless an elastic group has gone on without them."""
+        state.result["notes"] = ranks.notes(state)
+        if state.job.launch.elastic is not None:
+            state.leave_out_or_fail()
+        state.fail_if_any()
+
+
+class Clean(Phase):
+    """Remove environments that nobody uses."""
+
+    name = "clean"
+
+    def ask(self, state: State) -> None:
+        """Let each node remove its own."""
+        state.ask(self.name, lambda node: {})
+
+    def use(self, state: State) -> None:
+        """Fail where something could not be removed."""
+        state.fail_if_any()
+
+
+def _bundle_facts(state: State) -> dict[str, Any]:
+    """Return what a preflight needs to know about the bundle."""
+    if state.bundle is None:
+        return {}
+    manifest = state.bundle.manifest
+    wheel = manifest.decompressor
+    return {
+        "heads": [layer.head for layer in manifest.layers],
+        "room": [room_for([layer]) for layer in manifest.layers],
+        "own_room": room_for([], manifest),
+        "size": os.path.getsize(state.job.bundle),
+        "wheel": None if wheel is None else [wheel.name, wheel.size],
+    }
+
+
+def _preflight_lines(state: State, node: str, facts: dict[str, Any]) -> list[str]:
+    """Return what the preflight's log says of a node."""
+    lines = [preflight.line(node, facts)]
+    if "damage" in facts:
+        lines.append(f"{node} damage: {_warn_of_damage(state, node, facts['damage'])}")
+    lines += [f"{node} problem: {Problem.from_json(raw)}" for raw in facts["problems"]]
+    return lines
+
+
+def _warn_of_damage(state: State, node: str, raw: dict[str, str]) -> str:
+    """Report the damage of a node's environment; return it in words."""
+    text = str(Problem.from_json(raw))
+    state.emit({"event": "note", "warning": True, "text": f"{node}: {text}"})
+    return text

@@ -1,0 +1,119 @@
+"""One phase on the agents of a step: when all has come, and when it is to be ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Protocol
+
+from ...agent import agent
+from ...protocol.job import Job
+from .answers import Answers
+from .driver_channel import DriverChannel
+from .timeouts import Watch
+from .transport import OnEvent
+
+SECONDS = {
+    "preflight": 180.0,
+    "unpack": 3600.0,
+    "probe": agent.PROBE_SECONDS + 120,
+    "deep": 3600.0,
+    "tidy": 600.0,
+    "clean": 3600.0,
+}
+"""Time that a phase may take; nodes that have not answered by then are named."""
+_ELASTIC_GRACE = 2.0
+"""Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
+
+Short: what ranks need to save what they have, they get once they are told to end.
+"""
+_ODD_LINES, _ODD_CHARACTERS = 5, 200
+"""How much is shown of what came through ``srun`` from nobody."""
+
+
+class PhaseRun:
+    """A step, the answers of its agents to one phase, and the watch over its nodes."""
+
+    def __init__(self, step: DriverChannel, answers: Answers, watch: Watch) -> None:
+        self.step, self.answers, self.watch = step, answers, watch
+
+    def lost_nodes(self) -> set[str]:
+        """Return the nodes on which something went wrong, or that cannot be reached any more."""
+        faults = self.step.faults.keys() & self.answers.nodes
+        self.watch.look(faults)
+        return faults | self.watch.lost.keys()
+
+    def settled(self) -> bool:
+        """Return whether every task has answered, or is known to have ended without."""
+        gone = self.step.gone
+        lost = {*self.watch.lost, *(self.step.faults.keys() - gone.keys())}
+        return self.answers.complete(lost, gone)
+
+    def finish(self, grace: float) -> None:
+        """End the step; where ranks run, not before all that they wrote has come."""
+        complete = self.settled if self.answers.phase == "launch" else None
+        self.step.finish(self.answers.take, grace, complete)
+
+    def report_losses(self, on_event: OnEvent) -> None:
+        """Report what of the phase was lost on its way, and what came from nobody."""
+        self.answers.report_losses(self.step.losses())
+        lines = self.step.oddities()
+        if lines:
+            shown = [line[:_ODD_CHARACTERS] for line in lines[:_ODD_LINES]]
+            on_event({"v": 1, "event": "stray", "count": len(lines), "lines": shown})
+
+
+class Limit(Protocol):
+    """The reasons to end a step before all of its nodes have answered."""
+
+    def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
+        """Return whether the step is to be ended now.
+
+        Args:
+            run: the phase.
+            lost: the nodes of which nothing more is expected.
+            complete: True if all other nodes have answered.
+        """
+
+
+class TimeLimit:
+    """The limit of every phase but the launch: its time."""
+
+    def __init__(self, phase: str) -> None:
+        """Begin to count."""
+        self._deadline = time.monotonic() + SECONDS[phase]
+
+    def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() > self._deadline
+
+
+class LaunchLimit:
+    """The limit of a launch, which takes any time: nodes that fail, hang or are lost."""
+
+    def __init__(self, job: Job, nodes: int, patience: int) -> None:
+        """Begin with all nodes well.
+
+        Args:
+            job: the job.
+            nodes: the number of nodes on which ranks run.
+            patience: seconds that nodes may go on after the first has ended well; 0 for any time.
+        """
+        elastic = job.launch.elastic
+        self._spare = max(0, nodes - elastic[0]) if elastic else 0
+        self._grace = _ELASTIC_GRACE if elastic else 0.0
+        self._patience = patience
+        self._deadline: float | None = None
+        """The time at which the rest is ended, once too many nodes have failed."""
+
+    def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
+        """Return whether the ranks that are left are to be ended; nodes that hang are reported."""
+        if self._deadline is None and len({*run.answers.bad, *lost}) > self._spare:
+            self._deadline = time.monotonic() + self._grace
+        late = run.answers.late(self._patience)
+        if late:
+            run.watch.take({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
+            return True
+        if not complete and run.watch.over(lost):
+            return True
+        return self._deadline is not None and time.monotonic() > self._deadline

@@ -1,0 +1,103 @@
+"""Starting the steps of a job: the command, the variables and the input of each."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ...agent.agent import SESSION
+from ...protocol.job import Job
+from ...redaction.masking import without_secrets
+from . import slurm_commands
+from .agent_program import AgentProgram, factored
+from .driver_channel import DriverChannel
+from .transport import Requests, mounts
+
+
+class StepStarter:
+    """Starts steps in the allocation that this process runs in.
+
+    Attributes:
+        variables: all variables for commands of Slurm, and for agents that start no ranks.
+        patience: seconds that nodes may go on after the first has ended well; 0 for any time.
+        latest: the step that was started last.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Read the program, and the variables of the allocation."""
+        self._job = job
+        with open(sys.argv[0], "rb") as handle:
+            self._program = AgentProgram(handle.read())
+        credentials = slurm_commands.CREDENTIALS
+        self.variables = slurm_commands.step_environment(without_secrets(os.environ, credentials))
+        # What the ranks get besides is for their own step alone.
+        self._rank_variables = slurm_commands.step_environment(
+            without_secrets(os.environ, (*credentials, *job.launch.pass_env))
+        )
+        counts = slurm_commands.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        self._cpus = job.cpus_per_task or min(counts, default=1)
+        self.patience = slurm_commands.patience(os.environ)
+        self.latest: DriverChannel | None = None
+
+    def start(self, phase: str, requests: Requests, tasks: int, command: str = "") -> DriverChannel:
+        """Start a step.
+
+        Args:
+            phase: the first phase that is asked for; the step has its name.
+            requests: the request of each node.
+            tasks: the number of tasks on each node.
+            command: the command of the agents; empty for the phase and nothing else.
+        """
+        argv, step_input = self.command_and_input(phase, requests, tasks, command)
+        variables = self._rank_variables if phase == "launch" else self.variables
+        self.latest = DriverChannel(argv, variables, step_input)
+        return self.latest
+
+    def command_and_input(
+        self, phase: str, requests: Requests, tasks: int, command: str = ""
+    ) -> tuple[list[str], bytes]:
+        """Return the command line of a step, and what its tasks are sent at once.
+
+        The arguments are those of :meth:`start`.
+        """
+        command = command or phase
+        launches = phase == "launch"
+        settings = self._job.launch
+        step = slurm_commands.Step(
+            phase=phase,
+            nodes=tuple(requests),
+            cpus=max(1, self._cpus // tasks),
+            tasks_per_node=tasks,
+            together=launches and settings.elastic is None,
+            patience=self.patience if launches else 0,
+            image=settings.container_image,
+            mounts=mounts(self._job),
+        )
+        starter = slurm_commands.starter(self._program.bootstrap, command, self._job.python_hints)
+        if self.holds(phase):
+            requests = {node: {**request, "hold": True} for node, request in requests.items()}
+        first_request = {"phase": phase, **factored(requests)}
+        step_input = self._program.step_input(self._phases(command), first_request)
+        return slurm_commands.step_argv(step, starter), step_input
+
+    def tasks(self, phase: str, requests: Requests) -> int:
+        """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
+        if phase != "launch" or self._job.launch.launcher != "srun":
+            return 1
+        return max(int(request["group"]["nproc"]) for request in requests.values())
+
+    def holds(self, phase: str) -> bool:
+        """Return whether ranks begin only when all nodes are there, as they may do with fewer."""
+        return phase == "launch" and not self._job.one_step and self._job.min_nodes is not None
+
+    def _phases(self, command: str) -> set[str]:
+        """Return the phases that agents with this command may be asked for."""
+        if command != SESSION:
+            return {command}
+        phases = {self._job.action}
+        if self._job.deep:
+            phases.add("deep")
+        # A deep check launches, too; and so may the session of a job that runs.
+        if self._job.one_step and phases & {"run", "deep"}:
+            phases.add("launch")
+        return phases
