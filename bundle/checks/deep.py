@@ -15,7 +15,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..environment import damage, hard_links
 from ..environment.damage import Fault, interpreter_faults
@@ -250,18 +250,26 @@ def _tree_faults(env_dir: str, manifest: Manifest, merged: Merged) -> Iterator[F
     seen = set()
     for path, target in _listing(env_dir, merged.directories):
         seen.add(path)
-        if path in links:
-            if target != links[path]:
-                yield Fault(path, f"it leads to {target or 'nowhere'}, not to {links[path]}")
-        elif path not in files:
-            yield Fault(path, "it does not belong there")
-        elif target and path != "bin/python":
-            yield Fault(path, f"it is a symbolic link now, to {target}")
+        why = _path_fault(path, target, links, files)
+        if why:
+            yield Fault(path, why)
     for path in links.keys() - seen:
         yield Fault(path, f"it is missing; it must lead to {links[path]}")
     for path in merged.directories:
         if not os.path.isdir(os.path.join(env_dir, path)):
             yield Fault(path, "the directory is missing")
+
+
+def _path_fault(path: str, target: str, links: Mapping[str, str], files: Collection[str]) -> str:
+    if path in links:
+        if target == links[path]:
+            return ""
+        return f"it leads to {target or 'nowhere'}, not to {links[path]}"
+    if path not in files:
+        return "it does not belong there"
+    if target and path != "bin/python":
+        return f"it is a symbolic link now, to {target}"
+    return ""
 
 
 def _expected_files(env_dir: str, manifest: Manifest, merged: Merged) -> set[str]:

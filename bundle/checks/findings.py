@@ -203,14 +203,22 @@ def _by_status(answers: Mapping[str, Mapping[str, Any]]) -> Problems:
 
     A node that was told to end, or gave no answer, may only have been ended along with another one.
     """
-    silent = {node: answer["problems"] for node, answer in answers.items() if answer["problems"]}
-    failed = [node for node, answer in answers.items() if answer.get("exit_code")]
-    failed = [node for node in failed if node not in silent]
+    silent: Problems = {}
+    failed: list[str] = []
+    for node, answer in answers.items():
+        if answer["problems"]:
+            silent[node] = [Problem.from_json(raw) for raw in answer["problems"]]
+        elif answer.get("exit_code"):
+            failed.append(node)
     causes = [node for node in failed if answers[node]["exit_code"] != TOLD_TO_END]
-    if silent and not causes:
-        return {node: [Problem.from_json(raw) for raw in raws] for node, raws in silent.items()}
+    if causes:
+        return _ended_badly(causes, answers)
+    return silent or _ended_badly(failed, answers)
+
+
+def _ended_badly(nodes: Iterable[str], answers: Mapping[str, Mapping[str, Any]]) -> Problems:
     problems: Problems = {}
-    for node in causes or failed:
+    for node in nodes:
         status = f"status {answers[node]['exit_code']}"
         why = "; ".join([status, *answers[node]["tail"][-1:]])
         problems[node] = [_cannot_talk(node, why)]
