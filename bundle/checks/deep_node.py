@@ -18,7 +18,7 @@ from ..environment import unpack
 from ..node import host
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
-from . import deep, network_agreement
+from . import deep, reachability
 
 REACH_SECONDS = 20.0
 """Seconds that the head listens, and the others try: a step's tasks do not start all at once."""
@@ -58,7 +58,7 @@ def _network(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
     except NodeError as exc:
         answer = {"problem": exc.problem.to_json()}
     expected: Mapping[str, list[str]] = request["names"]
-    resolved = network_agreement.resolution(expected)
+    resolved = reachability.resolution(expected)
     answer["differs"] = {
         name: resolved[name] for name in expected if resolved[name] != expected[name]
     }
@@ -71,9 +71,9 @@ def _meet(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
     node = str(request["node"])
     if node == job.nodes[0]:
         others = job.nodes[1:]
-        missing = network_agreement.await_nodes(address, port, job.id, others, REACH_SECONDS)
+        missing = reachability.await_nodes(address, port, job.id, others, REACH_SECONDS)
         return {"missing": missing}
-    seconds = network_agreement.connect(address, port, job.id, node, REACH_SECONDS)
+    seconds = reachability.connect(address, port, job.id, node, REACH_SECONDS)
     return {"seconds": round(seconds, 6)}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..checks import findings, network_agreement
+from ..checks import findings, network_agreement, reachability
 from ..checks.findings import Problems
 from ..checks.network_agreement import Clock
 from ..launch import commands
@@ -33,7 +33,7 @@ def look(state: State) -> None:
     if real:
         facts = state.facts[job.nodes[0]]
         head = [facts["address"], int(facts["port"]) or net.port_for(job.id)]
-        extra = {"head": head, "names": network_agreement.resolution(job.nodes)}
+        extra = {"head": head, "names": reachability.resolution(job.nodes)}
     clocks: dict[str, Clock] = {}
     sent = time.time()
 
