@@ -23,7 +23,7 @@ from bundle.launch.rank_monitor import SECONDS, Rank, RankMonitor
 from bundle.system import signals
 from tests.support.processes import until
 
-FAR_SIDE = Path(bundle.__file__).parent
+FAR_SIDE = Path(bundle.__file__).parent / "launch"
 # In the place of torchrun: it starts the ranks, waits for them, and says nothing of how they ended.
 LAUNCHER = """\
 import os, subprocess, sys
