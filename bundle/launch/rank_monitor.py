@@ -120,6 +120,10 @@ class RankMonitor:
             self.launcher_end = time.time()
             self.stopped = stopped
 
+    def has_stopped_before(self, time: float) -> bool:
+        """Tell whether the launcher had been stopped before a time."""
+        return self.stopped and self.launcher_end is not None and self.launcher_end < time
+
     def finished_well(self) -> int:
         """Count the ranks whose programs have ended well."""
         return sum(rank.finished_well for rank in self.ranks.values())

@@ -108,10 +108,8 @@ def _settled(
     if rank is not None:
         ended = rank.ended or monitor.launcher_end or ended
     time = record["time"] if record["exception"] else ended
-    told_to_end = False
-    if monitor.stopped and monitor.launcher_end is not None and time > monitor.launcher_end:
-        told_to_end = True
-    elif _is_sigterm(record):
+    told_to_end = monitor.has_stopped_before(time)
+    if not told_to_end and _is_sigterm(record):
         told_to_end = rank.pid in pids if rank is not None and pids else not is_root_cause
     return {
         **record,
