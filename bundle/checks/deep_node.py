@@ -1,8 +1,8 @@
-"""One node's part in ``verify --deep``: its clock, the way to the head, the names, every file.
+"""One node's part in ``verify --deep``: its clock, reaching the head, the names, every file.
 
-What is found is answered as findings, and the agent ends well: only all answers together tell which
-node is at fault (:mod:`bundle.checks.findings`), and no node's fault shall end what another one
-is at.
+Faults are reported in the answer, and the agent ends well: only the answers of all nodes tell which
+one is at fault (:mod:`bundle.checks.findings`), and a fault of one node must not end the check of
+another.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..environment import unpack
 from ..node import host
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
-from . import deep, network_agreement
+from . import deep, reachability
 
 REACH_SECONDS = 20.0
-"""How long the head listens, and the others try: the tasks of a step do not start at one moment."""
-_MADE_ANEW = "it has been taken away there: the next `stager verify` or `stager run` makes it anew"
+"""Seconds that the head listens, and the others try: a step's tasks do not start all at once."""
+_REMOVED = "it has been taken away there: the next `stager verify` or `stager run` makes it anew"
 
 
 def check(job: Job, hearing: AgentChannel) -> dict[str, Any]:
-    """Look closely at this node.
+    """Check this node thoroughly.
 
     The request has ``root``, and between real nodes ``head`` (the address and the port of the head
-    node) and ``names`` (what the driver finds for each node's name). First comes one event
-    ``clock``; the answer has ``damage`` (problems of the environment), ``torch`` (whether ranks can
-    be started), and between real nodes ``network`` as :func:`_network` returns it.
+    node) and ``names`` (the addresses that the driver finds for each node's name). One event
+    ``clock`` is sent first; the answer has ``damage`` (problems of the environment), ``torch``
+    (true if ranks can be started), and between real nodes ``network``, see :func:`_network`.
     """
     hearing.emit({"event": "clock", "clock": time.time()})
     request = hearing.request
@@ -40,47 +40,54 @@ def check(job: Job, hearing: AgentChannel) -> dict[str, Any]:
         answer["network"] = _network(job, request)
     path = unpack.env_path(str(request["root"]), job.bundle_id)
     answer["torch"] = os.path.isdir(os.path.join(path, "pkgs", "torch", "distributed"))
-    found = _damage(job, request, path)
-    return {**answer, "damage": [problem.to_json() for problem in found]}
+    answer["damage"] = [problem.to_json() for problem in _damage(job, request, path)]
+    return answer
 
 
 def _network(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
-    """How this node sees the others.
+    """Check how this node reaches the head and resolves the names of the nodes.
 
     Returns:
         ``differs``, the names for which it finds other addresses than the driver; on the head
-        ``missing``, the nodes that did not come, elsewhere ``seconds`` that connecting took; or
+        ``missing``, the nodes that did not connect, elsewhere ``seconds`` that connecting took; or
         ``problem``, why there is neither.
     """
-    address, port = str(request["head"][0]), int(request["head"][1])
-    node = str(request["node"])
     answer: dict[str, Any]
     try:
-        if node == job.nodes[0]:
-            others = job.nodes[1:]
-            missing = network_agreement.await_nodes(address, port, job.id, others, REACH_SECONDS)
-            answer = {"missing": missing}
-        else:
-            took = network_agreement.connect(address, port, job.id, node, REACH_SECONDS)
-            answer = {"seconds": round(took, 6)}
+        answer = _meet(job, request)
     except NodeError as exc:
         answer = {"problem": exc.problem.to_json()}
-    said: Mapping[str, list[str]] = request["names"]
-    found = network_agreement.resolution(said)
-    return {**answer, "differs": {name: found[name] for name in said if found[name] != said[name]}}
+    expected: Mapping[str, list[str]] = request["names"]
+    resolved = reachability.resolution(expected)
+    answer["differs"] = {
+        name: resolved[name] for name in expected if resolved[name] != expected[name]
+    }
+    return answer
+
+
+def _meet(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Listen on the head for all other nodes; connect to it from any other."""
+    address, port = str(request["head"][0]), int(request["head"][1])
+    node = str(request["node"])
+    if node == job.nodes[0]:
+        others = job.nodes[1:]
+        missing = reachability.await_nodes(address, port, job.id, others, REACH_SECONDS)
+        return {"missing": missing}
+    seconds = reachability.connect(address, port, job.id, node, REACH_SECONDS)
+    return {"seconds": round(seconds, 6)}
 
 
 def _damage(job: Job, request: Mapping[str, Any], path: str) -> list[Problem]:
-    """What is not as it was built; a damaged environment does not stay."""
+    """Return the damage to the environment; remove the environment if there is any."""
     cpus = int(str(host.host_facts()["cpus"]))
     try:
-        found = deep.damaged_files(path, max(1, cpus // int(request["nodes_here"])))
+        problems = deep.damaged_files(path, max(1, cpus // int(request["nodes_here"])))
     except NodeError as exc:
         return [exc.problem]
-    if not found:
+    if not problems:
         return []
     try:
         deep.discard(str(request["root"]), job.bundle_id)
     except NodeError as exc:
-        return [*found, exc.problem]
-    return [replace(problem, fix=_MADE_ANEW) for problem in found]
+        return [*problems, exc.problem]
+    return [replace(problem, fix=_REMOVED) for problem in problems]

@@ -1,4 +1,4 @@
-"""Whose fault it is: what all nodes found together, judged. Pure functions, no effects."""
+"""Attribution of faults to nodes, from the answers of all nodes. Pure functions, no effects."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..protocol.problem import Problem
@@ -13,157 +14,216 @@ from ..system.signals import TOLD_TO_END
 from . import network_agreement
 
 RESULT = "ALL-REDUCE "
-"""How the line begins that the ranks' measurement ends with (``trainer/network/all_reduce.py``)."""
+"""Prefix of the line with the ranks' measurement (``trainer/network/all_reduce.py``)."""
 
-_SEEN = "look at the network between the nodes (cable, MTU, firewall), name the interface with "
-_SEEN += "[launch] interface in stager.toml, or leave the node out with --exclude"
+_CHECK_NETWORK = (
+    "look at the network between the nodes (cable, MTU, firewall), name the interface with "
+    "[launch] interface in stager.toml, or leave the node out with --exclude"
+)
 _ERROR = re.compile(r"(\[RANK \d+\] )?error: (.*)")
-_PAIR = re.compile(r"(\S+) and (\S+): (.*)", re.DOTALL)
-_OWN = re.compile(r"(\S+?)(?:: | \(rank )")
+_BETWEEN_TWO = re.compile(r"(\S+) and (\S+): (.*)", re.DOTALL)
+_ABOUT_ONE = re.compile(r"(\S+?)(?:: | \(rank )")
 _SILENT = re.compile(r"no word from (.+) \(rank ")
 _LOST = re.compile(r"rank \d+ on \S+ lost the others: ")
 
 Problems = dict[str, list[Problem]]
-"""What is wrong, by node."""
+"""The problems of each node, by its name."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """An error that a rank has printed."""
+
+    node: str
+    """The rank's node."""
+    text: str
+    """The text behind ``error: ``."""
+    for_all: bool
+    """True if the rank reports it for all ranks, which all know it."""
+
+    @property
+    def is_consequence(self) -> bool:
+        """True if the rank has only lost its connection to the others."""
+        return _LOST.match(self.text) is not None
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The two nodes between which the fault lies, if the text names them."""
+        between = _BETWEEN_TWO.match(self.text)
+        return (between[1], between[2]) if between else None
 
 
 def unreachable(head: str, answers: Mapping[str, Mapping[str, Any]]) -> Problems:
-    """What keeps nodes from the head; where it is none of them, the head itself is at fault.
+    """Return what keeps nodes from reaching the head; if none can, the head itself is at fault.
 
     Args:
         head: the head node.
-        answers: what each node found about the network, see :mod:`bundle.checks.deep_node`; a node
+        answers: each node's answer about the network, see :mod:`bundle.checks.deep_node`; a node
             that has not answered is absent.
     """
     if head not in answers:
         return {}  # the others may have waited for it in vain
     if "problem" in answers[head]:
         return {head: [Problem.from_json(answers[head]["problem"])]}
-    failed = {
-        node: Problem.from_json(answer["problem"])
-        for node, answer in answers.items()
-        if "problem" in answer
-    }
-    if len(failed) > 1 and len(failed) == len(answers) - 1:
-        first = next(iter(failed.values()))
-        what = "no other node can reach the head node"
-        return {head: [Problem(what, first.where, first.why, first.fix)]}
-    return {node: [problem] for node, problem in failed.items()}
+    problems: Problems = {}
+    for node, answer in answers.items():
+        if "problem" in answer:
+            problems[node] = [Problem.from_json(answer["problem"])]
+    if len(problems) > 1 and len(problems) == len(answers) - 1:
+        first = next(iter(problems.values()))[0]
+        return {head: [replace(first, what="no other node can reach the head node")]}
+    return problems
 
 
 def names_apart(
     expected: Mapping[str, Sequence[str]], answers: Mapping[str, Mapping[str, Any]]
 ) -> Problems:
-    """What is wrong with how nodes resolve each other's names.
+    """Return the problems with the nodes' resolution of each other's names.
 
     Args:
-        expected: what the driver finds for each name.
-        answers: what each node found about the network: there is only what differs.
+        expected: the addresses that the driver finds for each name.
+        answers: each node's answer about the network; it has only the names that differ.
     """
-    said = {node: {**expected, **answer["differs"]} for node, answer in answers.items()}
-    return network_agreement.disagreements(said)
+    resolutions = {node: {**expected, **answer["differs"]} for node, answer in answers.items()}
+    return network_agreement.disagreements(resolutions)
 
 
 def measured(lines: Iterable[str]) -> dict[str, Any] | None:
-    """The result of the all-reduce, from what the ranks printed; None where there is none."""
+    """Return the result of the all-reduce from the output of the ranks; None if there is none."""
     for line in lines:
-        if line.startswith(RESULT):
-            try:
-                found = json.loads(line[len(RESULT) :])
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                return found
+        if not line.startswith(RESULT):
+            continue
+        try:
+            result = json.loads(line[len(RESULT) :])
+        except ValueError:
+            continue
+        if isinstance(result, dict):
+            return result
     return None
 
 
 def blamed(
     printed: Mapping[tuple[str, int], Sequence[str]], answers: Mapping[str, Mapping[str, Any]]
 ) -> Problems:
-    """Which nodes an all-reduce that failed is the fault of.
+    """Return the nodes that are at fault when an all-reduce has failed.
 
-    A rank tells what it knows in a line ``error: ``; what all of them know, one tells for all. A
-    fault between two nodes is that of the one with more such faults, or of both.
+    A rank reports an error in a line ``error: ``; an error that all ranks know is reported by one
+    of them for all. A fault between two nodes is attributed to the one with more such faults, or to
+    both.
 
     Args:
         printed: the lines of each rank, by its node and number.
-        answers: how the ranks' agents ended.
+        answers: the final answers of the ranks' agents.
     """
-    told = _told(printed)
-    if told:
-        return _by_node(told, list(answers))
-    records = [record for one in answers.values() for record in one.get("failures", [])]
+    reports = _root_reports(printed)
+    if reports:
+        return _by_node(reports, list(answers))
+    records = [record for answer in answers.values() for record in answer.get("failures", [])]
     if records:
-        record = min(records, key=lambda record: float(record.get("time") or 0))
-        node, said = str(record["node"]), record.get("message") or record.get("exception") or ""
-        why = f"rank {record['rank']} ended first, with status {record['exit_code']}: {said}"
-        return {node: [_failed(node, why.rstrip(": "))]}
-    # Who was told to end, or gave no answer, may only have been ended along with another one.
-    codes = {node: answer.get("exit_code") for node, answer in answers.items()}
-    own = [node for node, answer in answers.items() if codes[node] and not answer["problems"]]
-    first = [node for node in own if codes[node] != TOLD_TO_END]
-    silent = {node: answer["problems"] for node, answer in answers.items() if answer["problems"]}
-    if silent and not first:
-        return {node: [Problem.from_json(raw) for raw in raws] for node, raws in silent.items()}
-    return {
-        node: [_failed(node, "; ".join([f"status {codes[node]}", *answers[node]["tail"][-1:]]))]
-        for node in first or own
-    }
+        return _first_failure(records)
+    return _by_status(answers)
 
 
 def silence(head: str, log_dir: str) -> Problem:
-    """The problem of ranks that ended well and measured nothing."""
+    """Return the problem of ranks that ended well and measured nothing."""
     why = f"no line of theirs begins with {RESULT.strip()}"
     return Problem("the ranks have measured nothing", head, why, f"see the logs in {log_dir}")
 
 
-def _told(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[tuple[str, str]]:
-    """What ranks said went wrong, each with the node that said it; no mere consequences."""
-    found = [(node, *said) for (node, _), lines in printed.items() for said in _errors(lines)]
-    common = [(node, text) for node, together, text in found if together]
-    lost = [(node, text) for node, _, text in found if _LOST.match(text)]
-    single = [(node, text) for node, _, text in found if not _LOST.match(text)]
-    return list(dict.fromkeys(common or single or lost))
+def _root_reports(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[_Report]:
+    """Return the reported errors, each once; consequences only if there is nothing else."""
+    reports: list[_Report] = []
+    for (node, _), lines in printed.items():
+        reports += _reports(node, lines)
+    for_all = [report for report in reports if report.for_all]
+    causes = [report for report in reports if not report.is_consequence]
+    return list(dict.fromkeys(for_all or causes or reports))
 
 
-def _errors(lines: Iterable[str]) -> Iterator[tuple[bool, str]]:
-    """Each line of an error up to its hint, and whether the rank spoke for all of them."""
-    together: bool | None = None
+def _reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
+    """Yield each line of a rank's errors, up to their hints."""
+    for_all: bool | None = None
     for line in lines:
-        begins = _ERROR.match(line)
-        if begins:
-            together = not begins[1]
-            yield together, begins[2]
+        error = _ERROR.match(line)
+        if error:
+            for_all = not error[1]
+            yield _Report(node, error[2], for_all)
         elif line.startswith("hint: "):
-            together = None
-        elif together is not None:
-            yield together, line
+            for_all = None
+        elif for_all is not None:
+            yield _Report(node, line, for_all)
 
 
-def _by_node(told: Sequence[tuple[str, str]], nodes: Sequence[str]) -> Problems:
-    """Give each fault to the node, or the two, that it is about."""
-    pairs = [_PAIR.match(text) for _, text in told]
-    often = Counter(node for pair in pairs if pair for node in pair.groups()[:2])
-    found: Problems = {}
-    for (node, text), pair in zip(told, pairs):
-        if pair and {pair[1], pair[2]} <= set(nodes):
-            most = max(often[pair[1]], often[pair[2]])
-            having = [one for one in pair.groups()[:2] if often[one] == most]
-        else:
-            having = _named(text, nodes) or [node]
-        for one in having:
-            found.setdefault(one, []).append(_failed(one, text.removeprefix(f"{one}: ")))
-    return {node: found[node] for node in nodes if node in found}
+def _by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems:
+    """Attribute each error to the node, or the two nodes, that it is about."""
+    frequency = Counter(node for report in reports for node in report.pair or ())
+    problems: Problems = {}
+    for report in reports:
+        for node in _at_fault(report, nodes, frequency):
+            why = report.text.removeprefix(f"{node}: ")
+            problems.setdefault(node, []).append(_cannot_talk(node, why))
+    return {node: problems[node] for node in nodes if node in problems}
 
 
-def _named(text: str, nodes: Sequence[str]) -> list[str]:
-    """The nodes that a fault begins with."""
+def _at_fault(report: _Report, nodes: Sequence[str], frequency: Mapping[str, int]) -> list[str]:
+    """Return the nodes that an error is attributed to.
+
+    Args:
+        report: the error.
+        nodes: all nodes.
+        frequency: the number of errors between two nodes that each of them is part of.
+    """
+    pair = report.pair
+    if pair and set(pair) <= set(nodes):
+        most = max(frequency[node] for node in pair)
+        return [node for node in pair if frequency[node] == most]
+    return _nodes_named(report.text, nodes) or [report.node]
+
+
+def _nodes_named(text: str, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes that the text of an error begins with."""
     silent = _SILENT.match(text)
     if silent:
         return [node for node in silent[1].split(", ") if node in nodes]
-    own = _OWN.match(text)
-    return [own[1]] if own and own[1] in nodes else []
+    about = _ABOUT_ONE.match(text)
+    return [about[1]] if about and about[1] in nodes else []
 
 
-def _failed(node: str, why: str) -> Problem:
-    return Problem("the ranks cannot talk", node, why, _SEEN)
+def _first_failure(records: Iterable[Mapping[str, Any]]) -> Problems:
+    """Attribute the failure to the rank that ended first."""
+    record = min(records, key=lambda record: float(record.get("time") or 0))
+    node = str(record["node"])
+    message = record.get("message") or record.get("exception") or ""
+    why = f"rank {record['rank']} ended first, with status {record['exit_code']}: {message}"
+    return {node: [_cannot_talk(node, why.rstrip(": "))]}
+
+
+def _by_status(answers: Mapping[str, Mapping[str, Any]]) -> Problems:
+    """Attribute the failure by exit status.
+
+    A node that was told to end, or gave no answer, may only have been ended along with another one.
+    """
+    silent: Problems = {}
+    failed: list[str] = []
+    for node, answer in answers.items():
+        if answer["problems"]:
+            silent[node] = [Problem.from_json(raw) for raw in answer["problems"]]
+        elif answer.get("exit_code"):
+            failed.append(node)
+    causes = [node for node in failed if answers[node]["exit_code"] != TOLD_TO_END]
+    if causes:
+        return _ended_badly(causes, answers)
+    return silent or _ended_badly(failed, answers)
+
+
+def _ended_badly(nodes: Iterable[str], answers: Mapping[str, Mapping[str, Any]]) -> Problems:
+    problems: Problems = {}
+    for node in nodes:
+        status = f"status {answers[node]['exit_code']}"
+        why = "; ".join([status, *answers[node]["tail"][-1:]])
+        problems[node] = [_cannot_talk(node, why)]
+    return problems
+
+
+def _cannot_talk(node: str, why: str) -> Problem:
+    return Problem("the ranks cannot talk", node, why, _CHECK_NETWORK)

@@ -1,4 +1,4 @@
-"""The check of one node: that this is the environment that was built, and that it runs here.
+"""The check of one node: the environment is the one that was built, and it runs there.
 
 ``environment_facts`` starts the environment's own interpreter; it sends one JSON object to its
 standard input, ``{"v": 1, "root", "packages", "imports", "deep"}``, and reads one from its standard
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,19 +21,19 @@ from ..system import processes
 __all__ = ["check_requires", "environment_facts", "host_facts", "probe_line"]
 
 SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy": "numpy"}
-"""Packages that the probe's line names, in this order, with the name it uses."""
+"""Packages that the probe's line shows, in this order, with the name it uses."""
 
 _REBUILD = "stage it again; if this persists, build the bundle again"
 
-# Runs in the environment, under its own Python. What a module prints while it is imported must not
-# mix with the answer, so file descriptor 1 leads to standard error meanwhile.
+# Runs in the environment, under its own Python. Imported modules may print, which must not mix with
+# the answer: file descriptor 1 leads to standard error meanwhile.
 _PROGRAM = r'''
 import importlib, importlib.metadata, json, os, re, sys, sysconfig, traceback, types
 
 answer = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-asked = json.load(sys.stdin)
-root = os.path.realpath(asked["root"])
+request = json.load(sys.stdin)
+root = os.path.realpath(request["root"])
 sys.path[:] = [entry for entry in sys.path if entry]  # "" is the working directory, by -c
 sys.path.append(os.path.join(root, "project"))
 standard = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
@@ -60,8 +61,8 @@ def spec_of(module):
         for part in module.split("."):
             name = name + "." + part if name else part
             finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-            found = (find(name, path) for find in finders if find)
-            spec = next((one for one in found if one is not None), None)
+            specs = (find(name, path) for find in finders if find)
+            spec = next((spec for spec in specs if spec is not None), None)
             if spec is None:
                 return None
             path = list(spec.submodule_search_locations or ())
@@ -89,8 +90,8 @@ def check_origin(module, spec):
 def modules_of(dist):
     """The importable names a distribution brings, by its own record."""
     record = dist.read_text("RECORD") or ""
-    found = re.findall(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", record, re.M)
-    return sorted(set(found))
+    names = re.findall(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", record, re.M)
+    return sorted(set(names))
 
 
 def check_package(name):
@@ -120,7 +121,7 @@ def check_import(module):
         return
     if module not in origins:
         check_origin(module, spec)
-    if not asked["deep"]:
+    if not request["deep"]:
         return
     sys.stderr.write("importing " + module + "\n")
     sys.stderr.flush()
@@ -132,9 +133,9 @@ def check_import(module):
                 "run stager exec -- python -c 'import " + module + "' there to see all of it")
 
 
-for name in asked["packages"]:
+for name in request["packages"]:
     check_package(name)
-for module in asked["imports"]:
+for module in request["imports"]:
     check_import(module)
 version = ".".join(str(part) for part in sys.version_info[:3])
 json.dump({"v": 1, "python": version, "prefix": sys.prefix, "packages": versions,
@@ -152,14 +153,14 @@ def environment_facts(
     deep: bool,
     timeout: float,
 ) -> dict[str, object]:
-    """Ask a staged environment what is in it and where its modules come from.
+    """Ask a staged environment for its packages and the origins of its modules.
 
     Args:
         env_dir: the environment.
         packages: names of distributions whose version and modules are looked up.
-        imports: modules that must be there; looked for in ``env_dir``'s ``project`` too.
+        imports: modules that must be there; searched for in ``env_dir``'s ``project`` too.
         rank_env: the variables a rank will have.
-        deep: whether the imports are really made, which takes seconds; else they are only found.
+        deep: True to import the modules, which takes seconds; else they are only located.
         timeout: seconds for all of it.
 
     Returns:
@@ -169,7 +170,7 @@ def environment_facts(
         only ``problems`` has content; nothing is raised.
     """
     argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", _PROGRAM]
-    asked = {
+    request = {
         "v": 1,
         "root": env_dir,
         "packages": list(packages),
@@ -178,25 +179,25 @@ def environment_facts(
     }
     try:
         done = processes.run(
-            argv, env=rank_env, cwd=env_dir, timeout=timeout, input=json.dumps(asked)
+            argv, env=rank_env, cwd=env_dir, timeout=timeout, input=json.dumps(request)
         )
-        said = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except processes.ProcessError as exc:
-        return _nothing(_did_not_run(env_dir, exc))
+        return _failed(_did_not_run(env_dir, exc))
     except ValueError:
         tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
         why = f"it answered: {' '.join(tail)}"
-        return _nothing(Problem("the environment's Python is not usable", env_dir, why, _REBUILD))
-    foreign = any("does not come from" in item["what"] for item in said["problems"])
-    facts = {key: said[key] for key in ("python", "prefix", "packages", "origins", "problems")}
+        return _failed(Problem("the environment's Python is not usable", env_dir, why, _REBUILD))
+    foreign = any("does not come from" in problem["what"] for problem in answer["problems"])
+    facts = {key: answer[key] for key in ("python", "prefix", "packages", "origins", "problems")}
     return {**facts, "origin_ok": not foreign}
 
 
 def probe_line(facts: Mapping[str, object]) -> str:
-    """The line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2 numpy 1.26.4``.
+    """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``.
 
     Args:
-        facts: what :func:`environment_facts` returns, and ``node``, the node's name; further
+        facts: the result of :func:`environment_facts`, and ``node``, the node's name; further
             problems, of the host for example, may have been put first into ``problems``.
     """
     problems = facts.get("problems")
@@ -204,20 +205,20 @@ def probe_line(facts: Mapping[str, object]) -> str:
         return f"NODE {facts['node']} FAILED -> {Problem.from_json(problems[0])}"
     packages = facts.get("packages")
     versions = dict(packages) if isinstance(packages, Mapping) else {}
-    shown = {SHOWN[name]: versions[name] for name in SHOWN if versions.get(name)}
-    if not shown:
-        shown = dict([(name, found) for name, found in versions.items() if found][:6])
+    installed = {name: version for name, version in versions.items() if version}
+    words = [f"{SHOWN[name]} {installed[name]}" for name in SHOWN if name in installed]
+    if not words:
+        words = [f"{name} {version}" for name, version in list(installed.items())[:6]]
     python = ".".join(str(facts.get("python", "")).split(".")[:2])
-    words = [f"{name} {version}" for name, version in shown.items()]
     return " ".join([f"NODE {facts['node']} OK -> PY {python}", *words])
 
 
 def check_requires(requires: Requires, host: Mapping[str, object]) -> list[Problem]:
-    """Everything about a machine that keeps a bundle from running on it.
+    """Return all reasons why a bundle cannot run on a machine.
 
     Args:
         requires: from the bundle's manifest.
-        host: what :func:`host_facts` returned.
+        host: the result of :func:`host_facts`.
     """
     where = str(host["hostname"])
     fix = "build for the nodes with [environment] platform in stager.toml, or exclude this node"
@@ -225,12 +226,13 @@ def check_requires(requires: Requires, host: Mapping[str, object]) -> list[Probl
     if host["machine"] != requires.machine:
         why = f"it is for {requires.machine}, the node is {host['machine']}"
         problems.append(Problem("the bundle is for another machine", where, why, fix))
-    has, found = str(host["libc"]), str(host["libc_version"])
-    if has != requires.libc:
-        why = f"it needs {requires.libc} {requires.libc_version}, the node has {has} {found}"
+    libc, version = str(host["libc"]), str(host["libc_version"])
+    if libc != requires.libc:
+        needed = f"{requires.libc} {requires.libc_version}"
+        why = f"it needs {needed}, the node has {libc} {version}"
         problems.append(Problem("the bundle is for another C library", where, why.rstrip(), fix))
-    elif _version(found) < _version(requires.libc_version):
-        why = f"it needs {has} {requires.libc_version} or newer, the node has {found or 'none'}"
+    elif _version(version) < _version(requires.libc_version):
+        why = f"it needs {libc} {requires.libc_version} or newer, the node has {version or 'none'}"
         problems.append(Problem("the node's C library is too old", where, why, fix))
     return problems
 
@@ -240,19 +242,20 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
-    """Why the environment's Python gave no answer, with the module it was at."""
-    at = next((line for line in reversed(exc.tail) if line.startswith("importing ")), "")
-    said = [line for line in exc.tail if line.startswith(("Fatal Python error", "ImportError"))]
-    why = ", ".join(filter(None, [exc.reason, at, *(said[:1] or exc.tail[-1:])]))
+    """Describe why the environment's Python gave no answer, with the module it was importing."""
+    module = next((line for line in reversed(exc.tail) if line.startswith("importing ")), "")
+    errors = [line for line in exc.tail if line.startswith(("Fatal Python error", "ImportError"))]
+    error = errors[:1] or exc.tail[-1:]
+    why = ", ".join(filter(None, [exc.reason, module, *error]))
     fix = _REBUILD
-    if exc.code == -4:  # SIGILL
+    if exc.code == -signal.SIGILL:
         fix = "this processor lacks instructions that the wheels use; exclude the node"
-    elif exc.code == -9 and not exc.reason.startswith("took"):
+    elif exc.code == -signal.SIGKILL and not exc.reason.startswith("took"):
         fix = "the node ran out of memory; ask for more with --mem, or exclude the node"
     return Problem("the environment's Python does not run", env_dir, why, fix)
 
 
-def _nothing(problem: Problem) -> dict[str, object]:
+def _failed(problem: Problem) -> dict[str, object]:
     return {
         "python": "",
         "prefix": "",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..checks import findings, network_agreement
+from ..checks import findings, network_agreement, reachability
 from ..checks.findings import Problems
 from ..checks.network_agreement import Clock
 from ..launch import commands
@@ -33,7 +33,7 @@ def check_nodes(state: State) -> None:
     between_nodes = job.allocation != "local"  # one machine has one clock and one resolver
     request: dict[str, Any] = {}
     if between_nodes:
-        names = network_agreement.resolution(job.nodes)
+        names = reachability.resolution(job.nodes)
         request = {"head": list(_address_of(state, job.nodes[0])), "names": names}
     clocks: dict[str, Clock] = {}
     sent = time.time()

@@ -1,4 +1,4 @@
-"""What is started on a node, and with which variables: pure functions, no effects.
+"""The commands that are started on a node, and their variables: pure functions, no effects.
 
 Launching is composition: ``torchrun(wrapper(command))``, from argument list to argument list.
 """
@@ -27,10 +27,10 @@ would hide the bytecode that came with the bundle. ``LD_PRELOAD`` and the like a
 """
 
 USE_CPU = "ACCELERATE_USE_CPU"
-"""Lets accelerate, and so the Trainer of transformers, meet over gloo."""
+"""Makes accelerate, and so the Trainer of transformers, use gloo."""
 
 _TORCHRUN_SECONDS = 30
-"""After which torchrun itself kills ranks that it told to end (``LaunchConfig``, torch 2.13)."""
+"""Seconds until torchrun itself kills ranks that it told to end (``LaunchConfig``, torch 2.13)."""
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -42,7 +42,7 @@ _OFFLINE = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where things lie on one node."""
+    """The directories of a job on one node."""
 
     root: str
     """The node root."""
@@ -59,9 +59,9 @@ class Group:
     node: str
     """The node's name."""
     node_rank: int
-    """Its place among the nodes, from 0."""
+    """Its rank among the nodes, from 0."""
     nnodes: int
-    """How many nodes there are."""
+    """The number of nodes."""
     nproc: int
     """Ranks on this node."""
     address: str
@@ -69,42 +69,42 @@ class Group:
     port: int
     """Port of the rendezvous on the head node."""
     interface: str
-    """Network interface that this node reaches the head by."""
+    """The network interface by which this node reaches the head."""
     backend: str
     """``gloo`` or ``nccl``."""
     threads: int
     """CPU threads of one rank."""
     max_restarts: int = 0
-    """How often failed ranks are started again."""
+    """The number of times that failed ranks are restarted."""
     elastic: tuple[int, int] | None = None
-    """Fewest and most nodes that the group goes on with."""
+    """The minimum and maximum of nodes that the group continues with."""
     own_address: str = ""
     """This node's address on its interface."""
     grace_seconds: int = 0
-    """Seconds that ranks get to end once they are told to."""
+    """Grace period of ranks after SIGTERM, in seconds."""
     on_cpus: bool = False
-    """Whether ranks must leave GPUs alone, since some node has none."""
+    """True if ranks must not use GPUs, since some node has none."""
 
     @property
     def moving(self) -> bool:
-        """Whether ranks may meet more than once; they are not tied to nodes then."""
+        """True if there may be several rendezvous; ranks are not tied to nodes then."""
         return self.elastic is not None or self.max_restarts > 0
 
 
 def environment_variables(
     place: Place, base: Mapping[str, str], passed: Collection[str] = ()
 ) -> dict[str, str]:
-    """The variables of any program in an environment: isolated from the node, and offline.
+    """Return the variables of any program in an environment: isolated from the node, and offline.
 
-    Being a virtual environment keeps the node's own site-packages out; ``PYTHONNOUSERSITE`` keeps
+    The virtual environment keeps the node's own site-packages out; ``PYTHONNOUSERSITE`` keeps
     ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has set is kept. No bytecode
-    is written: a published environment brings its own and is never modified. Secrets stay behind:
+    is written: a published environment brings its own and is never modified. Secrets are removed:
     every program of an environment gets its variables here, however its node was reached.
 
     Args:
-        place: where the environment lies.
+        place: the directories, with the environment's.
         base: the caller's variables.
-        passed: names of the secrets that it gets all the same.
+        passed: names of the secrets that it gets nevertheless.
     """
     kept = without_secrets(base, passed)
     env = {name: value for name, value in kept.items() if not DROPPED.match(name)}
@@ -136,7 +136,7 @@ def environment_variables(
 def rank_variables(
     place: Place, group: Group, base: Mapping[str, str], passed: Collection[str] = ()
 ) -> dict[str, str]:
-    """The variables that ``torchrun`` gets on one node and hands to its ranks.
+    """Return the variables that ``torchrun`` gets on one node and passes to its ranks.
 
     Gloo's interface is an exact name; NCCL's is a prefix unless it begins with ``=`` (NCCL user
     guide, ``NCCL_SOCKET_IFNAME``).
@@ -157,51 +157,28 @@ def rank_variables(
     if group.grace_seconds > _TORCHRUN_SECONDS:
         env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(group.grace_seconds)
     if group.moving:
-        # Else ranks that are started again meet in the store of the first time, where they read
-        # addresses of ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
+        # Else restarted ranks use the store of the first attempt, where they read addresses of
+        # ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return env
 
 
 def wrapper(place: Place, command: Sequence[str]) -> list[str]:
-    """The arguments that run a user's command under the wrapper."""
+    """Return the arguments that run a user's command under the wrapper."""
     return [os.path.join(place.job_dir, "run_wrapper.py"), *command]
 
 
 def torchrun(place: Place, group: Group, run_id: str, program: Sequence[str]) -> list[str]:
-    """The command that starts all ranks of one node.
+    """Return the command that starts all ranks of one node.
 
-    The static rendezvous gives RANK = node rank x ranks a node + local rank, and binds the port on
-    the head only; it does not bring ranks together a second time, not even those of one node (they
-    wait for ever, torch 2.13). Where that may be needed nodes meet through c10d, which hands out
-    node ranks by itself; it is told which node is the host, as it would otherwise guess from names
-    (``_matches_machine_hostname``). The run's id keeps two jobs that meet on one port apart.
+    The run's id keeps two jobs apart that use one port.
     """
-    # No node joins an allocation later; and for one that may come torchrun waits half a minute.
-    least = min(group.elastic[0], group.nnodes) if group.elastic else group.nnodes
-    most = group.nnodes
-    if group.moving:
-        meeting = [
-            f"--nnodes={least}:{most}" if least < most else f"--nnodes={most}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={_host(group.address)}:{group.port}",
-            f"--rdzv-conf=is_host={int(group.node_rank == 0)}",
-            f"--local-addr={group.own_address}",
-        ]
-    else:
-        meeting = [
-            f"--nnodes={group.nnodes}",
-            f"--node-rank={group.node_rank}",
-            f"--master-addr={group.address}",
-            f"--master-port={group.port}",
-            "--rdzv-backend=static",
-        ]
     return [
         os.path.join(place.environment, "bin", "python"),
         "-m",
         "torch.distributed.run",
         f"--nproc-per-node={group.nproc}",
-        *meeting,
+        *(_dynamic_rendezvous(group) if group.moving else _static_rendezvous(group)),
         f"--rdzv-id={run_id}",
         f"--max-restarts={group.max_restarts}",
         f"--log-dir={os.path.join(place.job_dir, 'torchrun')}",
@@ -209,10 +186,44 @@ def torchrun(place: Place, group: Group, run_id: str, program: Sequence[str]) ->
     ]
 
 
-def possible_ranks(group: Group) -> list[range]:
-    """Return for each local rank of a node the ranks that torchrun may make it.
+def _static_rendezvous(group: Group) -> list[str]:
+    """Return the options of a rendezvous that happens once.
 
-    Ranks that may be started again are dealt to nodes anew each time, a node's worth at a time.
+    It gives RANK = node rank x ranks a node + local rank, and binds the port on the head only. It
+    does not bring ranks together a second time, not even those of one node (they wait for ever,
+    torch 2.13).
+    """
+    return [
+        f"--nnodes={group.nnodes}",
+        f"--node-rank={group.node_rank}",
+        f"--master-addr={group.address}",
+        f"--master-port={group.port}",
+        "--rdzv-backend=static",
+    ]
+
+
+def _dynamic_rendezvous(group: Group) -> list[str]:
+    """Return the options of a rendezvous that may be repeated, through c10d.
+
+    It assigns node ranks by itself; the head is named to it, as it would otherwise guess the host
+    from names (``_matches_machine_hostname``).
+    """
+    # No node joins an allocation later; and for one that may come torchrun waits half a minute.
+    most = group.nnodes
+    least = min(group.elastic[0], most) if group.elastic else most
+    return [
+        f"--nnodes={least}:{most}" if least < most else f"--nnodes={most}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={_host(group.address)}:{group.port}",
+        f"--rdzv-conf=is_host={int(group.node_rank == 0)}",
+        f"--local-addr={group.own_address}",
+    ]
+
+
+def possible_ranks(group: Group) -> list[range]:
+    """Return for each local rank of a node the ranks that torchrun may assign to it.
+
+    Ranks that may be restarted are assigned anew each time, in blocks of one node.
     """
     if group.moving:
         world = group.nnodes * group.nproc
@@ -222,15 +233,15 @@ def possible_ranks(group: Group) -> list[range]:
 
 
 def native(place: Place, program: Sequence[str]) -> list[str]:
-    """The command of one rank that Slurm itself starts."""
+    """Return the command of one rank that Slurm itself starts."""
     return [os.path.join(place.environment, "bin", "python"), *program]
 
 
 def native_variables(group: Group, slurm: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun would set for a rank, from the variables that Slurm sets for a task.
+    """Return the variables that torchrun would set for a rank, from those of a Slurm task.
 
     Args:
-        group: the node's part.
+        group: the node's part in the process group.
         slurm: the task's variables.
     """
     return {
@@ -250,14 +261,14 @@ def _host(address: str) -> str:
 
 
 def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
-    """``nccl`` where every node has a GPU, else ``gloo``; or what the user asked for.
+    """Return the backend as set; ``auto`` is ``nccl`` if every node has a GPU, else ``gloo``.
 
     Args:
         setting: ``auto``, ``gloo`` or ``nccl``.
-        gpus: how many GPUs each node has.
+        gpus: the number of GPUs of each node.
 
     Raises:
-        ValueError: NCCL was asked for and some nodes have no GPU; the message names them.
+        ValueError: NCCL is set and some nodes have no GPU; the message names them.
     """
     without = sorted(node for node, count in gpus.items() if count == 0)
     if setting == "auto":
@@ -270,15 +281,19 @@ def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
 
 
 def must_use_cpus(backend: str, gpus: Mapping[str, int]) -> bool:
-    """Return whether ranks train on CPUs: they meet over gloo, and not every node has a GPU."""
+    """Tell whether ranks train on CPUs: the backend is gloo, and not every node has a GPU."""
     return backend == "gloo" and 0 in gpus.values()
 
 
 def choose_nproc(setting: int | None, gpus: Mapping[str, int]) -> int:
-    """Ranks on each node: as set, else as many as the node with the fewest GPUs has, at least 1."""
-    return setting if setting is not None else max(1, min(gpus.values()))
+    """Return the ranks on each node: as set, else the fewest GPUs of any node, at least 1."""
+    if setting is not None:
+        return setting
+    return max(1, min(gpus.values()))
 
 
 def choose_threads(setting: int | None, cpus: int, nproc: int) -> int:
-    """CPU threads of one rank: as set, else an equal share of the node's CPUs, at least 1."""
-    return setting if setting is not None else max(1, cpus // nproc)
+    """Return the CPU threads of one rank: as set, else its share of the CPUs, at least 1."""
+    if setting is not None:
+        return setting
+    return max(1, cpus // nproc)

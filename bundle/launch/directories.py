@@ -1,4 +1,4 @@
-"""Where under a node root the things of a job lie."""
+"""The directories of a job under a node root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import commands
 
 
 def place_of(job: Job, request: Mapping[str, Any]) -> commands.Place:
-    """Where things lie on this node."""
+    """Return the directories of a job on this node."""
     root = str(request["root"])
     task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher == "srun" else "0"
     return commands.Place(
@@ -23,5 +23,5 @@ def place_of(job: Job, request: Mapping[str, Any]) -> commands.Place:
 
 
 def work_dir(job: Job, root: str) -> str:
-    """Where ranks run on a node that does not share the run directory."""
+    """Return the ranks' working directory on a node that does not share the run directory."""
     return os.path.join(root, "jobs", f"{job.id}.work")

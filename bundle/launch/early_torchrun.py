@@ -2,8 +2,8 @@
 
 ``torchrun`` imports all of PyTorch before it starts a rank. So it is started as soon as a node is
 known to have the environment, imports, and waits for its arguments on standard input, one JSON
-object ``{"argv", "variables", "cwd"}``; its end instead means that there is nothing to launch. From
-then on it is what ``python -m torch.distributed.run`` would be. No rank runs before that.
+object ``{"argv", "variables", "cwd"}``; end of file means that nothing is launched. With its
+arguments it runs as ``python -m torch.distributed.run`` would. No rank runs before that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import commands
 from .commands import Place
 
 # Runs in the environment, under its own Python. It must not find modules in a working directory,
-# and hands on no standard input of its own.
+# and must not pass its standard input on.
 _PROGRAM = r"""
 import json, os, sys
 sys.path[:] = [entry for entry in sys.path if entry]
@@ -33,27 +33,27 @@ from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 line = sys.stdin.buffer.readline()
 if not line:
     os._exit(0)
-asked = json.loads(line)
+launch = json.loads(line)
 os.environ.clear()
-os.environ.update(asked["variables"])
-os.chdir(asked["cwd"])
+os.environ.update(launch["variables"])
+os.chdir(launch["cwd"])
 nothing = os.open(os.devnull, os.O_RDONLY)
 os.dup2(nothing, 0)
 os.close(nothing)
-sys.argv[:] = [run.__file__, *asked["argv"]]
+sys.argv[:] = [run.__file__, *launch["argv"]]
 sys.exit(run.main())
 """
 _MODULE = ["-m", "torch.distributed.run"]
 
 
 class EarlyLauncher:
-    """A launcher that waits; its environment stays in place as long."""
+    """A launcher that waits; its environment cannot be removed meanwhile."""
 
     def __init__(self, place: Place) -> None:
         """Start it.
 
         Args:
-            place: where the environment lies; the job's directory does not matter yet.
+            place: the directories, with the environment's; the job's does not matter yet.
 
         Raises:
             NodeError: the environment is not there.
@@ -62,7 +62,7 @@ class EarlyLauncher:
         self._python = os.path.join(place.environment, "bin", "python")
         self._real = os.path.realpath(self._python)
         variables = commands.environment_variables(place, os.environ)
-        variables.pop("STAGER_PATCHES", None)  # they are for ranks, and would speak too early
+        variables.pop("STAGER_PATCHES", None)  # they are for ranks, and would print too early
         self._running = processes.start(
             [self._python, "-c", _PROGRAM],
             env={**variables, "OMP_NUM_THREADS": "1"},
@@ -72,7 +72,7 @@ class EarlyLauncher:
             stderr=processes.STDOUT,
         )
         try:
-            # Only now: what this imports takes its time, and the other process does not wait.
+            # Imported only now, which takes a while: the other process imports at the same time.
             from ..environment import unpack
 
             self._lock = unpack.hold(place.root, os.path.basename(place.environment))
@@ -83,7 +83,7 @@ class EarlyLauncher:
     def go(
         self, argv: Sequence[str], variables: Mapping[str, str], cwd: str
     ) -> processes.Process | None:
-        """Let it launch; None where it has failed, or would not be what ``argv`` says.
+        """Let it launch; None if it has failed, or would not run the command.
 
         Args:
             argv: the whole command, as it would be started otherwise.
@@ -91,23 +91,26 @@ class EarlyLauncher:
             cwd: the directory it runs in.
         """
         running = self._running
-        same = os.path.realpath(self._python) == self._real and list(argv[:1]) == [self._python]
-        if not same or list(argv[1:3]) != _MODULE or running.poll() is not None:
+        if running.stdin is None or running.poll() is not None or not self._would_run(argv):
             return None
         marks = filter(None, (os.environ.get(processes.MARK), running.mark))
         variables = {**variables, processes.MARK: "/".join(marks)}
-        asked = {"argv": list(argv[3:]), "variables": variables, "cwd": cwd}
-        if running.stdin is None:
-            return None
+        launch = {"argv": list(argv[3:]), "variables": variables, "cwd": cwd}
         try:
-            running.stdin.write(json.dumps(asked).encode() + b"\n")
+            running.stdin.write(json.dumps(launch).encode() + b"\n")
             running.stdin.close()
         except OSError:
             return None
         return running
 
+    def _would_run(self, argv: Sequence[str]) -> bool:
+        """Tell whether this launcher does what a command says, with the same interpreter."""
+        if list(argv[:3]) != [self._python, *_MODULE]:
+            return False
+        return os.path.realpath(self._python) == self._real
+
     def close(self) -> None:
-        """End it if it still waits, and let the environment go."""
+        """End it if it still waits, and release the environment."""
         if self._running.poll() is None:
             processes.stop(self._running, 0)
         for stream in (self._running.stdin, self._running.stdout):
@@ -118,11 +121,11 @@ class EarlyLauncher:
 
 
 def start(job: Job, root: str = "") -> EarlyLauncher | None:
-    """Start one if the environment is there; whatever is in the way shows at the launch itself.
+    """Start one if the environment is there; any obstacle is reported by the launch itself.
 
     Args:
         job: the job.
-        root: the node root; empty for the place where it is looked for first.
+        root: the node root; empty for the first directory that is tried.
     """
     if job.action != "run" or job.dry_run or job.launch.launcher != "torchrun":
         return None

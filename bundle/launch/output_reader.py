@@ -1,12 +1,12 @@
-"""What a launcher and its ranks write, byte by byte, until they end.
+"""Reading the output of a launcher and its ranks, byte by byte, until they end.
 
-What the ranks write comes through one named pipe each (the wrapper turns its output there), so that
+The output of the ranks comes through one named pipe each (the wrapper redirects it there), so that
 every byte is known to be a certain rank's; the launcher's comes through its standard output. It is
-passed on in whole lines, as other things are written into the same log.
+passed on in whole lines, as other output is written into the same log.
 
-A pipe is a local rank's. Which rank that is now, after a restart perhaps another one, the wrapper
-says in a line of its own, which counts only with a nonce that is made for each launch: whatever a
-program writes that looks like such a line is output.
+A pipe belongs to a local rank. The wrapper names the rank, which may be another one after a
+restart, in a line of its own. That line counts only with a nonce that is made for each launch: any
+similar line of a program is output.
 """
 
 from __future__ import annotations
@@ -27,45 +27,82 @@ from ..system import open_files, processes, signals
 from .rank_monitor import RankMonitor
 
 OnOutput = Callable[["int | None", bytes], None]
-"""Called with the rank, None for the launcher itself, and what it wrote next: whole lines, but for
-one that is very long, and the last."""
+"""Called with the rank, None for the launcher itself, and its next output: whole lines, except for
+very long ones, and the last."""
 
 RANKS_ENDED = "ranks-ended"
 """An agent's event: its ranks have ended well, and their launcher still waits for other nodes."""
 AGENT_SECONDS = 5.0
-"""How much longer than its ranks an agent may take to end: it waits for them, and tidies up."""
+"""Seconds that an agent may take to end after its ranks: it waits for them, and cleans up."""
 KEPT = 200
-"""Last lines that are remembered, of all and of each rank."""
+"""The number of last lines that are kept, of all ranks together and of each."""
 LONGEST_LINE = 1 << 20
 """Bytes after which a line is passed on in pieces: a progress bar may never end its line."""
 _KEPT_BYTES = 1 << 12
-"""Of each line that is remembered; what is wrong shows in its beginning."""
+"""Bytes that are kept of each of these lines; the beginning tells what is wrong."""
 _CHUNK = 1 << 16
 _KILLING_SECONDS = 12.0
-"""How long killing may take, see :mod:`bundle.system.processes`."""
+"""Seconds that killing may take, see :mod:`bundle.system.processes`."""
 _PAUSE_SECONDS = 0.02
-"""Between two reads of little: a rank that writes line by line makes few events, not thousands."""
+"""Pause after a short read: a rank that writes line by line makes few events, not thousands."""
 _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 2.0
-"""How long, after the launcher's end, what it had written is still read."""
+"""Seconds after the launcher's end during which its remaining output is read."""
 _LEFT_SECONDS = 1.0
-"""How long what ranks have left behind may take to end, after SIGTERM, once all has gone well."""
+"""Grace period after SIGTERM for processes that ranks have left behind, after a good end."""
 _RESERVE = 32
 """Files that an agent opens besides the pipes, and its launcher as it starts."""
 _FINISHED_SECONDS = 3.0
-"""How long all programs have finished when that is told: as a rule their launcher ends by then."""
+"""Seconds after the end of all programs until it is reported: most launchers end by then."""
 
 
 @dataclass
-class Heard:
-    """The last that was written."""
+class RecentOutput:
+    """The last lines of a launcher and its ranks."""
 
     tail: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    """Of all together, in the order in which it was read."""
-    own: dict[int, collections.deque[str]] = field(default_factory=dict)
-    """Of each rank."""
+    """The last lines of all together, in the order in which they were read."""
+    by_rank: dict[int, collections.deque[str]] = field(default_factory=dict)
+    """The last lines of each rank."""
     launcher: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    """Of the launcher, and of ranks that write where it does."""
+    """The last lines of the launcher, and of ranks that write to its output."""
+
+
+class _Recorder:
+    """Keeps the last lines of output, and passes all of it on."""
+
+    def __init__(self, recent: RecentOutput, on_output: OnOutput) -> None:
+        self._recent = recent
+        self._on_output = on_output
+
+    def write(self, rank: int | None, data: bytes) -> None:
+        """Record the next output of a rank, or of the launcher (None)."""
+        if not data:
+            return
+        recent, lines = self._recent, _last_lines(data)
+        recent.tail.extend(lines)
+        if rank is None:
+            recent.launcher.extend(lines)
+        else:
+            recent.by_rank.setdefault(rank, collections.deque(maxlen=KEPT)).extend(lines)
+        self._on_output(rank, data)
+
+
+class _WhileListening:
+    """Passes output on until the driver has gone; then it is dropped."""
+
+    def __init__(self, on_output: OnOutput) -> None:
+        self._on_output = on_output
+        self._gone = False
+
+    def __call__(self, rank: int | None, data: bytes) -> None:
+        """Pass on the next output."""
+        if self._gone:
+            return
+        try:
+            self._on_output(rank, data)
+        except OSError:
+            self._gone = True
 
 
 @dataclass(eq=False)
@@ -76,38 +113,42 @@ class _Stream:
     possible: range = range(0)
     """The ranks that may write here; none for the launcher."""
     rank: int | None = None
-    """None for the launcher, and until a rank has said its name."""
-    rest: list[bytes] = field(default_factory=list)
-    """A line that has no end yet, in pieces: joined again and again, a long one would take for
-    ever."""
+    """None for the launcher, and until the wrapper has named the rank."""
+    pieces: list[bytes] = field(default_factory=list)
+    """A line without an end as yet, in pieces: joining it at each read would be quadratic."""
     held: int = 0
-    """Its bytes."""
+    """The bytes of these pieces."""
 
     def take(self, chunk: bytes) -> bytes:
-        """Add what was read; return what can be passed on."""
+        """Add a chunk that was read; return the lines that are complete."""
         end = chunk.rfind(b"\n") + 1
-        if not end and self.held + len(chunk) <= LONGEST_LINE:
-            self.rest.append(chunk)
-            self.held += len(chunk)
-            return b""
-        whole = b"".join([*self.rest, chunk[:end] if end else chunk])
-        self.rest = [chunk[end:]] if end and end < len(chunk) else []
-        self.held = sum(map(len, self.rest))
-        return whole
+        if not end:
+            if self.held + len(chunk) <= LONGEST_LINE:
+                self.pieces.append(chunk)
+                self.held += len(chunk)
+                return b""
+            end = len(chunk)
+        lines = b"".join([*self.pieces, chunk[:end]])
+        rest = chunk[end:]
+        self.pieces = [rest] if rest else []
+        self.held = len(rest)
+        return lines
 
     def last(self) -> bytes:
-        """Return the line that has no end."""
-        whole, self.rest, self.held = b"".join(self.rest), [], 0
-        return whole
+        """Return the last line, which has no end."""
+        line = b"".join(self.pieces)
+        self.pieces, self.held = [], 0
+        return line
 
 
 class Outputs:
-    """The named pipes of a node's ranks; they go when the block ends.
+    """The named pipes of a node's ranks.
 
     Attributes:
-        folder: where they are.
+        folder: the directory that they are in.
         monitor: watches the ranks' processes.
-        variables: what the launcher needs besides, so that ranks find their pipes.
+        variables: variables of the launcher by which ranks find their pipes.
+        on_finished: called once when all programs have ended well and the launcher still waits.
     """
 
     def __init__(self, folder: str, ranks: Sequence[range], grace: float) -> None:
@@ -116,10 +157,10 @@ class Outputs:
         Args:
             folder: the directory.
             ranks: for each local rank the ranks that it may be.
-            grace: seconds between SIGTERM and SIGKILL for the ranks, if they are to end.
+            grace: grace period after SIGTERM in seconds, if the ranks are stopped.
 
         Raises:
-            OSError: they cannot be made; with EMFILE where so many files may not be open.
+            OSError: they cannot be made; with EMFILE if the limit of open files is too low.
         """
         if ranks and len(ranks) + _RESERVE > open_files.open_files():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -129,6 +170,7 @@ class Outputs:
         self._name = re.compile(rb"\x1erank (\d{1,9}) %s\n" % nonce.encode())
         self._grace = grace
         self.on_finished: Callable[[], None] | None = None
+        self._finished_since = 0.0
         self._ranks = ranks
         self._streams: list[_Stream] = []
         os.mkdir(folder, 0o700)
@@ -157,164 +199,149 @@ class Outputs:
 
     @property
     def all_finished(self) -> bool:
-        """Whether the programs of all ranks have ended well; a launcher may still wait."""
+        """True if the programs of all ranks have ended well; a launcher may still wait."""
         return bool(self._ranks) and self.monitor.finished_well() >= len(self._ranks)
 
-    def follow(self, running: processes.Process, heard: Heard, on_output: OnOutput) -> None:
-        """Pass on output until the launcher has ended and what was written is read.
+    def follow(self, running: processes.Process, recent: RecentOutput, on_output: OnOutput) -> None:
+        """Pass on output until the launcher has ended and its remaining output is read.
 
-        Its end counts, not the pipe's: a child that it left behind may keep that open for ever,
-        and so would the ranks of a launcher that was killed. They are ended, then the rest is read.
+        The launcher's end counts, not the pipe's: a child that it left behind may keep the pipe
+        open for ever, and so may the ranks of a launcher that was killed. They are ended, then the
+        rest is read.
         """
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
-        with selectors.DefaultSelector() as waiting:
+        recorder = _Recorder(recent, on_output)
+        with selectors.DefaultSelector() as selector:
             self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
-                waiting.register(stream.handle, selectors.EVENT_READ, stream)
-            waiting.register(self.monitor, selectors.EVENT_READ)
-            until: float | None = None
-            told = 0.0
-            while until is None or time.monotonic() < until:
-                self.monitor.take()
-                processes.reap_orphans()
-                if until is None and running.poll() is not None:
-                    self.monitor.over(stopped=False)
-                    processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
-                    until = time.monotonic() + _DRAIN_SECONDS
-                told = self._tell_finished(told)
-                ready = waiting.select(_POLL_SECONDS if until is None else 0)
-                streams = [key.data for key, _ in ready if key.data is not None]
-                sizes = [self._read(stream, waiting, heard, on_output) for stream in streams]
-                if until is not None and not any(sizes):
-                    break
-                if sizes and max(sizes) < _CHUNK // 4:
-                    time.sleep(_PAUSE_SECONDS)
+                selector.register(stream.handle, selectors.EVENT_READ, stream)
+            selector.register(self.monitor, selectors.EVENT_READ)
+            self._read_to_end(running, selector, recorder)
         for stream in self._streams:
-            _tell(stream, stream.last(), heard, on_output)
+            recorder.write(stream.rank, stream.last())
 
-    def _tell_finished(self, since: float) -> float:
-        """Say once that all ranks have finished, a while after they have; return since when."""
+    def _read_to_end(
+        self,
+        running: processes.Process,
+        selector: selectors.BaseSelector,
+        recorder: _Recorder,
+    ) -> None:
+        deadline: float | None = None
+        while deadline is None or time.monotonic() < deadline:
+            self.monitor.take()
+            processes.reap_orphans()
+            if deadline is None and running.poll() is not None:
+                self.monitor.note_launcher_end(stopped=False)
+                processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
+                deadline = time.monotonic() + _DRAIN_SECONDS
+            self._report_finished()
+            ready = selector.select(_POLL_SECONDS if deadline is None else 0)
+            streams = [key.data for key, _ in ready if key.data is not None]
+            sizes = [self._read(stream, selector, recorder) for stream in streams]
+            if deadline is not None and not any(sizes):
+                break
+            if sizes and max(sizes) < _CHUNK // 4:
+                time.sleep(_PAUSE_SECONDS)
+
+    def _report_finished(self) -> None:
+        """Report once that all ranks have finished, a while after they have."""
         if not self.all_finished:
-            return 0.0
-        since = since or time.monotonic()
-        if self.on_finished is not None and time.monotonic() > since + _FINISHED_SECONDS:
+            self._finished_since = 0.0
+            return
+        now = time.monotonic()
+        self._finished_since = self._finished_since or now
+        if self.on_finished is not None and now > self._finished_since + _FINISHED_SECONDS:
             self.on_finished()
             self.on_finished = None
-        return since
 
     def stop(self, running: processes.Process, on_output: OnOutput) -> None:
-        """End the launcher with its ranks, reading on; pass on what the ranks still write.
+        """End the launcher with its ranks; pass on the output of the ranks meanwhile.
 
-        Not what the launcher writes, which only complains that it was told to end. Should nobody be
-        there any more to read it, the rest goes nowhere.
+        The launcher's own output is dropped: it only complains about the signal. If the driver has
+        gone, all output is dropped.
         """
+        recent = RecentOutput()
+        recorder = _Recorder(recent, _WhileListening(on_output))
+        silent = _Recorder(recent, _drop)
+        of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
-        heard, listened = Heard(), True
-        own = self._streams[1:] or self._streams  # a rank that Slurm started writes by itself
-
-        def pass_on(rank: int | None, data: bytes) -> None:
-            nonlocal listened
-            try:
-                if listened:
-                    on_output(rank, data)
-            except OSError:  # the driver has gone, too
-                listened = False
-
         ending.start()
-        until = time.monotonic() + self._grace + _KILLING_SECONDS
-        with selectors.DefaultSelector() as waiting:
+        deadline = time.monotonic() + self._grace + _KILLING_SECONDS
+        with selectors.DefaultSelector() as selector:
             for stream in self._streams:
-                waiting.register(stream.handle, selectors.EVENT_READ, stream)
-            while time.monotonic() < until:
-                over = not ending.is_alive()
-                ready = [key.data for key, _ in waiting.select(0 if over else _PAUSE_SECONDS)]
-                sizes = [
-                    self._read(stream, waiting, heard, pass_on if stream in own else _drop)
-                    for stream in ready
-                ]
-                if over and not any(sizes):
+                target = recorder if stream in of_ranks else silent
+                selector.register(stream.handle, selectors.EVENT_READ, (stream, target))
+            while time.monotonic() < deadline:
+                ended = not ending.is_alive()
+                ready = [key.data for key, _ in selector.select(0 if ended else _PAUSE_SECONDS)]
+                sizes = [self._read(stream, selector, target) for stream, target in ready]
+                if ended and not any(sizes):
                     break
-                if not ready:  # all streams may have ended, and the selector waits for none
+                if not ready:  # without open streams, the selector does not wait
                     time.sleep(_PAUSE_SECONDS)
         ending.join()
-        for stream in own:
-            _tell(stream, stream.last(), heard, pass_on)
+        for stream in of_ranks:
+            recorder.write(stream.rank, stream.last())
 
-    def _read(
-        self, stream: _Stream, waiting: selectors.BaseSelector, heard: Heard, on_output: OnOutput
-    ) -> int:
+    def _read(self, stream: _Stream, selector: selectors.BaseSelector, recorder: _Recorder) -> int:
+        """Read once from a stream; return the number of bytes."""
         try:
             chunk = os.read(stream.handle, _CHUNK)
         except BlockingIOError:
             return 0
         if not chunk:
-            waiting.unregister(stream.handle)
+            selector.unregister(stream.handle)
             return 0
-        self._pass_on(stream, stream.take(chunk), heard, on_output)
+        self._record(stream, stream.take(chunk), recorder)
         return len(chunk)
 
-    def _pass_on(self, stream: _Stream, data: bytes, heard: Heard, on_output: OnOutput) -> None:
-        """Pass on what was written, up to each name of a rank as that rank's before."""
-        at = 0
+    def _record(self, stream: _Stream, data: bytes, recorder: _Recorder) -> None:
+        """Record complete lines; a line that names a rank changes the rank of those behind it."""
+        start = 0
         for name in self._name.finditer(data):
             if int(name[1]) not in stream.possible:
                 continue
-            before = data[at : name.start()]
+            before = data[start : name.start()]
             if before and not before.endswith(b"\n"):
-                before += b"\n"  # the last line of the one before had no end
-            _tell(stream, before, heard, on_output)
-            stream.rank, at = int(name[1]), name.end()
-        _tell(stream, data[at:] if at else data, heard, on_output)
-
-
-def _tell(stream: _Stream, data: bytes, heard: Heard, on_output: OnOutput) -> None:
-    if not data:
-        return
-    lines = _last_lines(data)
-    heard.tail.extend(lines)
-    if stream.rank is not None:
-        own = heard.own.setdefault(stream.rank, collections.deque(maxlen=KEPT))
-        own.extend(lines)
-    else:
-        heard.launcher.extend(lines)
-    on_output(stream.rank, data)
+                before += b"\n"  # the last line of the previous rank had no end
+            recorder.write(stream.rank, before)
+            stream.rank, start = int(name[1]), name.end()
+        recorder.write(stream.rank, data[start:] if start else data)
 
 
 def _last_lines(data: bytes) -> list[str]:
-    """Return the last lines, as far as they are remembered."""
-    raws = data.rsplit(b"\n", KEPT + 1)[-KEPT - 1 :]
-    if not raws[-1]:
-        raws.pop()
-    return [raw[:_KEPT_BYTES].decode(errors="replace") for raw in raws[-KEPT:]]
+    """Return the last lines, each cut to the bytes that are kept."""
+    lines = data.rsplit(b"\n", KEPT + 1)[-KEPT - 1 :]
+    if not lines[-1]:
+        lines.pop()
+    return [line[:_KEPT_BYTES].decode(errors="replace") for line in lines[-KEPT:]]
 
 
 def _drop(rank: int | None, data: bytes) -> None:
-    """Nobody is interested any more."""
+    """Drop output that nobody needs."""
 
 
-def attend(
+def run_launcher(
     argv: list[str],
     variables: Mapping[str, str],
     cwd: str,
     outputs: Outputs,
     on_output: OnOutput,
     running: processes.Process | None = None,
-) -> tuple[int, Heard]:
-    """Run a launcher to its end, passing on what it and its ranks write.
+) -> tuple[int, RecentOutput]:
+    """Run a launcher to its end, and pass on its output and that of its ranks.
 
-    With ``running`` it has been started before, and only its end is waited for.
-
-    A signal to us ends it first. Whatever a rank left behind (data loaders, daemons of its own)
-    ends with it.
+    With ``running`` it has been started before. A signal to this process ends it first. Processes
+    that a rank left behind (data loaders, daemons) end with it.
 
     Returns:
-        Its exit status, 128 and more for a signal; and the last that was written.
+        Its exit status, 128 and more for a signal; and the last lines of output.
 
     Raises:
         NodeError: it cannot be started.
     """
-    heard = Heard()
+    recent = RecentOutput()
     try:
         running = running or processes.start(
             argv, env=variables, cwd=cwd, stdout=processes.PIPE, stderr=processes.STDOUT
@@ -323,13 +350,13 @@ def attend(
         fix = "stage the environment again"
         raise NodeError(Problem("the launcher cannot start", argv[0], exc.reason, fix)) from exc
     try:
-        outputs.follow(running, heard, on_output)
+        outputs.follow(running, recent, on_output)
         code = running.wait()
     except signals.Stopped:
-        outputs.monitor.over(stopped=True)
+        outputs.monitor.note_launcher_end(stopped=True)
         with contextlib.suppress(OSError):  # the driver has gone, too
             outputs.stop(running, on_output)
-        return 0 if outputs.all_finished else signals.TOLD_TO_END, heard
+        return 0 if outputs.all_finished else signals.TOLD_TO_END, recent
     finally:
         processes.stop(running, 0)
-    return code if code >= 0 else 128 - code, heard
+    return code if code >= 0 else 128 - code, recent

@@ -1,10 +1,9 @@
-"""Which ranks of a node have begun, finished and ended, and when.
+"""Watching the ranks of a node: when each of them began, finished and ended.
 
-Each rank writes a JSON line into a named pipe (:mod:`bundle.launch.watch`): as it begins
-(``started``),
-when it has left its process group (``left``) or joined one (``joined``), when its program has come
-to its end (``finished``), and when its process still goes on a while later (``lingers``).
-That a process has ended is seen by its pidfd, at once, and whatever its launcher says of it.
+Each rank writes JSON lines into a named pipe (:mod:`bundle.launch.watch`): as it begins
+(``started``), when it has left its process group (``left``) or joined one (``joined``), when its
+program has finished (``finished``), and when its process still runs a while later (``lingers``).
+The end of its process is noticed at once through its pidfd, whatever its launcher reports.
 """
 
 from __future__ import annotations
@@ -14,59 +13,64 @@ import json
 import os
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 PIPE = "ranks"
 """The name of the pipe beside those of the ranks' output; :mod:`bundle.launch.watch` has it too."""
 SECONDS = "STAGER_LINGER_SECONDS"
-"""How long a process may go on after its program has finished, or after another rank has ended."""
+"""Variable: seconds that a process may go on after its program, or another rank, has ended."""
 _SECONDS = 30.0
 _CHUNK = 1 << 16
 _SOON = 1.0
-"""What a signal to all processes of a step has ended, shortly before this one heard of it."""
-_TOLD = (-15, -2, 143, 130)
+"""Seconds between the ends of processes that one signal to all processes of a step has ended."""
+_SIGNALLED = (-15, -2, 143, 130)
 _STAT_EXIT_CODE = 49
-"""The place of exit_code in /proc/PID/stat, counted from the state; see proc(5)."""
+"""The index of exit_code in /proc/PID/stat, counted from the state; see proc(5)."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank, as far as it is known."""
+    """The known state of one rank; times are in seconds since the epoch."""
 
     rank: int
     local_rank: int
     pid: int
     finished: float | None = None
-    """When its program had come to its end, in seconds since the epoch; None while it runs."""
+    """The time when its program finished; None while it runs."""
     status: int = 0
     """The exit status that its program asked for, once it has finished."""
     left: float | None = None
-    """When it left its process group, if it has not joined one since."""
+    """The time when it left its process group, if it has not joined one since."""
     joined: bool | None = None
-    """Whether it has ever been in a process group of PyTorch's; None where nothing tells."""
+    """True if it has ever been in a process group of PyTorch's; None if that is unknown."""
     ended: float | None = None
-    """When its process ended; None while it is there."""
+    """The time when its process ended; None while it runs."""
     code: int | None = None
-    """The exit status of its process, negative for a signal; None where it was not to be seen."""
+    """The exit status of its process, negative for a signal; None if nobody saw it."""
     lingers: tuple[str, ...] | None = None
-    """What keeps its process, by name, once it has gone on for too long; None before."""
+    """Names of what keeps its process running, once it has gone on for too long; None before."""
+
+    @property
+    def finished_well(self) -> bool:
+        """True if its program has finished with status 0."""
+        return self.finished is not None and self.status == 0
 
     @property
     def ended_well(self) -> bool:
-        """Whether its program has come to a good end, whatever became of its process since."""
-        return self.status == 0 if self.finished is not None else self.code == 0
+        """True if its program has ended well, whatever happened to its process since."""
+        return self.finished_well if self.finished is not None else self.code == 0
 
 
 class RankMonitor:
-    """Watches the ranks of a node. Its descriptor is readable when there is something to take.
+    """Watches the ranks of a node. Its descriptor is readable when there are news to take.
 
     Attributes:
-        ranks: what is known, by rank.
-        until: when the launcher had ended, or was to be ended; None while it runs.
-        stopped: whether it was to be ended.
-        on_lingering: called with each rank that goes on for too long, once.
+        ranks: the known state of each rank.
+        launcher_end: the time when the launcher ended, or was stopped; None while it runs.
+        stopped: True if it was stopped.
+        on_lingering: called once with each rank that goes on for too long.
     """
 
     def __init__(self, folder: str) -> None:
@@ -76,7 +80,7 @@ class RankMonitor:
             OSError: it cannot be made.
         """
         self.ranks: dict[int, Rank] = {}
-        self.until: float | None = None
+        self.launcher_end: float | None = None
         self.stopped = False
         self.on_lingering: Callable[[Rank], None] = _ignore
         self._seconds = linger_seconds(os.environ)
@@ -99,109 +103,125 @@ class RankMonitor:
         self._waiting.close()
 
     def take(self) -> None:
-        """Take what has been told since, without waiting; nothing once the launcher has ended."""
-        if self.until is not None:
+        """Take the news since, without waiting; none once the launcher has ended."""
+        if self.launcher_end is not None:
             return
         for key, _ in self._waiting.select(0):
             if key.data is None:
-                self._hear()
+                self._read_messages()
             else:
                 self._note_end(key.fd, int(key.data))
         self._look_for_lingering()
 
-    def over(self, *, stopped: bool) -> None:
-        """Note that the launcher has ended, or is to be ended: what follows is our own doing."""
-        if self.until is None:
+    def note_launcher_end(self, *, stopped: bool) -> None:
+        """Note that the launcher has ended, or is being stopped; ranks end because of that."""
+        if self.launcher_end is None:
             self.take()
-            self.until, self.stopped = time.time(), stopped
+            self.launcher_end = time.time()
+            self.stopped = stopped
+
+    def has_stopped_before(self, time: float) -> bool:
+        """Tell whether the launcher had been stopped before a time."""
+        return self.stopped and self.launcher_end is not None and self.launcher_end < time
 
     def finished_well(self) -> int:
-        """Count the ranks whose programs have come to a good end."""
-        return sum(one.finished is not None and one.status == 0 for one in self.ranks.values())
+        """Count the ranks whose programs have ended well."""
+        return sum(rank.finished_well for rank in self.ranks.values())
 
-    def left(self, failed: Mapping[int, object]) -> list[tuple[float, Rank]]:
-        """Return the ranks that others may have missed by then, since when; the earliest first.
+    def departed(self, failed: Mapping[int, object]) -> list[tuple[float, Rank]]:
+        """Return the ranks that others may have missed, with the time since; the earliest first.
 
-        They had left their process group, or come to a good end.
+        They had left their process group, or ended well.
 
         Args:
-            failed: the ranks that have failed, which a launcher tells if the kernel did not.
+            failed: the ranks that have failed, which a launcher reports if the kernel did not.
         """
-        good = (0,) if self.stopped else (0, None)
-        found = []
-        for one in self.ranks.values():
-            if one.left is not None:
-                found.append((one.left, one))
-            elif one.finished is not None and one.status == 0:  # whatever became of its process
-                found.append((one.finished, one))
-            elif one.ended is not None and one.code in good and one.rank not in failed:
-                found.append((one.ended, one))
-        return sorted(found, key=lambda pair: pair[0])
+        departed = []
+        for rank in self.ranks.values():
+            since = self._departure(rank, failed)
+            if since is not None:
+                departed.append((since, rank))
+        return sorted(departed, key=lambda pair: pair[0])
+
+    def _departure(self, rank: Rank, failed: Mapping[int, object]) -> float | None:
+        if rank.left is not None:
+            return rank.left
+        if rank.finished_well:
+            return rank.finished
+        good_codes = (0,) if self.stopped else (0, None)
+        if rank.code in good_codes and rank.rank not in failed:
+            return rank.ended
+        return None
 
     def unreported(self, failed: Mapping[int, object]) -> list[Rank]:
-        """Return the ranks that had failed before their launcher was ended, untold by it."""
-        until = self.until if self.stopped and self.until is not None else 0.0
+        """Return the ranks that had failed before their launcher was stopped, unreported by it."""
         return [
-            one
-            for one in self.ranks.values()
-            if one.code
-            and one.ended is not None
-            and one.ended < (until - _SOON if one.code in _TOLD else until)
-            and one.rank not in failed
+            rank
+            for rank in self._ended_before_stop(failed)
+            if rank.code and not self._ended_by_same_signal(rank)
         ]
 
     def vanished(self, failed: Mapping[int, object]) -> list[Rank]:
-        """Return the ranks that had ended by then, with a status that nobody saw.
+        """Return the ranks that had ended before the stop, with a status that nobody saw.
 
-        Where their launcher had told others to end, it was no good one.
+        If their launcher had told others to end, it was no good one.
         """
-        until = self.until if self.stopped and self.until is not None else 0.0
         return [
-            one
-            for one in self.ranks.values()
-            if one.ended is not None
-            and one.ended < until
-            and one.code is None
-            and not (one.finished is not None and one.status == 0)
-            and one.rank not in failed
+            rank
+            for rank in self._ended_before_stop(failed)
+            if rank.code is None and not rank.finished_well
         ]
 
     def lingering(self) -> list[Rank]:
         """Return the ranks that went on for too long, and still do."""
-        return [
-            one
-            for one in self.ranks.values()
-            if one.ended is None and (one.lingers is not None or self._is_long_out(one))
-        ]
+        running = [rank for rank in self.ranks.values() if rank.ended is None]
+        return [rank for rank in running if rank.lingers is not None or self._is_long_out(rank)]
 
-    def _hear(self) -> None:
+    def _ended_before_stop(self, failed: Mapping[int, object]) -> Iterator[Rank]:
+        """Yield the ranks that ended before their launcher was stopped; none if it was not."""
+        if not self.stopped or self.launcher_end is None:
+            return
+        for rank in self.ranks.values():
+            ended_before = rank.ended is not None and rank.ended < self.launcher_end
+            if ended_before and rank.rank not in failed:
+                yield rank
+
+    def _ended_by_same_signal(self, rank: Rank) -> bool:
+        """Tell whether the signal that stopped the launcher may have ended a rank, too."""
+        if rank.code not in _SIGNALLED or rank.ended is None or self.launcher_end is None:
+            return False
+        return rank.ended >= self.launcher_end - _SOON
+
+    def _read_messages(self) -> None:
         with contextlib.suppress(BlockingIOError):
             *lines, self._rest = (self._rest + os.read(self._pipe, _CHUNK)).split(b"\n")
             for line in lines:
-                # The program may write there as well: what is no message counts for nothing.
+                # The program may write there as well: any other line is ignored.
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    self._learn(json.loads(line))
+                    self._note_message(json.loads(line))
 
-    def _learn(self, told: Mapping[str, Any]) -> None:
-        rank, pid = int(told["rank"]), int(told["pid"])
-        if told["event"] == "started":
-            self.ranks[rank] = Rank(rank, int(told["local_rank"]), pid)
-            self._watch(rank, pid)
+    def _note_message(self, message: Mapping[str, Any]) -> None:
+        event, number, pid = message["event"], int(message["rank"]), int(message["pid"])
+        if event == "started":
+            self.ranks[number] = Rank(number, int(message["local_rank"]), pid)
+            self._watch(number, pid)
             return
-        known = self.ranks[rank]
-        if known.pid != pid:
+        rank = self.ranks[number]
+        if rank.pid != pid:
             return
-        if told["event"] == "finished":
-            time, status = float(told["time"]), int(told["status"])
-            self.ranks[rank] = replace(
-                known, finished=time, status=status, joined=told.get("joined")
+        if event == "lingers":
+            self._note_lingering(rank, tuple(map(str, message["threads"])))
+        elif event == "finished":
+            self.ranks[number] = replace(
+                rank,
+                finished=float(message["time"]),
+                status=int(message["status"]),
+                joined=message.get("joined"),
             )
-        elif told["event"] == "left":
-            self.ranks[rank] = replace(known, left=float(told["time"]))
-        elif told["event"] == "joined":
-            self.ranks[rank] = replace(known, left=None, lingers=None)
-        elif told["event"] == "lingers":
-            self._linger(known, tuple(map(str, told["threads"])))
+        elif event == "left":
+            self.ranks[number] = replace(rank, left=float(message["time"]))
+        elif event == "joined":
+            self.ranks[number] = replace(rank, left=None, lingers=None)
 
     def _watch(self, rank: int, pid: int) -> None:
         open_pidfd = getattr(os, "pidfd_open", None)  # a Python may be built without it
@@ -209,9 +229,9 @@ class RankMonitor:
             return
         try:
             handle = open_pidfd(pid)
-        except ProcessLookupError:  # it was quicker
+        except ProcessLookupError:  # it has ended already
             self.ranks[rank] = replace(self.ranks[rank], ended=time.time())
-        except OSError:  # a kernel before 5.3, or a sandbox: its launcher alone tells its end
+        except OSError:  # a kernel before 5.3, or a sandbox: only its launcher reports its end
             return
         else:
             self._waiting.register(handle, selectors.EVENT_READ, pid)
@@ -224,32 +244,38 @@ class RankMonitor:
                 self.ranks[rank] = replace(known, ended=time.time(), code=_exit_code(pid))
                 return
 
-    def _linger(self, rank: Rank, names: tuple[str, ...]) -> None:
+    def _note_lingering(self, rank: Rank, names: tuple[str, ...]) -> None:
         if rank.lingers is None:
             self.ranks[rank.rank] = replace(rank, lingers=names)
             self.on_lingering(self.ranks[rank.rank])
 
     def _look_for_lingering(self) -> None:
-        """Find ranks that go on long after another one of this node has ended well, or without it.
+        """Find ranks that go on long after they left their group, or another rank ended well.
 
-        Where all ranks of a node have left their group, that is how their program is made; only one
-        rank on a node may be waited for by those of other nodes.
+        If all ranks of a node have left their group, the program is made that way; but a single
+        rank of a node may be waited for by those of other nodes.
         """
-        known = list(self.ranks.values())
-        running = [one for one in known if one.ended is None and one.finished is None]
-        ended = [one.ended for one in known if one.ended is not None and not one.code]
-        alone = bool(ended) and min(ended) < time.time() - self._seconds
-        missed = len(known) == 1 or any(one.left is None for one in running)
-        for one in running:
-            if alone or (missed and self._is_long_out(one)):
-                self._linger(one, ())
+        ranks = list(self.ranks.values())
+        running = [rank for rank in ranks if rank.ended is None and rank.finished is None]
+        left_alone = self._has_long_ended(ranks)
+        may_be_missed = len(ranks) == 1 or any(rank.left is None for rank in running)
+        for rank in running:
+            if left_alone or (may_be_missed and self._is_long_out(rank)):
+                self._note_lingering(rank, ())
+
+    def _has_long_ended(self, ranks: Iterable[Rank]) -> bool:
+        """Tell whether one of the ranks ended well, or unseen, long ago."""
+        limit = time.time() - self._seconds
+        return any(
+            rank.ended is not None and rank.ended < limit and not rank.code for rank in ranks
+        )
 
     def _is_long_out(self, rank: Rank) -> bool:
         return rank.left is not None and rank.left < time.time() - self._seconds
 
 
 def linger_seconds(env: Mapping[str, str]) -> float:
-    """Return how long a process may go on, as the environment has it."""
+    """Return the seconds that a process may go on, by the environment."""
     try:
         return float(env.get(SECONDS, _SECONDS))
     except ValueError:
@@ -262,7 +288,7 @@ def _exit_code(pid: int) -> int | None:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
             fields = handle.read().rpartition(")")[2].split()
         status = int(fields[_STAT_EXIT_CODE])
-    except (OSError, ValueError, IndexError):  # its launcher was quicker
+    except (OSError, ValueError, IndexError):  # its launcher has waited for it already
         return None
     if fields[0] not in "ZX":
         return None
@@ -270,4 +296,4 @@ def _exit_code(pid: int) -> int | None:
 
 
 def _ignore(rank: Rank) -> None:
-    """Nobody wants to know."""
+    """Ignore a lingering rank."""

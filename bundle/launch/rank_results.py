@@ -1,4 +1,4 @@
-"""What became of the ranks of one node: their own records, and torchrun's closing report."""
+"""Failures of the ranks of one node: from their own records, and from torchrun's closing report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .rank_monitor import Rank, RankMonitor
@@ -15,22 +15,22 @@ RECORD_KEYS = ("node", "rank", "local_rank", "exit_code", "exception", "message"
 
 _RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
-_SENT = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
-_SENT_TO = re.compile(r"\bSending process (\d+) closing signal")
-_MARKED = re.compile(r"\[rank(\d+)\]:")
-_CLOSING = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
-"""The line that begins torchrun's own report: its traceback and its table follow."""
+_CLOSING_SIGNAL = re.compile(r"^W\d{4} .*Sending process \d+ closing signal")
+_SIGNALLED = re.compile(r"\bSending process (\d+) closing signal")
+_RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")
+_REPORT_START = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
+"""The first line of torchrun's own report: its traceback and its table follow."""
 _SIGTERM, _SIGKILL = -15, -9
 _SHOWN = 20
 
 CAUSE, LOST_PEER, ENDED = range(3)
-"""What a failure is to the others: see :func:`weight`."""
+"""The weight of a failure among the others, see :func:`weight`."""
 
 _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|BrokenPipeError|EOFError"
     r"|[Rr]emote process exited|DistNetworkError"
 )
-"""How Gloo, NCCL, the store and Python's sockets word that the other side has gone."""
+"""Messages of Gloo, NCCL, the store and Python's sockets when the other side has gone."""
 
 
 def failures(
@@ -38,89 +38,100 @@ def failures(
     node: str,
     tail: Iterable[str],
     ended: float,
-    own: Mapping[int, Sequence[str]] | None = None,
+    by_rank: Mapping[int, Sequence[str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every rank of this node that failed, as JSON objects with ``RECORD_KEYS``.
+    """Return every rank of this node that failed, as JSON objects with ``RECORD_KEYS``.
 
-    A rank that raised has left a record with its traceback, for which its last lines stand if it
-    ended itself (``sys.exit``). One that was killed could not; torchrun
-    names it and its exit status in its report, and the last lines of the log stand for it.
+    A rank that raised has left a record with its traceback; if it ended itself (``sys.exit``), its
+    last lines replace the traceback. A rank that was killed left none; torchrun's report has its
+    exit status, and the last lines of the log replace the traceback.
 
     Args:
         job_dir: the job's directory, where the wrapper puts records.
         node: this node's name.
         tail: the last lines of the node's output.
-        ended: when the launcher ended, in seconds since the epoch.
-        own: the last lines of each rank whose output is known apart from the others'.
+        ended: the time when the launcher ended, in seconds since the epoch.
+        by_rank: the last lines of each rank whose output is separate from the others'.
     """
-    own = own or {}
-    found = {record["rank"]: record for record in _records(os.path.join(job_dir, "failures"))}
+    by_rank = by_rank or {}
+    records = {record["rank"]: record for record in _records(os.path.join(job_dir, "failures"))}
+    for rank, record in records.items():
+        if record["exception"] == "SystemExit" and by_rank.get(rank):
+            # Its last lines give the reason; the traceback only gives the place.
+            record["lines"] = list(by_rank[rank])[-_SHOWN:]
     lines = list(tail)
-    for rank, record in found.items():
-        if record["exception"] == "SystemExit" and own.get(rank):
-            # It says why before it ends; where in the program that was, tells less.
-            record["lines"] = list(own[rank])[-_SHOWN:]
     for rank, local_rank, code in reported(lines):
-        if rank not in found:
-            found[rank] = {
-                "node": node,
-                "rank": rank,
-                "local_rank": local_rank,
-                "exit_code": code,
-                "exception": "",
-                "message": "",
-                "lines": list(own.get(rank) or program_lines(lines, rank))[-_SHOWN:],
-                "time": ended,
-            }
-    return sorted(found.values(), key=lambda record: (weight(record), record["time"]))
+        if rank in records:
+            continue
+        own_lines = list(by_rank.get(rank) or program_lines(lines, rank))
+        records[rank] = {
+            "node": node,
+            "rank": rank,
+            "local_rank": local_rank,
+            "exit_code": code,
+            "exception": "",
+            "message": "",
+            "lines": own_lines[-_SHOWN:],
+            "time": ended,
+        }
+    return sorted(records.values(), key=lambda record: (weight(record), record["time"]))
 
 
 def settled(
     records: Iterable[Mapping[str, Any]], monitor: RankMonitor, launcher: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The failures of a node with what the monitor knows of them: when, and at whose wish.
+    """Complete the failures of a node with the monitor's times, and with who ended the ranks.
 
-    Each gets ``told_to_end``, whether its launcher or its agent had told it to by then;
-    ``root_cause``, whether torchrun calls it the first that it saw failing; and ``ended``, when
-    its process did, which after an exception takes PyTorch a while.
+    Each gets ``told_to_end``, true if its launcher or its agent had told it to by then;
+    ``root_cause``, true if torchrun calls it the first failure that it saw; and ``ended``, the time
+    when its process ended, which after an exception takes PyTorch a while.
 
     Args:
         records: from :func:`failures`.
-        monitor: what is known of the ranks.
+        monitor: the known state of the ranks.
         launcher: the last lines of the launcher.
     """
     listed = reported(launcher)
-    root = listed[-1][0] if listed else None  # torchrun's report closes with it
-    told = told_by(launcher)
-    found = []
-    for record in records:
-        known = monitor.ranks.get(record["rank"])
-        killed = int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM)
-        still_there = monitor.until or record["time"]
-        ended = record["time"] if known is None else known.ended or still_there
-        time = record["time"] if record["exception"] else ended
-        late = monitor.stopped and monitor.until is not None and time > monitor.until
-        first = record["rank"] == root
-        by_launcher = known.pid in told if known is not None and told else not first
-        found.append(
-            {
-                **record,
-                "time": time,
-                "ended": ended,
-                "told_to_end": late or (killed and by_launcher),
-                "root_cause": first,
-            }
-        )
-    return found
+    root_cause = listed[-1][0] if listed else None  # the last entry of torchrun's report
+    pids = signalled(launcher)
+    return [
+        _settled(record, monitor, pids, is_root_cause=record["rank"] == root_cause)
+        for record in records
+    ]
 
 
-def told_by(launcher: Iterable[str]) -> set[int]:
-    """The processes that torchrun says it has told to end."""
-    return {int(sent[1]) for line in launcher if (sent := _SENT_TO.search(line))}
+def _settled(
+    record: Mapping[str, Any], monitor: RankMonitor, pids: Collection[int], *, is_root_cause: bool
+) -> dict[str, Any]:
+    rank = monitor.ranks.get(record["rank"])
+    ended = record["time"]
+    if rank is not None:
+        ended = rank.ended or monitor.launcher_end or ended
+    time = record["time"] if record["exception"] else ended
+    told_to_end = monitor.has_stopped_before(time)
+    if not told_to_end and _is_sigterm(record):
+        told_to_end = rank.pid in pids if rank is not None and pids else not is_root_cause
+    return {
+        **record,
+        "time": time,
+        "ended": ended,
+        "told_to_end": told_to_end,
+        "root_cause": is_root_cause,
+    }
 
 
-def unreported(rank: Rank, node: str, own: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-    """The record of a rank that failed before its launcher, which was ended then, could say so."""
+def _is_sigterm(record: Mapping[str, Any]) -> bool:
+    return int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM)
+
+
+def signalled(launcher: Iterable[str]) -> set[int]:
+    """Return the ids of the processes that torchrun reports to have told to end."""
+    matches = (_SIGNALLED.search(line) for line in launcher)
+    return {int(match[1]) for match in matches if match}
+
+
+def unreported(rank: Rank, node: str, by_rank: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+    """Return the record of a rank that failed before its stopped launcher could report it."""
     return {
         "node": node,
         "rank": rank.rank,
@@ -128,13 +139,13 @@ def unreported(rank: Rank, node: str, own: Mapping[int, Sequence[str]]) -> dict[
         "exit_code": rank.code,
         "exception": "",
         "message": "",
-        "lines": list(own.get(rank.rank, ()))[-_SHOWN:],
+        "lines": list(by_rank.get(rank.rank, ()))[-_SHOWN:],
         "time": rank.ended,
     }
 
 
 def single(job_dir: str, rank: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any]:
-    """The failure of a rank that no launcher stands between: its record, or its exit status.
+    """Return the failure of a rank without a launcher: its record, or its exit status.
 
     Args:
         job_dir: the job's directory, where the wrapper puts records.
@@ -148,64 +159,71 @@ def single(job_dir: str, rank: Mapping[str, Any], lines: Sequence[str]) -> dict[
 
 
 def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
-    """Rank, local rank and exit status of each failure that torchrun's report lists.
+    """Return rank, local rank and exit status of each failure in torchrun's report.
 
-    The form is that of ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``.
+    The format is that of ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``.
     """
-    found, current = [], None
+    failed = []
+    current: tuple[int, int] | None = None
     for line in lines:
         rank = _RANK.match(line)
         if rank:
-            current = (int(rank.group(1)), int(rank.group(2)))
+            current = (int(rank[1]), int(rank[2]))
             continue
         code = _EXIT.match(line)
         if code and current is not None:
-            found.append((*current, int(code.group(1))))
+            failed.append((*current, int(code[1])))
             current = None
-    return found
+    return failed
 
 
 def program_lines(lines: Iterable[str], rank: int) -> list[str]:
-    """What a rank may have written.
+    """Return the lines that a rank may have written.
 
-    What torchrun adds when one of them has failed is left out, and what PyTorch has marked as
-    another rank's (``[rank2]: Traceback ...``, from torch 2.2 on).
+    Lines that torchrun adds when a rank has failed are left out, and lines that PyTorch has marked
+    as another rank's (``[rank2]: Traceback ...``, from torch 2.2 on).
     """
-    kept: list[str] = []
-    found = list(lines)
-    # An earlier one closes an attempt after which ranks were started again.
-    closing = max((at for at, line in enumerate(found) if _CLOSING.search(line)), default=None)
-    for line in found[:closing]:
-        marked = _MARKED.match(line)
-        if not _SENT.match(line) and (marked is None or int(marked.group(1)) == rank):
-            kept.append(line)
-    return kept
+    all_lines = list(lines)
+    # The last report counts: an earlier one closes an attempt that was followed by a restart.
+    reports = [number for number, line in enumerate(all_lines) if _REPORT_START.search(line)]
+    end = reports[-1] if reports else None
+    return [line for line in all_lines[:end] if _may_be_of_rank(line, rank)]
+
+
+def _may_be_of_rank(line: str, rank: int) -> bool:
+    if _CLOSING_SIGNAL.match(line):
+        return False
+    prefix = _RANK_PREFIX.match(line)
+    return prefix is None or int(prefix[1]) == rank
 
 
 def weight(record: Mapping[str, Any]) -> int:
-    """Whether a rank failed by itself (``CAUSE``) or only because another one had.
+    """Classify a failure: by itself (``CAUSE``), or only because another rank failed.
 
-    A rank that loses the connection to one that failed raises, too (``LOST_PEER``), often before
-    anybody has noticed the first one; and torchrun ends with SIGTERM what still runs (``ENDED``).
-    A rank that a signal from elsewhere has ended failed by itself, see :func:`settled`.
+    A rank that loses the connection to a failed one raises, too (``LOST_PEER``), often before the
+    first failure has been noticed; and torchrun ends with SIGTERM the ranks that still run
+    (``ENDED``). A rank that a signal from elsewhere has ended failed by itself, see
+    :func:`settled`.
     """
-    told = record.get("told_to_end")
-    if told or (told is None and int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM)):
+    told_to_end = record.get("told_to_end")
+    if told_to_end or (told_to_end is None and _is_sigterm(record)):
         return ENDED
-    said = f"{record['exception']}: {record['message']}"
-    return LOST_PEER if record["exception"] and _LOST_PEER.search(said) else CAUSE
+    if not record["exception"]:
+        return CAUSE
+    error = f"{record['exception']}: {record['message']}"
+    return LOST_PEER if _LOST_PEER.search(error) else CAUSE
 
 
 def out_of_memory(
     records: Iterable[dict[str, Any]], before: int | None, after: int | None
 ) -> list[tuple[dict[str, Any], str]]:
-    """The ranks that were killed while the kernel killed for want of memory, and a line on that.
+    """Return the ranks that were killed while the kernel was out of memory, with a line for each.
 
-    A process that is killed cannot say so itself, and Slurm only does where it limits memory.
+    A process that is killed cannot report it, and Slurm does only where it limits memory.
 
     Args:
         records: the failures of this node.
-        before: the kernel's count when the ranks were started; None where there is none.
+        before: the kernel's count when the ranks were started; None if there is none.
         after: its count now.
     """
     if before is None or after is None or after <= before:
@@ -227,12 +245,19 @@ def _records(folder: str) -> list[dict[str, Any]]:
     for name in names:
         if not name.endswith(".json"):
             continue
-        # What is no record (the program may write there too) is left out: torchrun's report of the
-        # same rank then stands for it.
+        # Any other file (the program may write there too) is left out: torchrun's report of the
+        # same rank is used then.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open(os.path.join(folder, name), encoding="utf-8") as handle:
-                raw = json.load(handle)
-            record = {key: raw[key] for key in RECORD_KEYS}
-            record |= {key: int(raw[key]) for key in ("rank", "local_rank", "exit_code")}
-            records.append({**record, "time": float(raw["time"]), "lines": list(raw["lines"])})
+            records.append(_record(os.path.join(folder, name)))
     return records
+
+
+def _record(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as handle:
+        raw = json.load(handle)
+    record = {key: raw[key] for key in RECORD_KEYS}
+    for key in ("rank", "local_rank", "exit_code"):
+        record[key] = int(raw[key])
+    record["time"] = float(raw["time"])
+    record["lines"] = list(raw["lines"])
+    return record

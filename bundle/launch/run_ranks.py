@@ -21,11 +21,10 @@ from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
 from ..redaction.masking import masked
 from ..system import network, open_files
-from . import commands
-from . import rank_results as ranks
+from . import commands, rank_results
 from .directories import place_of, work_dir
 from .early_torchrun import EarlyLauncher
-from .output_reader import RANKS_ENDED, Outputs, attend
+from .output_reader import RANKS_ENDED, Outputs, RecentOutput, run_launcher
 from .rank_monitor import Rank, RankMonitor
 
 _SHOWN = 30
@@ -33,23 +32,36 @@ _SHOWN = 30
 
 @dataclass(frozen=True)
 class _Start:
-    """How the ranks of this task are started."""
+    """The command that starts the ranks of this task."""
 
     argv: list[str]
     variables: dict[str, str]
     cwd: str
     ranks: list[range]
-    """For each local rank of a launcher the ranks that it may be."""
+    """For each local rank of a launcher the ranks that it may be; none if Slurm starts the rank."""
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """The ranks of this task after their end."""
+
+    place: commands.Place
+    node: str
+    start: _Start
+    code: int
+    """The exit status of the launcher, or of the rank that Slurm has started."""
+    recent: RecentOutput
+    monitor: RankMonitor
 
 
 def run_ranks(
     job: Job, hearing: AgentChannel, early: EarlyLauncher | None = None
 ) -> dict[str, Any]:
-    """Start this task's ranks and pass on what they write until they end.
+    """Start this task's ranks and pass on their output until they end.
 
     Args:
         job: the job.
-        hearing: what is asked.
+        hearing: the channel to the driver, with the request.
         early: a launcher that waits already, on this node.
     """
     request = hearing.request
@@ -57,78 +69,97 @@ def run_ranks(
     group, link = _group(job, request)
     native = job.launch.launcher == "srun"
     with unpack.using(place.root, job.bundle_id), _job_dir(place.job_dir):
-        begin = _start(job, place, group, request)
-        hearing.emit({"event": "started", "argv": masked(begin.argv), "interface": link.interface})
-        try:
-            folder = os.path.join(place.job_dir, "output")
-            outputs = Outputs(folder, begin.ranks, job.launch.grace_seconds)
-        except OSError as exc:
-            raise NodeError(_no_pipes(place, exc, len(begin.ranks))) from exc
-        begin.variables.update(outputs.variables)
-
-        def pass_on(rank: int | None, data: bytes) -> None:
-            hearing.output(int(begin.variables["RANK"]) if native else rank, data)
-
+        start = _start(job, place, group, request)
+        hearing.emit({"event": "started", "argv": masked(start.argv), "interface": link.interface})
+        outputs = _open_outputs(place, start, job.launch.grace_seconds)
+        start.variables.update(outputs.variables)
         monitor = outputs.monitor
         monitor.on_lingering = lambda rank: hearing.emit({"event": "lingering", **_lingering(rank)})
         outputs.on_finished = lambda: hearing.emit({"event": RANKS_ENDED})
+
+        def pass_on(rank: int | None, data: bytes) -> None:
+            hearing.output(int(start.variables["RANK"]) if native else rank, data)
+
         with contextlib.closing(outputs), _limit(request.get("limit")):
-            ready = early.go(begin.argv, begin.variables, begin.cwd) if early else None
+            running = early.go(start.argv, start.variables, start.cwd) if early else None
             killed_before = host.oom_kills()
-            code, heard = attend(begin.argv, begin.variables, begin.cwd, outputs, pass_on, ready)
-        ended = time.time()
+            code, recent = run_launcher(
+                start.argv, start.variables, start.cwd, outputs, pass_on, running
+            )
+        ended = _Ended(place, group.node, start, code, recent, monitor)
+        failed = _native_failure(ended) if native else _failures(ended)
         if not request["shared"]:
-            os.utime(begin.cwd)  # in use a while longer: what is in it is still to go home
-        failed = []
-        if code and native:
-            failed = [_of_native(place, group.node, begin.variables, code, list(heard.tail))]
-            failed[0]["told_to_end"] = monitor.stopped
-        elif code:
-            own = {rank: list(lines) for rank, lines in heard.own.items()}
-            failed = ranks.failures(place.job_dir, group.node, heard.tail, ended, own)
-            known = {record["rank"]: record for record in failed}
-            silent = monitor.unreported(known)
-            failed += [ranks.unreported(rank, group.node, own) for rank in silent]
-            failed = ranks.settled(failed, monitor, list(heard.launcher))
-        for record, line in ranks.out_of_memory(failed, killed_before, host.oom_kills()):
+            os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
+        for record, line in rank_results.out_of_memory(failed, killed_before, host.oom_kills()):
             record["lines"].append(line)
             hearing.output(record["rank"], f"{line}\n".encode())
-    tail = list(heard.tail)[-_SHOWN:] if code else []
-    watched = _watched(monitor, group.node, failed, told=bool(ranks.told_by(heard.launcher)))
-    sent = {"" if rank is None else str(rank): count for rank, count in hearing.sent.items()}
-    return {"exit_code": code, "failures": failed, "tail": tail, "sent": sent, **watched}
+    return {
+        "exit_code": code,
+        "failures": failed,
+        "tail": list(recent.tail)[-_SHOWN:] if code else [],
+        "sent": {"" if rank is None else str(rank): sent for rank, sent in hearing.sent.items()},
+        **_observations(ended, failed),
+    }
 
 
-def _watched(
-    monitor: RankMonitor, node: str, failed: list[dict[str, Any]], *, told: bool
-) -> dict[str, Any]:
-    """What else is known of the ranks: who ended well first, who went on, and who met nobody.
+def _failures(ended: _Ended) -> list[dict[str, Any]]:
+    """Return the failures of a launcher's ranks."""
+    if not ended.code:
+        return []
+    by_rank = {rank: list(lines) for rank, lines in ended.recent.by_rank.items()}
+    tail, now = ended.recent.tail, time.time()
+    failed = rank_results.failures(ended.place.job_dir, ended.node, tail, now, by_rank)
+    known = {record["rank"]: record for record in failed}
+    for rank in ended.monitor.unreported(known):
+        failed.append(rank_results.unreported(rank, ended.node, by_rank))
+    return rank_results.settled(failed, ended.monitor, list(ended.recent.launcher))
+
+
+def _native_failure(ended: _Ended) -> list[dict[str, Any]]:
+    """Return the failure of a rank that Slurm has started."""
+    code, variables = ended.code, ended.start.variables
+    if not code:
+        return []
+    rank: dict[str, Any] = {
+        "rank": int(variables["RANK"]),
+        "local_rank": int(variables["LOCAL_RANK"]),
+        "node": ended.node,
+        "time": time.time(),
+        "exit_code": code if code <= 128 else 128 - code,
+    }
+    record = rank_results.single(ended.place.job_dir, rank, list(ended.recent.tail))
+    record["told_to_end"] = ended.monitor.stopped
+    return [record]
+
+
+def _observations(ended: _Ended, failed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first rank that left, and those that vanished, linger, joined a group or did not.
 
     Args:
-        monitor: what is known of them.
-        node: this node.
+        ended: the ranks.
         failed: the records of those that failed.
-        told: whether the launcher had told some to end.
     """
-    known = monitor.ranks.values()
+    node, monitor = ended.node, ended.monitor
     by_rank = {record["rank"]: record for record in failed}
-    left = monitor.left(by_rank)[:1]  # who ended later tells nothing more
-    vanished = monitor.vanished(by_rank) if told else []
+    departed = monitor.departed(by_rank)[:1]  # later ones only follow from the first
+    told_some = bool(rank_results.signalled(ended.recent.launcher))
+    vanished = monitor.vanished(by_rank) if told_some else []
+    ranks = monitor.ranks.values()
     return {
         "stopped": monitor.stopped,
         "left": [
-            {"node": node, "rank": one.rank, "time": since, "goes_on": not one.ended_well}
-            for since, one in left
+            {"node": node, "rank": rank.rank, "time": since, "goes_on": not rank.ended_well}
+            for since, rank in departed
         ],
-        "vanished": [{"node": node, "rank": one.rank, "time": one.ended} for one in vanished],
+        "vanished": [{"node": node, "rank": rank.rank, "time": rank.ended} for rank in vanished],
         "lingering": [{"node": node, **_lingering(rank)} for rank in monitor.lingering()],
-        "joined": [rank.rank for rank in known if rank.joined],
-        "alone": [rank.rank for rank in known if rank.joined is False],
+        "joined": [rank.rank for rank in ranks if rank.joined],
+        "alone": [rank.rank for rank in ranks if rank.joined is False],
     }
 
 
 def _lingering(rank: Rank) -> dict[str, Any]:
-    """What there is to say of a rank whose process goes on for too long."""
+    """Describe a rank whose process goes on for too long."""
     return {
         "rank": rank.rank,
         "finished": rank.finished,
@@ -137,24 +168,10 @@ def _lingering(rank: Rank) -> dict[str, Any]:
     }
 
 
-def _of_native(
-    place: commands.Place, node: str, variables: Mapping[str, str], code: int, lines: list[str]
-) -> dict[str, Any]:
-    """The failure of a rank that Slurm has started."""
-    rank: dict[str, Any] = {
-        "rank": int(variables["RANK"]),
-        "local_rank": int(variables["LOCAL_RANK"]),
-        "node": node,
-        "time": time.time(),
-        "exit_code": code if code <= 128 else 128 - code,
-    }
-    return ranks.single(place.job_dir, rank, lines)
-
-
 def _group(job: Job, request: Mapping[str, Any]) -> tuple[commands.Group, network.Link]:
-    shared, node = request["group"], str(request["node"])
-    nproc = int(shared["nproc"])
-    link = network.choose_link(job.launch.interface, node, str(shared["address"]))
+    settings, node = request["group"], str(request["node"])
+    nproc = int(settings["nproc"])
+    link = network.choose_link(job.launch.interface, node, str(settings["address"]))
     if job.launch.launcher == "srun":
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         threads = commands.choose_threads(job.launch.omp_num_threads, cpus, 1)
@@ -166,16 +183,16 @@ def _group(job: Job, request: Mapping[str, Any]) -> tuple[commands.Group, networ
         node_rank=int(request["node_rank"]),
         nnodes=len(job.nodes),
         nproc=nproc,
-        address=str(shared["address"]),
-        port=int(shared["port"]),
+        address=str(settings["address"]),
+        port=int(settings["port"]),
         interface=link.interface,
-        backend=str(shared["backend"]),
+        backend=str(settings["backend"]),
         threads=threads,
         max_restarts=job.launch.max_restarts,
         elastic=job.launch.elastic,
         grace_seconds=job.launch.grace_seconds,
         own_address=link.address,
-        on_cpus=bool(shared.get("on_cpus")),
+        on_cpus=bool(settings.get("on_cpus")),
     )
     return group, link
 
@@ -201,11 +218,11 @@ def _start(
 
 @contextlib.contextmanager
 def _job_dir(path: str) -> Iterator[None]:
-    """This job's private directory, with what each rank runs first; it goes when the job ends.
+    """Make this job's private directory with the wrapper, and remove it when the job ends.
 
-    It is locked as long: one that a killed agent has left is known by that, and swept later.
+    It is locked meanwhile: a directory that a killed agent has left is not, and swept later.
     """
-    removal.sweep(path)  # of the same job, before it was put back in the queue
+    removal.sweep(path)  # of the same job, before it was requeued
     held = locks.make_held(path)
     try:
         for name, source in (
@@ -222,7 +239,7 @@ def _job_dir(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limit(seconds: float | None) -> Iterator[None]:
-    """End the ranks, as if we were told to, if the block runs for longer."""
+    """Stop the ranks, as SIGTERM would, if the block runs for longer than so many seconds."""
     if seconds is None:
         yield
         return
@@ -233,6 +250,18 @@ def _limit(seconds: float | None) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _open_outputs(place: commands.Place, start: _Start, grace: float) -> Outputs:
+    """Make the pipes of the ranks.
+
+    Raises:
+        NodeError: they cannot be made.
+    """
+    try:
+        return Outputs(os.path.join(place.job_dir, "output"), start.ranks, grace)
+    except OSError as exc:
+        raise NodeError(_no_pipes(place, exc, len(start.ranks))) from exc
 
 
 def _no_pipes(place: commands.Place, exc: OSError, ranks: int) -> Problem:

@@ -1,4 +1,4 @@
-"""What a job's outputs are on a node, and the stream in which they go home.
+"""The outputs of a job on a node, and the stream in which they are sent to the login side.
 
 The stream, version 1, is made for a pipe (``srun``): one line of JSON, an uncompressed GNU tar, one
 line of JSON. ``tail -n +2 | tar -t`` lists it by hand. The first line::
@@ -7,10 +7,10 @@ line of JSON. ``tail -n +2 | tar -t`` lists it by hand. The first line::
      "missing": [output], "left_out": {path: reason}}
 
 ``roots`` are the paths that the outputs stand for, none of them inside another; each member of the
-tar is one of them or lies below one, directories before what they hold. ``entries`` (directories
-and links too), ``files`` and ``bytes`` (of their content) are the most that follows. The tar holds
-directories, files and symbolic links, and the GNU long names, nothing else. The last line says that
-the stream is whole, and which files changed while they were sent::
+tar is one of them or lies below one, directories before their content. ``entries`` (directories
+and links too), ``files`` and ``bytes`` (of their content) are upper limits of what follows. The tar
+holds directories, files and symbolic links, and the GNU long names, nothing else. The last line
+says that the stream is complete, and which files changed while they were sent::
 
     {"end": 1, "sha256": hex digest of the tar, "changed": {path: what happened}}
 """
@@ -37,54 +37,56 @@ LINE_LIMIT = 16 << 20
 CHUNK = 1 << 20
 """Bytes of a file that are held in memory at a time."""
 MOST_NAMES = 1000
-"""Paths that are named with a reason; of further ones only the number."""
+"""Paths that are named with a reason; the others are only counted."""
+
+_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Entry(NamedTuple):
-    """One directory, file or link that goes home."""
+    """One directory, file or link to send."""
 
     name: str
     """Its path below the run directory."""
     source: str
-    """Where it is read."""
+    """The path that it is read from."""
     size: int
-    """Length in bytes; 0 for what is not a file."""
+    """Length in bytes; 0 for directories and links."""
     mode: int
     """Type and permissions, as ``st_mode``."""
     mtime_ns: int
-    """When it was last changed, in nanoseconds since 1970."""
+    """Time of its last change, in nanoseconds since 1970."""
     link: str
-    """What it points to; empty for what is not a link."""
+    """The target of a link; empty for anything else."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What the outputs of a job stand for."""
+    """The files, directories and links that the outputs of a job stand for."""
 
     roots: tuple[str, ...]
     """Their paths; none lies inside another."""
     entries: tuple[Entry, ...]
-    """All there is in them, directories before what they hold."""
+    """Everything in them, directories before their content."""
     missing: tuple[str, ...]
-    """Outputs that stand for nothing."""
+    """Outputs that match nothing."""
     left_out: Mapping[str, str]
     """Paths that cannot be sent, each with the reason."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much would be sent."""
+    """The amount of data to send."""
 
     files: int
     """Regular files."""
     bytes: int
-    """Their content."""
+    """Bytes of their content."""
     entries: int
     """Files, directories and links: the inodes they take."""
 
 
 def sizes(directory: str, outputs: Sequence[str]) -> Sizes:
-    """What :func:`pack` would send now.
+    """Measure what :func:`pack` would send now.
 
     Raises:
         NodeError: the directory cannot be read.
@@ -96,23 +98,16 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
     """Find what the outputs stand for.
 
     An output is a path or a pattern below the directory; ``**`` stands for any directories, ``.``
-    for everything. An output that is a link stands for what it leads to, if that is in the
-    directory; links inside an output are kept as long as they do not lead out of it.
+    for everything. An output that is a link stands for its target, if that is in the directory;
+    links inside an output are kept as long as they do not lead out of it.
 
     Raises:
         NodeError: the directory cannot be read.
     """
-    base = os.path.realpath(directory)
-    if not os.path.isdir(base):
-        problem = Problem(
-            what="the outputs cannot be looked for",
-            where=directory,
-            why="it is not a directory" if os.path.exists(base) else "it does not exist",
-            fix="see whether the job, or a cleaner of temporary files, removed it",
-        )
-        raise NodeError(problem)
-    found: dict[str, str] = {}
-    missing, left_out = [], {}
+    base = _real_directory(directory)
+    sources: dict[str, str] = {}
+    missing: list[str] = []
+    left_out: dict[str, str] = {}
     for output in outputs:
         pattern = split(output)
         if pattern is None:
@@ -123,26 +118,25 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
             missing.append(output)
         for name in names:
             source = os.path.realpath(os.path.join(base, name))
-            if not source.startswith(base + "/"):
-                left_out[name] = f"it leads out of the run directory, to {source}"
-            elif not os.path.lexists(source):
-                left_out[name] = f"it is a link to {source}, which does not exist"
+            reason = _root_refusal(base, source)
+            if reason:
+                left_out[name] = reason
             else:
-                found[name] = source
-    roots = [name for name in sorted(found) if not any(up in found for up in above(name))]
-    entries = [entry for root in roots for entry in _walk(root, found[root], left_out)]
+                sources[name] = source
+    roots = [name for name in sorted(sources) if sources.keys().isdisjoint(above(name))]
+    entries = [entry for root in roots for entry in _walk(root, sources[root], left_out)]
     return Selection(tuple(roots), tuple(entries), tuple(missing), left_out)
 
 
 def leads_out(inner: str, target: str) -> bool:
-    """Whether a link could lead out of the output that holds it.
+    """Tell whether a link could lead out of the output that holds it.
 
-    ``..`` counts only at the beginning: there it goes up real directories. Behind a name, which may
-    be a link itself, nobody can tell from the text where it goes.
+    ``..`` is allowed only at the beginning: there it goes up real directories. Behind a name, which
+    may be a link itself, the text does not tell where it leads.
 
     Args:
         inner: the link's path, relative to the output.
-        target: what it points to.
+        target: the path that the link points to.
     """
     if not target or target.startswith("/") or os.path.normpath(target) != target:
         return True
@@ -152,66 +146,67 @@ def leads_out(inner: str, target: str) -> bool:
 def pack(directory: str, outputs: Sequence[str], stream: IO[bytes]) -> None:
     """Send the outputs that are in a directory.
 
-    A file that changes meanwhile is sent with the length that was announced, or the one it has when
-    its turn comes if that is less; what is then missing is filled with zeros. It is named as
-    changed, and so is one that has vanished.
+    A file that changes meanwhile is sent with the length that was announced, or its current length
+    if that is less; bytes that are missing then are filled with zeros. It is reported as changed,
+    and so is one that has vanished.
 
     Args:
-        directory: where the ranks ran.
+        directory: the directory where the ranks ran.
         outputs: paths and patterns below it.
-        stream: where to; it is flushed, not closed.
+        stream: the destination; it is flushed, not closed.
 
     Raises:
         NodeError: the directory cannot be read, or nobody reads the stream any more.
     """
-    chosen = select(directory, outputs)
-    size = _measure(chosen.entries)
-    sink = _Sink(stream, directory)
-    sink.line(
+    selection = select(directory, outputs)
+    total = _measure(selection.entries)
+    writer = _StreamWriter(stream, directory)
+    writer.line(
         {
             "results": VERSION,
-            "roots": chosen.roots,
-            "entries": size.entries,
-            "files": size.files,
-            "bytes": size.bytes,
-            "missing": chosen.missing,
-            "left_out": some_of(chosen.left_out),
+            "roots": selection.roots,
+            "entries": total.entries,
+            "files": total.files,
+            "bytes": total.bytes,
+            "missing": selection.missing,
+            "left_out": some_of(selection.left_out),
         }
     )
     changed: dict[str, str] = {}
-    for entry in chosen.entries:
+    for entry in selection.entries:
         if not stat.S_ISREG(entry.mode):
-            sink.tar(_header(entry, 0))
+            writer.tar(_header(entry, 0))
             continue
-        what = _send(entry, sink)
-        if what:
-            changed[entry.name] = what
-    sink.tar(bytes(2 * BLOCK))
-    sink.line({"end": 1, "sha256": sink.digest.hexdigest(), "changed": some_of(changed)})
-    sink.flush()
+        change = _send_file(entry, writer)
+        if change:
+            changed[entry.name] = change
+    writer.zeros(2 * BLOCK)
+    writer.line({"end": 1, "sha256": writer.digest.hexdigest(), "changed": some_of(changed)})
+    writer.flush()
 
 
-def some_of(named: Mapping[str, str]) -> dict[str, str]:
-    """The first of many paths that have a reason each, and how many more there are."""
-    some = dict(list(named.items())[:MOST_NAMES])
-    if len(named) > len(some):
-        some["..."] = f"and {len(named) - len(some)} more"
-    return some
+def some_of(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the first ``MOST_NAMES`` paths with their reasons, and how many more there are."""
+    first = dict(list(reasons.items())[:MOST_NAMES])
+    if len(reasons) > len(first):
+        first["..."] = f"and {len(reasons) - len(first)} more"
+    return first
 
 
-class _Sink:
-    """The stream, as the one who sends sees it."""
+class _StreamWriter:
+    """The sending end of the stream; it computes the digest of the tar."""
 
     def __init__(self, stream: IO[bytes], directory: str) -> None:
-        self._stream, self._directory = stream, directory
+        self._stream = stream
+        self._directory = directory
         self.digest = hashlib.sha256()
 
     def line(self, content: Mapping[str, Any]) -> None:
         """Write one line of JSON."""
-        # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes carry.
+        # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
         data = json.dumps(content).encode("ascii") + b"\n"
         if len(data) > LINE_LIMIT:
-            raise self._fault("there are too many of them", "name directories, not every file")
+            raise self._error("there are too many of them", "name directories, not every file")
         self._write(data)
 
     def tar(self, data: bytes) -> None:
@@ -219,12 +214,19 @@ class _Sink:
         self.digest.update(data)
         self._write(data)
 
+    def zeros(self, count: int) -> None:
+        """Write so many zeros into the tar."""
+        while count:
+            size = min(count, CHUNK)
+            self.tar(bytes(size))
+            count -= size
+
     def flush(self) -> None:
-        """Hand on what is still held."""
+        """Flush the stream."""
         try:
             self._stream.flush()
         except (OSError, ValueError) as exc:
-            raise self._fault(str(exc), "see why the other end went away") from exc
+            raise self._error(str(exc), "see why the other end went away") from exc
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -232,111 +234,173 @@ class _Sink:
             while rest:  # an unbuffered stream may take less than it is given
                 rest = rest[self._stream.write(rest) :]
         except (OSError, ValueError) as exc:
-            raise self._fault(str(exc), "see why the other end went away") from exc
+            raise self._error(str(exc), "see why the other end went away") from exc
 
-    def _fault(self, why: str, fix: str) -> NodeError:
+    def _error(self, why: str, fix: str) -> NodeError:
         return NodeError(Problem("the outputs could not be sent", self._directory, why, fix))
 
 
-def _send(entry: Entry, sink: _Sink) -> str:
-    """Send one file; returns what changed meanwhile, empty if nothing did."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+def _send_file(entry: Entry, writer: _StreamWriter) -> str:
+    """Send one file; return what happened to it meanwhile, empty for nothing."""
     try:
-        handle = os.open(entry.source, flags)
+        handle = os.open(entry.source, _READ_ONLY)
     except OSError as exc:
         return f"not sent: {exc.strerror or exc}"
     try:
-        before = os.fstat(handle)
-        if not stat.S_ISREG(before.st_mode):
-            return "not sent: it is no longer a file"
-        size = min(before.st_size, entry.size)
-        sink.tar(_header(entry, size))
-        left, why = size, ""
-        while left and not why:
-            try:
-                data = os.read(handle, min(left, CHUNK))
-                why = "" if data else "it became shorter"
-            except OSError as exc:
-                data, why = b"", exc.strerror or str(exc)
-            sink.tar(data)
-            left -= len(data)
-        lost = left
-        while left:
-            sink.tar(bytes(min(left, CHUNK)))
-            left -= min(left, CHUNK)
-        sink.tar(bytes(padding(size)))
-        after = os.fstat(handle)
+        return _send_open_file(handle, entry, writer)
     finally:
         os.close(handle)
-    if lost:
-        return f"zeros stand in for the last {counted(lost, 'byte')}: {why}"
-    same = (after.st_size, after.st_mtime_ns) == (entry.size, entry.mtime_ns)
-    return "" if same else "it was written to while it was sent"
+
+
+def _send_open_file(handle: int, entry: Entry, writer: _StreamWriter) -> str:
+    before = os.fstat(handle)
+    if not stat.S_ISREG(before.st_mode):
+        return "not sent: it is no longer a file"
+    size = min(before.st_size, entry.size)
+    writer.tar(_header(entry, size))
+    missing, why = _send_content(handle, size, writer)
+    writer.zeros(missing + padding(size))
+    after = os.fstat(handle)
+    if missing:
+        return f"zeros stand in for the last {counted(missing, 'byte')}: {why}"
+    if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
+        return "it was written to while it was sent"
+    return ""
+
+
+def _send_content(handle: int, size: int, writer: _StreamWriter) -> tuple[int, str]:
+    """Send up to ``size`` bytes of a file; return how many are missing, and why."""
+    left = size
+    while left:
+        try:
+            data = os.read(handle, min(left, CHUNK))
+        except OSError as exc:
+            return left, exc.strerror or str(exc)
+        if not data:
+            return left, "it became shorter"
+        writer.tar(data)
+        left -= len(data)
+    return 0, ""
 
 
 def _header(entry: Entry, size: int) -> bytes:
     info = tarfile.TarInfo(entry.name)
-    info.size, info.mode = size, stat.S_IMODE(entry.mode) & 0o777
+    info.size = size
+    info.mode = stat.S_IMODE(entry.mode) & 0o777
     info.mtime = entry.mtime_ns // 10**9
     if stat.S_ISDIR(entry.mode):
         info.type = tarfile.DIRTYPE
     elif entry.link:
-        info.type, info.linkname = tarfile.SYMTYPE, entry.link
+        info.type = tarfile.SYMTYPE
+        info.linkname = entry.link
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
 def _measure(entries: Sequence[Entry]) -> Sizes:
-    files = [entry.size for entry in entries if stat.S_ISREG(entry.mode)]
-    return Sizes(len(files), sum(files), len(entries))
+    file_sizes = [entry.size for entry in entries if stat.S_ISREG(entry.mode)]
+    return Sizes(files=len(file_sizes), bytes=sum(file_sizes), entries=len(entries))
+
+
+def _real_directory(directory: str) -> str:
+    """Return the real path of the run directory.
+
+    Raises:
+        NodeError: there is no such directory.
+    """
+    base = os.path.realpath(directory)
+    if os.path.isdir(base):
+        return base
+    raise NodeError(
+        Problem(
+            what="the outputs cannot be looked for",
+            where=directory,
+            why="it is not a directory" if os.path.exists(base) else "it does not exist",
+            fix="see whether the job, or a cleaner of temporary files, removed it",
+        )
+    )
+
+
+def _root_refusal(base: str, source: str) -> str:
+    """Return why an output cannot be sent, by its real path; empty if it can."""
+    if not source.startswith(base + "/"):
+        return f"it leads out of the run directory, to {source}"
+    if not os.path.lexists(source):
+        return f"it is a link to {source}, which does not exist"
+    return ""
+
+
+class _LeftOut(Exception):
+    """A path cannot be sent; the text is the reason."""
 
 
 def _walk(root: str, top: str, left_out: dict[str, str]) -> Iterator[Entry]:
-    """What is in an output, no link followed; what cannot be sent is added to ``left_out``."""
-    waiting = [(root, top)]
-    while waiting:
-        name, path = waiting.pop()
-        link = ""
+    """Yield the content of an output, following no link.
+
+    Args:
+        root: the output's path below the run directory.
+        top: its real path.
+        left_out: gets the paths that cannot be sent, each with the reason.
+    """
+    pending = [(root, top)]
+    while pending:
+        name, path = pending.pop()
+        children: list[str] = []
         try:
-            state = os.lstat(path)
-            if stat.S_ISDIR(state.st_mode):
-                inside = sorted(os.listdir(path), reverse=True)
-                waiting += [(f"{name}/{one}", f"{path}/{one}") for one in inside]
-            elif stat.S_ISLNK(state.st_mode):
-                link = _kept_link(path, top)
-                if not link:
-                    left_out[name] = f"it is a link out of {root}, to {os.readlink(path)}"
-                    continue
-            elif not stat.S_ISREG(state.st_mode):
-                left_out[name] = f"it is a {_kind(state.st_mode)}"
-                continue
-            elif not os.access(path, os.R_OK):
-                left_out[name] = "this user may not read it"
-                continue
+            entry = _entry(name, path, root, top)
+            if stat.S_ISDIR(entry.mode):
+                children = sorted(os.listdir(path), reverse=True)
+        except _LeftOut as exc:
+            left_out[name] = str(exc)
+            continue
         except OSError as exc:
             left_out[name] = exc.strerror or str(exc)
             continue
-        size = state.st_size if stat.S_ISREG(state.st_mode) else 0
-        yield Entry(name, path, size, state.st_mode, state.st_mtime_ns, link)
+        pending += [(f"{name}/{child}", f"{path}/{child}") for child in children]
+        yield entry
 
 
-def _kept_link(path: str, top: str) -> str:
-    """What a link is to point to at home: as here, or the same place said differently.
+def _entry(name: str, path: str, root: str, top: str) -> Entry:
+    """Describe one path inside an output.
+
+    Raises:
+        _LeftOut: it cannot be sent.
+        OSError: it cannot be read.
+    """
+    state = os.lstat(path)
+    size, link = 0, ""
+    if stat.S_ISREG(state.st_mode):
+        if not os.access(path, os.R_OK):
+            raise _LeftOut("this user may not read it")
+        size = state.st_size
+    elif stat.S_ISLNK(state.st_mode):
+        link = _link_target(path, top)
+        if not link:
+            raise _LeftOut(f"it is a link out of {root}, to {os.readlink(path)}")
+    elif not stat.S_ISDIR(state.st_mode):
+        raise _LeftOut(f"it is a {_special_kind(state.st_mode)}")
+    return Entry(name, path, size, state.st_mode, state.st_mtime_ns, link)
+
+
+def _link_target(path: str, top: str) -> str:
+    """Return the target to send for a link: the same text, or an equivalent relative path.
 
     Empty if it leads out of ``top``.
     """
     text = os.readlink(path)
     if not leads_out(os.path.relpath(path, top), text):
         return text
-    here, last = os.path.dirname(path), os.path.basename(text)
-    goal = os.path.join(here, text)
+    folder, last = os.path.dirname(path), os.path.basename(text)
+    target = os.path.join(folder, text)
     if last in ("", ".", ".."):
-        goal = os.path.realpath(goal)
+        target = os.path.realpath(target)
     else:
-        goal = os.path.join(os.path.realpath(os.path.dirname(goal)), last)
-    return os.path.relpath(goal, here) if f"{goal}/".startswith(f"{top}/") else ""
+        target = os.path.join(os.path.realpath(os.path.dirname(target)), last)
+    if not f"{target}/".startswith(f"{top}/"):
+        return ""
+    return os.path.relpath(target, folder)
 
 
-def _kind(mode: int) -> str:
+def _special_kind(mode: int) -> str:
     if stat.S_ISFIFO(mode):
         return "named pipe"
     return "socket" if stat.S_ISSOCK(mode) else "device"

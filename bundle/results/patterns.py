@@ -3,114 +3,137 @@
 ``*``, ``?`` and ``[...]`` match within one name, ``**`` stands for any number of directories, and
 ``.`` for everything. A name that begins with a dot is matched only by a pattern that does too, so
 nobody asks for ``.ssh`` by accident. Both sides read patterns with the same code: the node to find
-what is to be sent, home to refuse what nobody asked for.
+the files to send, the login side to refuse files that nobody asked for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
+Pattern = tuple[str, ...]
+"""The parts of an output's path or pattern; none for everything."""
+
 _MAGIC = frozenset("*?[")
+_ANY_DIRECTORIES = "**"
 
 
-def split(output: str) -> tuple[str, ...] | None:
-    """The parts of an output's path or pattern, none for everything.
+def split(output: str) -> Pattern | None:
+    """Split an output into its parts; none for everything.
 
-    None if it could stand for something outside of the directory.
+    Returns:
+        The parts, or None if the output could stand for something outside the directory.
     """
-    if not output or "\0" in output or output.startswith("/") or ".." in output.split("/"):
+    if not output or "\0" in output or output.startswith("/"):
         return None
-    parts = tuple(part for part in output.split("/") if part not in ("", "."))
-    # What "**" at the end stands for lies in what "*" stands for.
-    return (*parts[:-1], "*") if parts[-1:] == ("**",) else parts
+    names = output.split("/")
+    if ".." in names:
+        return None
+    parts = tuple(name for name in names if name not in ("", "."))
+    if parts[-1:] == (_ANY_DIRECTORIES,):
+        # All that "**" matches at the end lies in what "*" matches.
+        return (*parts[:-1], "*")
+    return parts
 
 
 def wanted(name: str, outputs: Sequence[str]) -> bool:
-    """Whether a path is one that one of the outputs stands for."""
-    for output in outputs:
-        pattern = split(output)
-        if pattern is None:
-            continue
-        parts = name.split("/")
-        if parts == list(pattern) or (not pattern and len(parts) == 1):
-            return True
-        states = _passing({0}, pattern)
-        for part in parts:
-            states = _passing(set(_steps(states, pattern, part)), pattern)
-        if len(pattern) in states:
-            return True
-    return False
+    """Tell whether one of the outputs stands for a path."""
+    parts = name.split("/")
+    patterns = (split(output) for output in outputs)
+    return any(_matches(parts, pattern) for pattern in patterns if pattern is not None)
 
 
-def expand(base: str, pattern: tuple[str, ...]) -> set[str]:
-    """The paths below ``base`` that a pattern stands for; a name that exists stands for itself."""
+def expand(base: str, pattern: Pattern) -> set[str]:
+    """Find the paths below ``base`` that match; a name that exists matches itself literally."""
     if not pattern:
-        return set(_listing(base, ""))
-    plain = "/".join(pattern)
-    if os.path.lexists(os.path.join(base, plain)):
-        return {plain}
-    places = {""}
+        return set(_names_in(base, ""))
+    literal = "/".join(pattern)
+    if os.path.lexists(os.path.join(base, literal)):
+        return {literal}
+    prefixes = {""}
     for part in pattern:
-        if part == "**":
-            places = {below for place in places for below in _folders(base, place)}
-        elif _MAGIC.isdisjoint(part):
-            joined = {f"{place}{part}/" for place in places}
-            places = {one for one in joined if os.path.lexists(os.path.join(base, one[:-1]))}
-        else:
-            places = {
-                f"{place}{name}/"
-                for place in places
-                for name in _listing(base, place)
-                if _fits(name, part)
-            }
-    return {place[:-1] for place in places}
+        prefixes = _extended(base, prefixes, part)
+    return {prefix[:-1] for prefix in prefixes}
 
 
 def above(name: str) -> Iterator[str]:
-    """The directories that a path lies in, from the outermost."""
+    """Yield the directories that a path lies in, from the outermost."""
     parts = name.split("/")
     return ("/".join(parts[:count]) for count in range(1, len(parts)))
 
 
-def _folders(base: str, place: str) -> Iterator[str]:
-    """A directory and all below it, without links and what is hidden; each ends with a slash."""
-    waiting = [place]
-    while waiting:
-        place = waiting.pop()
-        yield place
-        for name in _listing(base, place):
-            path = os.path.join(base, place, name)
-            if not name.startswith(".") and os.path.isdir(path) and not os.path.islink(path):
-                waiting.append(f"{place}{name}/")
+def _extended(base: str, prefixes: set[str], part: str) -> set[str]:
+    """Extend paths that end with a slash by one part of a pattern."""
+    extended: set[str] = set()
+    for prefix in prefixes:
+        if part == _ANY_DIRECTORIES:
+            extended.update(_directories_below(base, prefix))
+        elif _MAGIC.isdisjoint(part):
+            if os.path.lexists(os.path.join(base, prefix + part)):
+                extended.add(f"{prefix}{part}/")
+        else:
+            names = _names_in(base, prefix)
+            extended.update(f"{prefix}{name}/" for name in names if _part_matches(name, part))
+    return extended
 
 
-def _listing(base: str, place: str) -> list[str]:
+def _directories_below(base: str, prefix: str) -> Iterator[str]:
+    """Yield a directory and all below it, without links and hidden ones; each ends in a slash."""
+    pending = [prefix]
+    while pending:
+        current = pending.pop()
+        yield current
+        for name in _names_in(base, current):
+            if not name.startswith(".") and _is_real_directory(os.path.join(base, current, name)):
+                pending.append(f"{current}{name}/")
+
+
+def _is_real_directory(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _names_in(base: str, prefix: str) -> list[str]:
     try:
-        return os.listdir(os.path.join(base, place))
-    except OSError:  # not a directory, or closed: nothing in it can be an output
+        return os.listdir(os.path.join(base, prefix))
+    except OSError:  # not a directory, or not readable: nothing in it can be an output
         return []
 
 
-def _fits(name: str, part: str) -> bool:
-    """Whether a name matches a part of a pattern; what is hidden is only found by a dot."""
-    return (part.startswith(".") or not name.startswith(".")) and fnmatchcase(name, part)
+def _part_matches(name: str, part: str) -> bool:
+    """Match one name with one part of a pattern; only a leading dot matches hidden names."""
+    if name.startswith(".") and not part.startswith("."):
+        return False
+    return fnmatchcase(name, part)
 
 
-def _passing(states: set[int], pattern: tuple[str, ...]) -> set[int]:
-    """Places in a pattern, with those behind each ``**``, which may stand for nothing."""
-    for place, part in enumerate(pattern):  # in order, so that several in a row are passed at once
-        if part == "**" and place in states:
-            states.add(place + 1)
+def _matches(parts: Sequence[str], pattern: Pattern) -> bool:
+    """Match a path with a pattern, as a state machine: a state is a position in the pattern."""
+    if not pattern:
+        return len(parts) == 1
+    if tuple(parts) == pattern:
+        return True
+    states = _with_skipped({0}, pattern)
+    for name in parts:
+        states = _with_skipped(set(_next_states(states, pattern, name)), pattern)
+    return len(pattern) in states
+
+
+def _with_skipped(states: set[int], pattern: Pattern) -> set[int]:
+    """Add the states behind each ``**``, which may stand for no directory."""
+    for state, part in enumerate(pattern):  # in order, so that several in a row are all skipped
+        if part == _ANY_DIRECTORIES and state in states:
+            states.add(state + 1)
     return states
 
 
-def _steps(states: Iterable[int], pattern: tuple[str, ...], name: str) -> Iterator[int]:
-    """Places in a pattern that one more part of a path leads to."""
+def _next_states(states: set[int], pattern: Pattern, name: str) -> Iterator[int]:
+    """Yield the states that one more name of a path leads to."""
     for state in states:
-        if state < len(pattern) and pattern[state] == "**":
+        if state == len(pattern):
+            continue
+        if pattern[state] == _ANY_DIRECTORIES:
             if not name.startswith("."):
                 yield state
-        elif state < len(pattern) and _fits(name, pattern[state]):
+        elif _part_matches(name, pattern[state]):
             yield state + 1

@@ -1,4 +1,4 @@
-"""What must travel to which node: decided before anything does. Pure functions, no effects."""
+"""The plan of the transfer: the parts of a bundle that each node needs. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..format.archive import END
-from ..format.manifest import BLOCK, Manifest, padding
+from ..format.manifest import BLOCK, Layer, Manifest, padding
 from ..protocol.counts import counted
 from ..protocol.problem import Problem
 from ..protocol.rates import ASSUMED, Rates
@@ -19,7 +19,7 @@ PRESENT, SHARED, BROADCAST = "present", "shared", "broadcast"
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes that are served alike."""
+    """Nodes that get their environment in the same way."""
 
     nodes: tuple[str, ...]
     """Their names."""
@@ -29,14 +29,14 @@ class Group:
     root: str
     """Their node root."""
     members: tuple[str, ...] | None = None
-    """What is sent: names of the bundle's members; None for the whole bundle. There may be none,
-    where only the manifest differs from what the nodes have."""
+    """Names of the bundle's members that are sent; None for the whole bundle. There may be none, if
+    the nodes have all layers and only the manifest differs."""
     layers: tuple[str, ...] = ()
-    """The packages, the project and the assets among it, by their names."""
+    """Names of the layers among them: packages, the project and assets."""
     bytes: int = 0
     """Size of the file that is sent."""
     work: Work | None = None
-    """What each of them has to do; None where that is nothing, or not known."""
+    """The work of each node; None if there is none, or it is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """The group as a JSON object."""
@@ -51,14 +51,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """All groups, and why it is done like this."""
+    """All groups of nodes, and the reason for the choice."""
 
     groups: tuple[Group, ...]
     """Each node is in one of them."""
     why: str
-    """One line."""
+    """The reason, in one line."""
     staged: tuple[Staging, ...] = ()
-    """How long it is going to take each group that has something to do; they come in turn."""
+    """The expected seconds of each group that has work to do; groups are served one by one."""
 
     @property
     def bytes(self) -> int:
@@ -74,164 +74,177 @@ def make_plan(
     rates: Rates = ASSUMED,
     sharing: int = 1,
 ) -> tuple[Plan, dict[str, Problem]]:
-    """Decide for every node how it comes by its environment.
+    """Decide for every node how it gets its environment.
 
     Args:
         facts: each node's answer to the preflight.
         stage: ``auto``, ``always`` or ``never``.
-        manifest: the bundle's; None where the driver cannot read the bundle.
+        manifest: the bundle's; None if the driver cannot read the bundle.
         size: length of the bundle's file in bytes.
-        rates: how quick the cluster is.
-        sharing: how many nodes share one machine.
+        rates: the measured speeds of the cluster.
+        sharing: the number of nodes that share one machine.
 
     Returns:
         The plan, and the nodes that cannot be served.
     """
-    ready = [node for node, one in facts.items() if one["ready"]]
-    rest = [node for node in facts if node not in ready]
-    blind = [node for node in rest if one_rate(facts[node]) is None]
-    groups = _by_root(rest, facts)
+    ready = [node for node in facts if facts[node]["ready"]]
+    waiting = [node for node in facts if node not in ready]
+    blind = [node for node in waiting if _reading_rate(facts[node]) is None]
+    groups = _by_root(waiting, facts)
     if manifest is not None:
-        groups = [_parcel(group, facts, manifest, size) for group in groups]
+        groups = [_with_content(group, facts, manifest, size) for group in groups]
     model = _Model(facts, rates, sharing)
-    why, send = _choose(rest, blind, stage, model, groups)
+    why, send = _choose(waiting, blind, stage, model, groups)
     problems: dict[str, Problem] = {}
     if stage == "never":
         problems = {node: _invisible(node) for node in blind}
-    elif send and manifest is None:
-        if stage == "always" or blind:
-            problems = {node: _nothing_to_send(node) for node in (blind or rest)}
-        send = False
-    if not send:
-        groups = [
-            replace(_without(group, problems), how=SHARED, members=None, layers=(), bytes=0)
-            for group in groups
-            if not set(group.nodes) <= problems.keys()
-        ]
-    here = [replace(group, how=PRESENT) for group in _by_root(ready, facts)]
+    elif send and manifest is None:  # that is so by request, or because of blind nodes
+        problems = {node: _nothing_to_send(node) for node in blind or waiting}
+    if not send or manifest is None:
+        groups = _reading(groups, problems)
+    present = [replace(group, how=PRESENT) for group in _by_root(ready, facts)]
     staged = tuple(model.staged(group) for group in groups)
-    return Plan((*here, *groups), why, staged), problems
+    return Plan((*present, *groups), why, staged), problems
 
 
 def where(
     nodes: Collection[str], facts: Mapping[str, Mapping[str, Any]], sharing: int = 1
 ) -> Nodes:
-    """Some nodes as the model sees them, by what they said of themselves."""
-    counts = [int((facts[node].get("host") or {}).get("cpus", 1)) for node in nodes]
-    return Nodes(max(1, len(nodes)), cpus=max(1, min(counts, default=1)), sharing=max(1, sharing))
+    """Describe some nodes for the forecast, by their answers to the preflight."""
+    cpus = []
+    for node in nodes:
+        host = facts[node].get("host") or {}
+        cpus.append(int(host.get("cpus", 1)))
+    return Nodes(max(1, len(nodes)), cpus=max(1, min(cpus, default=1)), sharing=max(1, sharing))
 
 
-def parcel_size(members: Sequence[tuple[str, int]]) -> int:
-    """Length of a file that holds some of a bundle's members, given with their sizes in bytes."""
+def excerpt_size(members: Sequence[tuple[str, int]]) -> int:
+    """Return the length of a file with some of a bundle's members, given with their sizes."""
     return len(END) + sum(BLOCK + length + padding(length) for _, length in members)
 
 
-def one_rate(facts: Mapping[str, Any]) -> float | None:
-    """Bytes a second at which a node reads the bundle; None if it cannot see it."""
+def _reading_rate(facts: Mapping[str, Any]) -> float | None:
+    """Return the bytes a second at which a node reads the bundle; None if it cannot see it."""
     rate = facts.get("rate")
     return None if rate is None else float(rate)
 
 
 class _Model:
-    """What the model says of these nodes."""
+    """The forecast for these nodes."""
 
     def __init__(self, facts: Mapping[str, Mapping[str, Any]], rates: Rates, sharing: int) -> None:
-        self._facts, self._rates, self._sharing = facts, rates, sharing
+        self._facts = facts
+        self._rates = rates
+        self._sharing = sharing
 
     def slowest(self, nodes: Sequence[str]) -> tuple[str, float]:
-        """The node that reads the bundle most slowly, and its bytes a second."""
-        node = min(nodes, key=lambda node: one_rate(self._facts[node]) or 0.0)
-        return node, one_rate(self._facts[node]) or 1.0
+        """Return the node that reads the bundle most slowly, and its bytes a second."""
+        rates = {node: _reading_rate(self._facts[node]) or 0.0 for node in nodes}
+        slowest = min(nodes, key=lambda node: rates[node])
+        return slowest, rates[slowest] or 1.0
 
     def staged(self, group: Group) -> Staging:
-        """How long it takes one group in the way that it is served."""
-        nodes = where(group.nodes, self._facts, self._sharing)
+        """Return the expected seconds of one group."""
         if group.work is None:
             return Staging(0.0, 0.0, 0.0)
+        nodes = where(group.nodes, self._facts, self._sharing)
         rate = self.slowest(group.nodes)[1] if group.how == SHARED else None
         return staging(group.work, nodes, self._rates, rate)
 
 
 def _choose(
-    rest: Sequence[str], blind: Sequence[str], stage: str, model: _Model, groups: Sequence[Group]
+    waiting: Sequence[str],
+    blind: Sequence[str],
+    stage: str,
+    model: _Model,
+    groups: Sequence[Group],
 ) -> tuple[str, bool]:
-    """In one line which way and why; and whether anything is sent."""
-    if not rest:
+    """Choose whether the bundle is sent; return the reason in one line, and the choice."""
+    if not waiting:
         return "nothing travels: every node has the environment", False
-    many = _many(rest)
-    settled = {
-        "never": (f"{many} read the shared bundle: staging is off", False),
-        "always": (f"broadcast to {many}: staging is asked for", True),
-    }
-    if stage in settled:
-        return settled[stage]
+    nodes = counted(len(waiting), "node")
+    if stage == "never":
+        return f"{nodes} read the shared bundle: staging is off", False
+    if stage == "always":
+        return f"broadcast to {nodes}: staging is asked for", True
     if blind:
-        return f"broadcast to {many}: {_some(blind)} cannot see the bundle", True
+        return f"broadcast to {nodes}: {_first_names(blind)} cannot see the bundle", True
     if any(group.work is None for group in groups):
-        return f"{many} read the shared bundle: the first node cannot see it", False
-    node, rate = model.slowest(rest)
-    # All read at the same time; files are sent one after the other.
+        return f"{nodes} read the shared bundle: the first node cannot see it", False
+    return _choose_by_speed(waiting, model, groups)
+
+
+def _choose_by_speed(
+    waiting: Sequence[str], model: _Model, groups: Sequence[Group]
+) -> tuple[str, bool]:
+    nodes = counted(len(waiting), "node")
+    slowest, rate = model.slowest(waiting)
+    # All nodes read at the same time; files are sent one after the other.
     reading = max(model.staged(replace(group, how=SHARED)).seconds for group in groups)
     sending = sum(model.staged(group).seconds for group in groups)
-    there = f"{shown(int(rate))}/s on {node}, about {reading:.1f} s"
+    speed = f"{shown(int(rate))}/s on {slowest}, about {reading:.1f} s"
     if reading > sending:
-        text = f"broadcast to {many}: the shared bundle is slow ({there}; sending {sending:.1f} s)"
-        return text, True
-    return f"{many} read the shared bundle ({there}; sending would take {sending:.1f} s)", False
+        why = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
+        return f"broadcast to {nodes}: {why}", True
+    return f"{nodes} read the shared bundle ({speed}; sending would take {sending:.1f} s)", False
 
 
 def _by_root(nodes: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> list[Group]:
-    roots: dict[str, list[str]] = {}
+    by_root: dict[str, list[str]] = {}
     for node in nodes:
-        roots.setdefault(str(facts[node]["root"]), []).append(node)
-    return [Group(nodes=tuple(found), how=BROADCAST, root=root) for root, found in roots.items()]
+        by_root.setdefault(str(facts[node]["root"]), []).append(node)
+    return [Group(nodes=tuple(group), how=BROADCAST, root=root) for root, group in by_root.items()]
 
 
-def _without(group: Group, nodes: Collection[str]) -> Group:
-    return replace(group, nodes=tuple(node for node in group.nodes if node not in nodes))
+def _reading(groups: Sequence[Group], left_out: Collection[str]) -> list[Group]:
+    """Let groups read the bundle where it lies, without the nodes that cannot be served."""
+    reading = []
+    for group in groups:
+        nodes = tuple(node for node in group.nodes if node not in left_out)
+        if nodes:
+            reading.append(
+                replace(group, nodes=nodes, how=SHARED, members=None, layers=(), bytes=0)
+            )
+    return reading
 
 
-def _parcel(
+def _with_content(
     group: Group, facts: Mapping[str, Mapping[str, Any]], manifest: Manifest, size: int
 ) -> Group:
-    """What at least one node of the group is missing."""
-    wanted: set[int] = set()
-    every = set(range(len(manifest.layers)))
-    wheel = False
-    for node in group.nodes:
-        wanted |= set(facts[node].get("lacks", every))
-        wheel = wheel or not facts[node].get("has_wheel", False)
-    if wanted == every:
-        return Group(
-            nodes=group.nodes,
-            how=group.how,
-            root=group.root,
+    """Add the parts of the bundle that at least one node of the group is missing."""
+    missing = _missing_layers(group, facts, manifest)
+    if len(missing) == len(manifest.layers):
+        return replace(
+            group,
             layers=tuple(layer.name for layer in manifest.layers),
             bytes=size,
             work=Work.of(manifest.layers, manifest.layers, size),
         )
-    fresh = [manifest.layers[number] for number in sorted(wanted)]
-    names = {name for layer in fresh for name, _ in layer.members}
-    if wheel and manifest.decompressor is not None:
+    names = {name for layer in missing for name, _ in layer.members}
+    have_wheel = all(facts[node].get("has_wheel", False) for node in group.nodes)
+    if manifest.decompressor is not None and not have_wheel:
         names.add(manifest.decompressor.name)
     members = [member for member in manifest.members() if member[0] in names]
-    sent = parcel_size(members)
-    return Group(
-        nodes=group.nodes,
-        how=group.how,
-        root=group.root,
+    sent = excerpt_size(members)
+    return replace(
+        group,
         members=tuple(name for name, _ in members),
-        layers=tuple(layer.name for layer in fresh),
+        layers=tuple(layer.name for layer in missing),
         bytes=sent,
-        work=Work.of(fresh, manifest.layers, sent),
+        work=Work.of(missing, manifest.layers, sent),
     )
 
 
-def _many(nodes: Sequence[str]) -> str:
-    return counted(len(nodes), "node")
+def _missing_layers(
+    group: Group, facts: Mapping[str, Mapping[str, Any]], manifest: Manifest
+) -> list[Layer]:
+    missing: set[int] = set()
+    for node in group.nodes:
+        missing.update(facts[node].get("lacks", range(len(manifest.layers))))
+    return [manifest.layers[number] for number in sorted(missing)]
 
 
-def _some(nodes: Sequence[str]) -> str:
+def _first_names(nodes: Sequence[str]) -> str:
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return ", ".join(nodes[:3]) + more
 

@@ -1,4 +1,4 @@
-"""Making the environment on one node: from the bundle where it lies, or from what is sent."""
+"""Staging the environment on one node: from the bundle where it lies, or as it is sent."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TRY_SECONDS = 0.02
 
 
 def stage(job: Job, hearing: AgentChannel) -> dict[str, Any]:
-    """Make sure that the environment is there.
+    """Make the environment unless it is there already.
 
-    With ``incoming`` in the request, a file is sent: the agent says ``ready``, and unpacks what
-    comes until it hears that all has come. Whatever happens then, the file does not stay. Of one
-    that is damaged the answer has the digest of what arrived, as ``arrived``: by that the driver
-    knows whether it was damaged on its way.
+    With ``incoming`` in the request, a file is sent: the agent reports ``ready``, and unpacks the
+    file while it arrives, until the driver reports its end. The file is removed in any case. For a
+    damaged file the answer has the digest of the bytes that arrived, as ``arrived``: it tells the
+    driver if they were damaged on their way.
     """
     request = hearing.request
     incoming = request.get("incoming")
@@ -44,15 +44,15 @@ def stage(job: Job, hearing: AgentChannel) -> dict[str, Any]:
 
 
 def _receive(job: Job, hearing: AgentChannel, path: str) -> dict[str, Any]:
-    """Unpack what is sent while it comes; its directory goes when that is over, however it ends.
+    """Unpack a file while it arrives; its directory is removed in the end, however that is.
 
-    The directory is this agent's, and not only the file: where a job is cancelled, ``sbcast`` can
+    The directory is this agent's, not only the file: when a job is cancelled, ``sbcast`` can
     outlive the agent for a moment, and would make the file anew.
     """
     request = hearing.request
     incoming = request["incoming"]
     folder = os.path.dirname(path)
-    _remove(folder)  # of an earlier try: it must not be taken for what comes now
+    _remove(folder)  # of an earlier attempt: it must not be mistaken for this file
     arrival = Arrival()
     listening = threading.Thread(target=_follow, args=(hearing, arrival), daemon=True)
     excerpt = None
@@ -79,7 +79,7 @@ def _receive(job: Job, hearing: AgentChannel, path: str) -> dict[str, Any]:
 
 
 def _make(folder: str) -> None:
-    """Make the directory of what is sent.
+    """Make the directory for the file that is sent.
 
     Raises:
         NodeError: it cannot be made.
@@ -94,20 +94,20 @@ def _make(folder: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove the directory of what is sent, also while ``sbcast`` makes the file in it."""
+    """Remove the directory of the file that is sent, even while ``sbcast`` makes the file."""
     for _ in range(_TRIES):
         try:
             removal.delete(folder)
         except FileNotFoundError:
             return
         except OSError:
-            time.sleep(_TRY_SECONDS)  # filled meanwhile; or in a place that became read-only
+            time.sleep(_TRY_SECONDS)  # filled meanwhile; or its file system became read-only
         else:
             return
 
 
 def _follow(hearing: AgentChannel, arrival: Arrival) -> None:
-    """Wait for the driver's word about the sending: ``go`` when all has come."""
+    """Wait for the driver to report the end of the transfer: ``go`` if it is complete."""
     arrival.end(whole=hearing.command() == GO)
 
 
@@ -138,15 +138,15 @@ def _step_id() -> str:
 
 
 def _not_sent(path: str, size: int) -> Problem:
-    """What this node can say about a broadcast that failed: Slurm hides a full disk."""
+    """Describe a failed broadcast as this node sees it: Slurm hides a full disk."""
     try:
         arrived = os.stat(path).st_size
     except OSError:
         arrived = 0
     why = f"{arrived} of {size} bytes had arrived"
     with contextlib.suppress(OSError):
-        place = os.statvfs(os.path.dirname(path))
-        free = place.f_bavail * place.f_frsize
+        space = os.statvfs(os.path.dirname(path))
+        free = space.f_bavail * space.f_frsize
         if free < size - arrived:
             why = f"{why}, {free} are free"
     return Problem("the bundle could not be sent", path, why, "see the problem named first")

@@ -19,7 +19,7 @@ from bundle.transfer.forecast import (
     levels,
     staging,
 )
-from bundle.transfer.plan import parcel_size
+from bundle.transfer.plan import excerpt_size
 
 from ..building.current_bundle import offline_root
 from ..config.load import Config
@@ -114,7 +114,7 @@ def one_changed(setting: Setting, count: int) -> Forecast | None:
     layer = setting.changed
     if layer is None:
         return None
-    sent = parcel_size(layer.members)
+    sent = excerpt_size(layer.members)
     return _staged(setting, count, Work.of([layer], setting.manifest.layers, sent))
 
 

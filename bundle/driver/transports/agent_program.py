@@ -26,7 +26,7 @@ STRIPPED = "stripped/"
 DRIVERS = frozenset(
     f"bundle/{name}"
     for name in (
-        *("__main__", "checks/findings", "format/partial_bundle"),
+        *("__main__", "checks/findings", "checks/network_agreement", "format/partial_bundle"),
         *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),
     )
 )
@@ -34,7 +34,7 @@ DRIVERS = frozenset(
 OF_PHASES = {
     "collect": ("results/pack", "results/patterns"),
     "clean": ("environment/clean",),
-    "deep": ("checks/network_agreement", "checks/deep_node", "checks/deep"),
+    "deep": ("checks/reachability", "checks/deep_node", "checks/deep"),
     "launch": (
         *("launch/wrapper", "launch/watch", "launch/early_torchrun", "launch/output_reader"),
         *("launch/rank_monitor", "launch/run_ranks", "launch/rank_results"),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import output_reader
-from bundle.launch.output_reader import Heard, Outputs
+from bundle.launch.output_reader import Outputs, RecentOutput
 from bundle.protocol.problem import NodeError
 from bundle.system import signals
 from tests.support.processes import living
@@ -25,26 +25,26 @@ Said = tuple["int | None", bytes]
 
 def followed(
     code: str, tmp_path: Path, ranks: Sequence[range] = (), *arguments: str
-) -> tuple[int, Heard, list[Said]]:
+) -> tuple[int, RecentOutput, list[Said]]:
     """Attend to a Python program, whose first argument is the pipes' folder."""
     said: list[Said] = []
     argv = [sys.executable, "-c", code, str(tmp_path / "output"), *arguments]
     with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 7)) as outputs:
-        status, heard = output_reader.attend(
+        status, recent = output_reader.run_launcher(
             argv,
             {**os.environ, **outputs.variables},
             str(tmp_path),
             outputs,
             lambda rank, data: said.append((rank, data)),
         )
-    return status, heard, said
+    return status, recent, said
 
 
 def attend(code: str, tmp_path: Path) -> tuple[int, list[str], list[str]]:
     """The same without ranks: its status, the last lines, and all lines."""
-    status, heard, said = followed(code, tmp_path)
+    status, recent, said = followed(code, tmp_path)
     assert {rank for rank, _ in said} <= {None}
-    return status, list(heard.tail), lines_of(b"".join(data for _, data in said))
+    return status, list(recent.tail), lines_of(b"".join(data for _, data in said))
 
 
 def lines_of(data: bytes) -> list[str]:
@@ -111,7 +111,7 @@ def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
     absent = [str(tmp_path / "absent")]
     outputs = Outputs(str(tmp_path / "output"), (), 7)
     with pytest.raises(NodeError, match="the launcher cannot start"):
-        output_reader.attend(absent, {}, str(tmp_path), outputs, lambda rank, data: None)
+        output_reader.run_launcher(absent, {}, str(tmp_path), outputs, lambda rank, data: None)
 
 
 # --- which rank wrote what -----------------------------------------------------------------------
@@ -143,16 +143,16 @@ def test_each_line_is_its_own_ranks(tmp_path: Path) -> None:
         "print('launcher')\n"
         "[one.wait() for one in running]\n"
     )
-    status, heard, said = followed(code, tmp_path, [range(n + 4, n + 5) for n in range(3)])
+    status, recent, said = followed(code, tmp_path, [range(n + 4, n + 5) for n in range(3)])
     assert status == 0
     assert by_rank(said) == {
         None: ["launcher"],
         **{n + 4: [f"{n} line {k}" for k in range(400)] for n in range(3)},
     }
-    assert {rank: list(lines) for rank, lines in heard.own.items()} == {
+    assert {rank: list(lines) for rank, lines in recent.by_rank.items()} == {
         n + 4: [f"{n} line {k}" for k in range(200, 400)] for n in range(3)
     }
-    assert len(heard.tail) == output_reader.KEPT
+    assert len(recent.tail) == output_reader.KEPT
 
 
 def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:
@@ -161,23 +161,23 @@ def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:
         "pipe = rank(0, 2)\nos.write(pipe, b'first\\nhalf a line')\nos.close(pipe)\n"
         "pipe = rank(0, 5)\nos.write(pipe, b'second\\n')\n"
     )
-    _, heard, said = followed(code, tmp_path, [range(2, 8, 3)])
+    _, recent, said = followed(code, tmp_path, [range(2, 8, 3)])
     assert by_rank(said) == {2: ["first", "half a line"], 5: ["second"]}
-    assert list(heard.tail) == ["first", "half a line", "second"]
+    assert list(recent.tail) == ["first", "half a line", "second"]
 
 
 def test_a_rank_that_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
     code = RANK + "os.write(rank(0, 0), b'one\\ntwo, and')\n"
-    _, heard, said = followed(code, tmp_path, [range(1)])
+    _, recent, said = followed(code, tmp_path, [range(1)])
     assert by_rank(said) == {0: ["one", "two, and"]}
-    assert list(heard.own[0]) == ["one", "two, and"]
+    assert list(recent.by_rank[0]) == ["one", "two, and"]
 
 
 def test_a_pipe_that_nobody_named(tmp_path: Path) -> None:
     code = "import os, sys\nos.write(os.open(sys.argv[1] + '/0', os.O_WRONLY), b'who am I\\n')\n"
-    _, heard, said = followed(code, tmp_path, [range(1)])
+    _, recent, said = followed(code, tmp_path, [range(1)])
     assert by_rank(said) == {None: ["who am I"]}
-    assert heard.own == {}
+    assert recent.by_rank == {}
 
 
 FORGED = [
@@ -197,13 +197,13 @@ def test_what_only_looks_like_a_name_is_output(tmp_path: Path, name: bytes) -> N
         f"pipe = rank(0, 0)\nos.write(pipe, b'before\\nand ' + {name!r} + b'behind\\n')\n"
         f"os.write(1, {name!r} + b'launcher\\n')\n"
     )
-    status, heard, said = followed(code, tmp_path, [range(1), range(1, 2)])
+    status, recent, said = followed(code, tmp_path, [range(1), range(1, 2)])
     assert status == 0
     assert [b"".join(data for who, data in said if who == rank) for rank in (0, None)] == [
         b"before\nand " + name + b"behind\n",
         name + b"launcher\n",
     ]
-    assert list(heard.own) == [0]
+    assert list(recent.by_rank) == [0]
 
 
 def test_a_name_counts_only_where_that_rank_may_write(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ def test_a_name_counts_only_where_that_rank_may_write(tmp_path: Path) -> None:
         "rank(0, 1)\nos.write(pipe, b'two\\n')\n"
         "os.write(1, f'\\x1erank 0 {os.environ[\"STAGER_OUTPUT_NONCE\"]}\\nthree\\n'.encode())\n"
     )
-    _, heard, said = followed(code, tmp_path, [range(1), range(1, 2)])
+    _, recent, said = followed(code, tmp_path, [range(1), range(1, 2)])
     own = by_rank(said)
     assert (own[0][0], own[0][2], len(own[0])) == ("one", "two", 3)
     assert (own[None][1], len(own[None])) == ("three", 2)
-    assert list(heard.own) == [0]
+    assert list(recent.by_rank) == [0]
 
 
 def test_a_child_that_keeps_a_pipe_does_not_hold_the_end_up(tmp_path: Path) -> None:
@@ -276,8 +276,8 @@ say = lambda rank, data: print(data.decode(), end="", flush=True)
 _, folder, grace, program = sys.argv
 with contextlib.closing(following.Outputs(folder, [range(1)], float(grace))) as outputs:
     argv = [sys.executable, "-c", program]
-    code, heard = following.attend(argv, os.environ, "/", outputs, say)
-print("status", code, *heard.tail)
+    code, recent = following.run_launcher(argv, os.environ, "/", outputs, say)
+print("status", code, *recent.tail)
 """
 
 
@@ -349,7 +349,7 @@ def test_ranks_that_have_ended_while_their_launcher_waits(
         ranks = [range(1), range(1, 2)]
         with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 1)) as outputs:
             outputs.on_finished = lambda: told.append("over")
-            code, _ = output_reader.attend(
+            code, _ = output_reader.run_launcher(
                 argv, os.environ, str(tmp_path), outputs, lambda rank, data: None
             )
     finally:

@@ -23,7 +23,7 @@ from bundle.launch.rank_monitor import SECONDS, Rank, RankMonitor
 from bundle.system import signals
 from tests.support.processes import until
 
-FAR_SIDE = Path(bundle.__file__).parent
+FAR_SIDE = Path(bundle.__file__).parent / "launch"
 # In the place of torchrun: it starts the ranks, waits for them, and says nothing of how they ended.
 LAUNCHER = """\
 import os, subprocess, sys
@@ -99,10 +99,10 @@ def watched(job_dir: Path, *words: str) -> tuple[int, RankMonitor, list[Rank]]:
     argv = [sys.executable, "-c", LAUNCHER, str(job_dir / "run_wrapper.py"), *words]
     with pipes(job_dir) as outputs:
         outputs.monitor.on_lingering = note
-        status, heard = output_reader.attend(
+        status, recent = output_reader.run_launcher(
             argv, variables, str(job_dir), outputs, lambda rank, lines: None
         )
-        (job_dir / "said").write_text("\n".join(heard.tail))
+        (job_dir / "said").write_text("\n".join(recent.tail))
         return status, outputs.monitor, told
 
 
@@ -116,7 +116,7 @@ def test_when_each_rank_ended_and_how(job_dir: Path) -> None:
     wanted = [0, 3, -signal.SIGKILL, 0]
     assert all(one.code in (None, code) for one, code in zip(known, wanted, strict=True))
     assert [one.status if one.finished else None for one in known] == [None, None, None, 0]
-    assert sorted(one.rank for _, one in monitor.left({1: None, 2: None})) == [0, 3]
+    assert sorted(one.rank for _, one in monitor.departed({1: None, 2: None})) == [0, 3]
 
 
 def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(
@@ -175,7 +175,7 @@ def test_a_rank_that_leaves_its_group_and_goes_on_is_named(
     assert status == 0, (job_dir / "said").read_text()
     assert [(one.rank, one.lingers, one.finished) for one in told] == [(0, (), None)]
     assert told[0].left is not None
-    assert monitor.left({})[0][1].rank == 0
+    assert monitor.departed({})[0][1].rank == 0
 
 
 def test_ranks_that_have_all_left_their_group_are_not_named(
@@ -240,7 +240,7 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
         ending.start()
         try:
             words = ["wait", "kill"]
-            code, _ = output_reader.attend(
+            code, _ = output_reader.run_launcher(
                 [*argv, *words], variables, str(job_dir), outputs, lambda rank, lines: None
             )
         finally:
@@ -269,10 +269,10 @@ def test_a_rank_whose_end_nobody_has_seen(tmp_path: Path) -> None:
             3: Rank(3, 3, 103),
         }
         assert monitor.vanished({}) == []
-        monitor.over(stopped=True)
+        monitor.note_launcher_end(stopped=True)
         assert [one.rank for one in monitor.vanished({})] == [0]
         assert [one.rank for one in monitor.unreported({})] == [2]
-        assert [one.rank for _, one in monitor.left({2: None})] == [1]
+        assert [one.rank for _, one in monitor.departed({2: None})] == [1]
 
 
 # --- whose wish it was ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from bundle.format.manifest import Manifest
 from bundle.format.partial_bundle import write_excerpt
 from bundle.protocol.rates import ASSUMED
 from bundle.transfer.forecast import Nodes, Work, staging
-from bundle.transfer.plan import Group, Plan, make_plan, parcel_size, where
+from bundle.transfer.plan import Group, Plan, excerpt_size, make_plan, where
 from stager.pack.bundle import Packed
 
 Facts = dict[str, dict[str, Any]]
@@ -249,5 +249,5 @@ def test_the_nodes_as_the_model_sees_them() -> None:
 
 def test_the_size_of_a_file_of_members() -> None:
     """Each has a header and is padded to a full block; two blocks of zeros are the end."""
-    assert parcel_size([]) == 1024
-    assert parcel_size([("a", 1), ("b", 512)]) == 1024 + 1024 + 1024
+    assert excerpt_size([]) == 1024
+    assert excerpt_size([("a", 1), ("b", 512)]) == 1024 + 1024 + 1024

@@ -11,7 +11,7 @@ from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.requires import Requires
 from bundle.transfer.forecast import Nodes, Work, forecast, staging
-from bundle.transfer.plan import parcel_size
+from bundle.transfer.plan import excerpt_size
 from stager.forecast.estimate import (
     Setting,
     cold,
@@ -63,7 +63,7 @@ def test_the_three_cases() -> None:
     assert unchanged(SETTING, 8) == forecast([], nodes)
     assert SETTING.changed is not None
     assert SETTING.changed.name == "middling"
-    sent = parcel_size(SETTING.changed.members)
+    sent = excerpt_size(SETTING.changed.members)
     delta = Work(sent=sent, bytes=1_600_000, files=60, linked=MANIFEST.files - 60)
     assert one_changed(SETTING, 8) == forecast([staging(delta, nodes)], nodes)
     assert unchanged(SETTING, 8).total < one_changed(SETTING, 8).total < cold(SETTING, 8).total  # type: ignore[union-attr]

@@ -1,0 +1,158 @@
+"""The network as one node sees it: the addresses of names, and reaching the head node.
+
+The answers of all nodes are compared in :mod:`bundle.checks.network_agreement`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from ..protocol.problem import NodeError, Problem
+from ..system import network
+
+_LOOKUPS = 16  # at a time: a name server that does not answer takes seconds for each
+_PATIENCE = 2.0
+"""Seconds that the head waits for one peer's line; a peer sends it at once."""
+_PAUSE = 0.2
+_LINE = 512
+
+
+def resolution(names: Iterable[str]) -> dict[str, list[str]]:
+    """Look up the addresses of each name on this machine; an empty list for an unknown name."""
+    distinct = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(max_workers=min(_LOOKUPS, len(distinct) or 1)) as pool:
+        return dict(zip(distinct, pool.map(_addresses, distinct)))
+
+
+def await_nodes(
+    address: str, port: int, job_id: str, nodes: Collection[str], timeout: float
+) -> list[str]:
+    """Listen on the head node until every other node has connected, or the time is up.
+
+    Args:
+        address: the head's numeric address, on which it listens.
+        port: the job's port there.
+        job_id: the job's id; a connection that does not name it does not count.
+        nodes: the nodes that are expected, each with :func:`connect`.
+        timeout: seconds.
+
+    Returns:
+        The nodes that did not connect.
+
+    Raises:
+        NodeError: the port cannot be listened on.
+    """
+    until = time.monotonic() + timeout
+    missing = dict.fromkeys(nodes)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.create_server((address, port), family=family, backlog=len(nodes) + 16)
+    except OSError as exc:
+        what, why = "the head node cannot listen on the job's port", exc.strerror or str(exc)
+        fix = "end what is left of earlier jobs on this node; `ss -tlnp` there names it"
+        raise NodeError(Problem(what, f"{address}:{port}", why, fix)) from exc
+    with listener:
+        while missing:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            listener.settimeout(left)
+            with contextlib.suppress(OSError):  # the peer hung up, or nobody connected
+                peer, _ = listener.accept()
+                with peer:
+                    missing.pop(_greet(peer, job_id, min(left, _PATIENCE)), None)
+    return list(missing)
+
+
+def connect(address: str, port: int, job_id: str, node: str, timeout: float) -> float:
+    """Connect from this node to the head, which listens with :func:`await_nodes`.
+
+    The head may begin to listen later than this node begins to try.
+
+    Args:
+        address: the head's numeric address.
+        port: the job's port there.
+        job_id: the job's id.
+        node: this node's name.
+        timeout: seconds.
+
+    Returns:
+        Seconds that it took to set up the connection.
+
+    Raises:
+        NodeError: the head cannot be reached, or something else listens there.
+    """
+    until = time.monotonic() + timeout
+    while True:
+        left = max(until - time.monotonic(), 0.01)
+        seconds = -1.0
+        try:
+            started = time.monotonic()
+            with socket.create_connection((address, port), timeout=left) as peer:
+                seconds = time.monotonic() - started
+                peer.sendall(f"stager {job_id} {node}\n".encode())
+                reply = _line(peer)
+        except OSError as exc:
+            if time.monotonic() + _PAUSE < until:
+                time.sleep(_PAUSE)
+                continue
+            raise NodeError(_unreached(f"{address}:{port}", exc, seconds, timeout)) from exc
+        if reply == f"stager {job_id}":
+            return seconds
+        why = f"another program listens there; it answered {reply[:40]!r}"
+        raise NodeError(
+            _cannot_reach_head(f"{address}:{port}", why, "end it, or start the job again")
+        )
+
+
+def _addresses(name: str) -> list[str]:
+    try:
+        return network.resolve(name)
+    except NodeError:
+        return []
+
+
+def _greet(peer: socket.socket, job_id: str, patience: float) -> str:
+    """Return the name of the node that has connected; empty for a stranger."""
+    peer.settimeout(patience)
+    words = _line(peer).split(" ", 2)
+    peer.sendall(f"stager {job_id}\n".encode())
+    peer.recv(1)  # it hangs up first, so that its side and not this port waits out TIME_WAIT
+    return words[2] if len(words) == 3 and words[:2] == ["stager", job_id] else ""
+
+
+def _line(peer: socket.socket) -> str:
+    """Read one line, without its end; the peer may close, or send too much, before it is whole."""
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _LINE:
+        more = peer.recv(_LINE)
+        if not more:
+            break
+        data += more
+    return data.decode(errors="replace").rstrip("\n")
+
+
+def _unreached(where: str, exc: OSError, connected: float, timeout: float) -> Problem:
+    if connected >= 0:
+        why = f"the connection stands, but in {timeout:g} s nobody answered"
+        fix = "another program may listen on that port: end it, or start the job again"
+    elif isinstance(exc, ConnectionRefusedError):
+        why = f"refused for {timeout:g} s: nobody listens there, or a firewall refuses"
+        fix = "see whether the head node still runs, and what its firewall refuses"
+    elif isinstance(exc, socket.timeout):
+        why = f"no answer within {timeout:g} s, as when a firewall drops what is sent"
+        fix = "let the nodes reach one another on ports 61000 to 65535, or name the interface "
+        fix += "with [launch] interface in stager.toml"
+    else:
+        why = exc.strerror or str(exc)
+        fix = "check that the nodes share a network; name the interface with [launch] interface"
+    return _cannot_reach_head(where, why, fix)
+
+
+def _cannot_reach_head(where: str, why: str, fix: str) -> Problem:
+    what = "the head node cannot be reached"
+    return Problem(what, where, f"from {socket.gethostname()}: {why}", fix)
