@@ -164,7 +164,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
             expected=manifest.id,
             python=python,
             processes=int(str(host["cpus"])),
-            sent=unpack.Sent(trusted=options.trusted),
+            source=unpack.Source(trusted=options.trusted),
         )
         if options.command != "exec":
             break

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..protocol.problem import Problem
-from ..system.signals import TOLD_TO_END
+from ..system.signals import TERMINATED
 from . import network_agreement
 
 RESULT = "ALL-REDUCE "
@@ -101,7 +101,7 @@ def blamed(
     # Who was told to end, or gave no answer, may only have been ended along with another one.
     codes = {node: answer.get("exit_code") for node, answer in answers.items()}
     own = [node for node, answer in answers.items() if codes[node] and not answer["problems"]]
-    first = [node for node in own if codes[node] != TOLD_TO_END]
+    first = [node for node in own if codes[node] != TERMINATED]
     silent = {node: answer["problems"] for node, answer in answers.items() if answer["problems"]}
     if silent and not first:
         return {node: [Problem.from_json(raw) for raw in raws] for node, raws in silent.items()}

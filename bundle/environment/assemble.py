@@ -24,7 +24,7 @@ from .merge import Merged, merge
 from .virtual_environment import Origin, finish
 
 
-class Lacking(NodeError):
+class MissingLayer(NodeError):
     """What was sent is not enough: an older environment that had the rest has gone or changed."""
 
     def __init__(self, name: str, path: str) -> None:
@@ -67,7 +67,7 @@ def assemble(
 
     Raises:
         NodeError: the bundle is damaged, or there is no room.
-        Lacking: something is neither in the file nor in an older environment.
+        MissingLayer: something is neither in the file nor in an older environment.
     """
     manifest = bundle.manifest
     layers = manifest.layers
@@ -159,7 +159,7 @@ def _fill(
     ]
     for layer, _, _ in fresh:
         if not bundle.holds(layer.member):
-            raise Lacking(layer.name, bundle.path)
+            raise MissingLayer(layer.name, bundle.path)
     write_layers(bundle, staging, fresh, Work(kept.decompress, linking.processes, compare))
     return linked
 
@@ -209,7 +209,7 @@ def _heads(
     """The head of every layer, from the file or from an older environment.
 
     Raises:
-        Lacking: one is in neither.
+        MissingLayer: one is in neither.
     """
     heads = []
     for layer in layers:
@@ -218,7 +218,7 @@ def _heads(
         else:
             head = hard_links.head_of(older.get(layer.head, ()), layer)
         if head is None:
-            raise Lacking(layer.name, bundle.path)
+            raise MissingLayer(layer.name, bundle.path)
         heads.append(head)
     return heads
 
@@ -227,7 +227,7 @@ def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
     """The zstandard wheel; None where this Python has zstd of its own.
 
     Raises:
-        Lacking: it is neither in the file nor in an older environment.
+        MissingLayer: it is neither in the file nor in an older environment.
     """
     part = bundle.manifest.decompressor
     if part is None:
@@ -236,7 +236,7 @@ def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
         return bundle.part(part)
     data = hard_links.older_decompressor(envs, part)
     if data is None:
-        raise Lacking(part.name, bundle.path)
+        raise MissingLayer(part.name, bundle.path)
     return data
 
 

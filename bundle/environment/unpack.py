@@ -26,11 +26,20 @@ from ..format.arriving_file import Arrival
 from ..node import locks, removal
 from ..protocol.problem import NodeError, Problem
 from . import damage
-from .assemble import AssembleOptions, Lacking, assemble
+from .assemble import AssembleOptions, MissingLayer, assemble
 from .layer_writer import write_problem
 from .virtual_environment import renew
 
-__all__ = ["Environment", "Lacking", "Sent", "env_path", "hold", "lock_path", "unpack", "using"]
+__all__ = [
+    "Environment",
+    "MissingLayer",
+    "Source",
+    "env_path",
+    "hold",
+    "lock_path",
+    "unpack",
+    "using",
+]
 
 _AT_FDCWD, _EXCHANGE = -100, 2
 """Of renameat2(2)."""
@@ -56,7 +65,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Sent:
+class Source:
     """What a job has done before: how the bundle's file comes to this node, if it is needed."""
 
     excerpt: Excerpt | None = None
@@ -128,7 +137,7 @@ def unpack(
     expected: str,
     python: str,
     processes: int,
-    sent: Sent | None = None,
+    source: Source | None = None,
 ) -> Environment:
     """Make sure that the environment of a bundle is there, and complete.
 
@@ -138,7 +147,7 @@ def unpack(
         expected: the bundle's id.
         python: the interpreter that the environment is for.
         processes: how many processes unpack.
-        sent: what the job has done for it before.
+        source: what the job has done for it before.
 
     Raises:
         NodeError: the bundle is damaged, there is no room, or the place cannot be written.
@@ -146,7 +155,7 @@ def unpack(
     started = time.monotonic()
     final = env_path(root, expected)
     linked = written = 0
-    how = sent or Sent()
+    how = source or Source()
     options = AssembleOptions(processes, compare=not how.trusted)
     mended = None
     try:

@@ -329,7 +329,7 @@ def attend(
         outputs.monitor.over(stopped=True)
         with contextlib.suppress(OSError):  # the driver has gone, too
             outputs.stop(running, on_output)
-        return 0 if outputs.all_finished else signals.TOLD_TO_END, heard
+        return 0 if outputs.all_finished else signals.TERMINATED, heard
     finally:
         processes.stop(running, 0)
     return code if code >= 0 else 128 - code, heard

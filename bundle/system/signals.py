@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-TOLD_TO_END = 128 + signal.SIGTERM
+TERMINATED = 128 + signal.SIGTERM
 """Exit status of what was ended by SIGTERM."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
