@@ -251,11 +251,11 @@ def test_stop_ends_what_left_the_session_and_dropped_its_variables(
         "if not forked: time.sleep(300)\n"
         "one.wait()\n"
         "begun = time.monotonic()\n"
-        "process.stop(one, 60 if " + str(heeds) + " else 0.2)\n"
+        "processes.stop(one, 60 if " + str(heeds) + " else 0.2)\n"
         f"left = int(Path({str(note)!r}).read_text())\n"
         "print(time.monotonic() - begun < 30, Path(f'/proc/{left}').exists(), end=' ')\n"
         "print(other.poll(), os.waitpid(forked, os.WNOHANG))\n"
-        "process.stop(other, 5); os.kill(forked, 9)",
+        "processes.stop(other, 5); os.kill(forked, 9)",
         *started,
     )
     assert said == "True False None (0, 0)\n"
