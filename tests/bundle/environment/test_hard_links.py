@@ -298,7 +298,7 @@ def test_environments_made_at_the_same_time_do_not_disturb_each_other(
 ) -> None:
     code = f"""
 import dataclasses, json, sys
-sys.path.insert(0, {str(Path(unpack.__file__).parents[1])!r})
+sys.path.insert(0, {str(Path(unpack.__file__).parents[2])!r})
 from bundle.environment import unpack
 made = unpack.unpack(sys.argv[1], root={str(root)!r},
     expected=sys.argv[2], python={BASE_PYTHON!r}, processes=2)
