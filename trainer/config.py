@@ -85,7 +85,7 @@ class Workload:
     """A workload that can be trained."""
 
     module: str
-    """The module in this package whose ``run(options, world)`` does it."""
+    """The module in :mod:`trainer.workloads` whose ``run(options, world)`` does it."""
     summary: str
     """One line for ``--help``."""
     data_help: str
