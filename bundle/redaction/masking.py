@@ -79,7 +79,7 @@ class _Name:
     name: str
     """The name itself."""
     sign: str
-    """What stands between name and value: ``=``, ``: ``, a blank."""
+    """The text between name and value: ``=``, ``: ``, a blank."""
     quoted_in_json: bool
     """True if the name has quotes of its own: ``{"api_key": ...}``."""
     before: str
