@@ -22,54 +22,59 @@ from .protocol.problem import NodeError
 
 if TYPE_CHECKING:
     from .environment import unpack
+    from .format.manifest import Manifest
     from .launch import commands as launch
 
 # Each command imports what it needs when it is known: an agent is started for every node.
 
 _PR_SET_PDEATHSIG = 1
 _ATTEMPTS = 3
-"""How often an environment is made that is removed before it can be held."""
+"""Attempts to make an environment that is removed before it can be held."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; return its exit status."""
     try:
         return _run(argv)
-    except KeyboardInterrupt:  # what was begun is tidied up: it ends as Ctrl-C ends any program
+    except KeyboardInterrupt:  # clean-up is done: end as Ctrl-C ends any program
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return 0
 
 
 def _run(argv: Sequence[str]) -> int:
-    # What is imported and read here stays; there is little else to collect.
+    # Modules and indexes stay; there is little else to collect.
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
     parser = _parser(_phases() if argv[:1] == ["agent"] else [])
     options = parser.parse_args(argv)
-    # Where whoever started this ignores it, nobody could wait for a child: it passes through exec.
+    # If the starting process ignores it, no child could be waited for: that passes through exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if options.command == "exec" and not _command(options):
+        parser.error("exec: the command is missing")
     try:
         if options.command == "drive":
             return _drive(options.job)
         if options.command == "agent":
             return _agent(options.phase, options.request)
-        command = _command(options)
-        if options.command == "exec" and not command:
-            parser.error("exec: the command is missing")
-        environment = _environment(options, argv)
-        if environment.mended is not None:
-            print(f"stager: {environment.mended}", file=sys.stderr)
-        if options.command == "exec":
-            return _exec(environment, command)
-        if options.command == "probe":
-            return _probe(options.bundle, environment)
-        print(environment.path)
+        return _use_environment(options, argv)
     except NodeError as exc:
         if getattr(options, "json", False):
             print(json.dumps({"v": 1, "ok": False, "problem": exc.problem.to_json()}))
         else:
             print(f"stager: {exc}", file=sys.stderr)
         return 1
+
+
+def _use_environment(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Make an environment, and run or probe something in it, or print its path."""
+    environment = _environment(options, argv)
+    if environment.mended is not None:
+        print(f"stager: {environment.mended}", file=sys.stderr)
+    if options.command == "exec":
+        return _exec(environment, _command(options))
+    if options.command == "probe":
+        return _probe(options.bundle, environment)
+    print(environment.path)
     return 0
 
 
@@ -90,7 +95,7 @@ def _drive(path: str) -> int:
 
     try:
         return driver.drive(job, begun)
-    except signals.Stopped:  # before there was a log to say it in
+    except signals.Stopped:  # before there was a log for the message
         print("stager: the job was told to end before it had begun", file=sys.stderr)
         return driver.EXIT_INTERRUPTED
 
@@ -111,9 +116,9 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="node.pyz", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("drive").add_argument("job")
-    asked = commands.add_parser("agent")
-    asked.add_argument("phase", choices=phases)
-    asked.add_argument("--request", type=int, help="descriptor that holds the request")
+    agent = commands.add_parser("agent")
+    agent.add_argument("phase", choices=phases)
+    agent.add_argument("--request", type=int, help="descriptor that holds the request")
     for name in ("unpack", "probe", "exec"):
         command = commands.add_parser(name)
         command.add_argument("bundle")
@@ -121,7 +126,7 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
         command.add_argument("--python", action="append", default=[], help="interpreter to try")
         command.add_argument("--id", help="the id that the bundle must have")
         command.add_argument(
-            "--trusted", action="store_true", help="who asks has made it: do not compare each file"
+            "--trusted", action="store_true", help="the caller made it: do not compare each file"
         )
         command.add_argument("--json", action="store_true", help="problems as JSON, too")
         if name == "exec":
@@ -130,19 +135,16 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    given: list[str] = getattr(options, "argv", [])
-    return given[1:] if given[:1] == ["--"] else given
+    """Return the user's command, without the dashes before it."""
+    words: list[str] = getattr(options, "argv", [])
+    return words[1:] if words[:1] == ["--"] else words
 
 
 def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
-    """The environment of the bundle on the command line, made if it is not there."""
+    """Return the environment of the bundle on the command line; make it if it is missing."""
     from .checks import probe
-    from .environment import unpack
     from .format.archive import BundleFile
-    from .format.manifest import room_for
     from .node import interpreter
-    from .node.root import secure_root
-    from .system import files
 
     with BundleFile(options.bundle, options.id) as bundle:
         manifest = bundle.manifest
@@ -153,34 +155,54 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     if not _is_running(manifest.requires.python):
         # The decompressor in the bundle is compiled for that one.
         os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
-    root = secure_root(files.choose_base(options.base, 0, 0, os.environ))
-    if not os.path.isdir(unpack.env_path(root, manifest.id)):
-        room = room_for(manifest.layers, manifest)
-        root = secure_root(files.choose_base(options.base, *room, os.environ))
+    root = _node_root(options.base, manifest)
+    return _unpack(options, root, manifest.id, python, int(str(host["cpus"])))
+
+
+def _node_root(base: str, manifest: Manifest) -> str:
+    """Return the node root that has the environment, or room for it."""
+    from .environment import unpack
+    from .format.manifest import room_for
+    from .node.root import secure_root
+    from .system import files
+
+    root = secure_root(files.choose_base(base, 0, 0, os.environ))
+    if os.path.isdir(unpack.env_path(root, manifest.id)):
+        return root
+    size, inodes = room_for(manifest.layers, manifest)
+    return secure_root(files.choose_base(base, size, inodes, os.environ))
+
+
+def _unpack(
+    options: argparse.Namespace, root: str, bundle_id: str, python: str, processes: int
+) -> unpack.Environment:
+    """Unpack the bundle if need be; for ``exec``, hold the environment as well."""
+    from .environment import unpack
+
     for attempt in range(_ATTEMPTS):
         environment = unpack.unpack(
             options.bundle,
             root=root,
-            expected=manifest.id,
+            expected=bundle_id,
             python=python,
-            processes=int(str(host["cpus"])),
-            sent=unpack.Sent(trusted=options.trusted),
+            processes=processes,
+            source=unpack.Source(trusted=options.trusted),
         )
         if options.command != "exec":
             break
         try:
-            unpack.hold(root, manifest.id)  # whatever this process becomes inherits the lock
+            unpack.hold(root, bundle_id)  # the command that this process becomes inherits the lock
             break
-        except unpack.GoneError:  # `stager clean` was quicker than the lock
+        except unpack.GoneError:  # `stager clean` was faster than the lock
             if attempt + 1 == _ATTEMPTS:
                 raise
     return environment
 
 
 def _is_running(version: str) -> bool:
-    """Whether this interpreter loads compiled modules made for CPython of this version."""
-    own = (sys.implementation.name, "%d.%d" % sys.version_info[:2], "t" in sys.abiflags)
-    return own == ("cpython", version, False)
+    """Return True if this interpreter loads compiled modules for CPython of this version."""
+    running = (sys.implementation.name, "%d.%d" % sys.version_info[:2], "t" in sys.abiflags)
+    return running == ("cpython", version, False)
 
 
 def _place(environment: unpack.Environment) -> launch.Place:
@@ -224,7 +246,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
 
 
 def _follow_parent() -> None:
-    """Get SIGTERM when whoever started the driver ends, however it ends."""
+    """Ask the kernel for SIGTERM when the process that started the driver ends."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

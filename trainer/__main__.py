@@ -2,8 +2,8 @@
 
 NAME is a workload, or ``all-reduce``, which trains nothing and measures the network.
 
-Exit codes: 0 done; 1 an expected failure, with a message and a hint; 2 a usage error; 143 told to
-stop, with a checkpoint to go on from; 130 interrupted without one.
+Exit codes: 0 done; 1 an expected failure, with a message and a hint; 2 a usage error; 143 stopped
+by a signal, with a checkpoint to resume from; 130 interrupted without one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from . import config
 from .engine import stopping
 from .network import all_reduce, dist
 
-# Compute nodes have no network, and a library that tries one waits for its timeouts first. Set
-# to another value beforehand, each of these is left as it is.
+# Compute nodes have no network, and a library that tries one waits for its timeouts first. A
+# variable that is already set keeps its value.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -34,9 +34,9 @@ Work = Callable[[dist.World], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for and return the exit code."""
+    """Run the command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    work = _measuring(arguments[1:]) if arguments[:1] == [all_reduce.NAME] else _training(arguments)
+    work = _work_of(arguments)
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
     world = dist.World()
@@ -52,36 +52,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         dist.say(f"[RANK {world.rank}] interrupted; nothing was saved since the last checkpoint")
         return 130
     except config.TrainerError as error:
-        if world.is_first or not error.everywhere:
-            where = "" if error.everywhere or world.size == 1 else f"[RANK {world.rank}] "
-            sys.stderr.write(f"{where}error: {error}\n")
-            sys.stderr.flush()
+        _report(error, world)
         if error.everywhere:
-            dist.stop(world)  # else the first to go may take the others down by a lost connection
+            dist.stop(world)  # else the first rank to end may break the others' connections
         return 1
     dist.stop(world)
     return 0
 
 
+def _report(error: config.TrainerError, world: dist.World) -> None:
+    """Print an error: one that all ranks have on rank 0 alone, any other with its rank."""
+    if error.everywhere and not world.is_first:
+        return
+    with_rank = world.size > 1 and not error.everywhere
+    prefix = f"[RANK {world.rank}] " if with_rank else ""
+    sys.stderr.write(f"{prefix}error: {error}\n")
+    sys.stderr.flush()
+
+
+def _work_of(arguments: Sequence[str]) -> Work:
+    """Return what the command line asks for: a measurement, or a training run."""
+    if arguments[:1] == [all_reduce.NAME]:
+        return _measuring(arguments[1:])
+    return _training(arguments)
+
+
 def _training(arguments: Sequence[str]) -> Work:
-    """What trains the workload that the command line names."""
+    """Return the function that trains the workload on the command line."""
     options = config.parse(arguments)
 
     def work(world: dist.World) -> None:
-        chosen = config.WORKLOADS[options.workload]
-        _require(chosen.needed)
+        entry = config.WORKLOADS[options.workload]
+        _require(entry.needed)
         world = dist.start(world, all_gpus=options.sync == "dp")
         dist.together(world, lambda: config.check(options))
-        workload = importlib.import_module(f".workloads.{chosen.module}", "trainer")
+        workload = importlib.import_module(f".workloads.{entry.module}", "trainer")
         workload.run(options, world)
 
     return work
 
 
 def _measuring(arguments: Sequence[str]) -> Work:
-    """What measures the network between the ranks."""
+    """Return the function that measures the network between the ranks."""
     options = all_reduce.parse(arguments)
-    # Else PyTorch shows a stack of its own for each lost connection, above our message.
+    # Otherwise PyTorch prints a stack for each lost connection, above our message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
     def work(world: dist.World) -> None:
@@ -102,10 +116,10 @@ def _require(modules: Sequence[str]) -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """End one rank of several, without taking the interpreter apart first.
+    """End one rank of several without finalizing the interpreter.
 
-    A thread of Gloo's may still hold tensors of an operation that is over. Were it to give them
-    back while Python ends, it would abort a process whose work is done (pytorch/pytorch#179291).
+    A thread of Gloo may still hold tensors of a finished operation. If it released them while
+    Python ends, it would abort a process whose work is done (pytorch/pytorch#179291).
     """
     sys.stdout.flush()
     sys.stderr.flush()

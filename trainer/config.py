@@ -1,4 +1,4 @@
-"""What the command line of ``python -m trainer`` says, read and checked once.
+"""The command line of ``python -m trainer``, read and checked once.
 
 Nothing here imports PyTorch, so that ``--help`` and a mistyped option answer at once.
 """
@@ -49,11 +49,11 @@ class Options:
     data: Path | None
     """A data file or folder; None takes the data set from the Hugging Face cache."""
     epochs: int
-    """How many times every training row is seen."""
+    """Number of times that every training row is seen."""
     subset: int | None
-    """How many training rows to use; None uses all of them."""
+    """Number of training rows; None for all of them."""
     held_out: int | None
-    """How many rows to keep back for the final accuracy; None lets the workload choose."""
+    """Number of rows kept back for the final accuracy; None lets the workload choose."""
     batch_size: int
     """Rows that one rank takes in one step."""
     lr: float | None
@@ -63,39 +63,39 @@ class Options:
     out: Path
     """The folder for the model, the checkpoints and ``metrics.json``."""
     resume: bool
-    """Whether to continue from the newest checkpoint in ``out``, if there is one."""
+    """True to continue from the newest checkpoint in ``out``, if there is one."""
     vocab: Path | None = None
     """A WordPiece vocabulary file, one token a line."""
     tokenizer: str | None = None
     """A tokenizer by name (in the Hugging Face cache) or by folder."""
     sync: str = "ddp"
-    """How the ranks' models are kept the same, one of ``SYNCS``."""
+    """The way to synchronise the ranks' models, one of ``SYNCS``."""
     precision: str = "auto"
-    """What is computed in, one of ``PRECISIONS``."""
+    """The precision of the computation, one of ``PRECISIONS``."""
     save_every: int | None = None
     """Steps between checkpoints within an epoch; None writes them at its end only."""
     keep: int = 3
-    """How many checkpoints stay, besides the best one."""
+    """Number of checkpoints that stay, besides the best one."""
     width: int = 64
     """Channels of a network's first stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What can be trained."""
+    """A workload that can be trained."""
 
     module: str
-    """The module in this package whose ``run(options, world)`` does it."""
+    """The module in :mod:`trainer.workloads` whose ``run(options, world)`` does it."""
     summary: str
     """One line for ``--help``."""
     data_help: str
-    """What ``--data`` may name; empty where there is none to name."""
+    """The kind of data that ``--data`` names; empty if there is none."""
     add_options: Callable[[argparse.ArgumentParser], None]
     """Adds the options that only this workload has."""
     defaults: tuple[int, int, str]
     """Epochs, rows of a batch, and the output folder, when not given."""
     lr_help: str = "one that suits the workload"
-    """What the learning rate is when it is not given."""
+    """The default of the learning rate."""
     needed: tuple[str, ...] = ("torch", "numpy")
     """The packages that it imports."""
 
@@ -116,7 +116,7 @@ def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _loop_options(parser: argparse.ArgumentParser) -> None:
-    """What the workloads have that are trained by our own loop."""
+    """Add the options of the workloads that our own loop trains."""
     add = parser.add_argument
     add(
         "--sync",

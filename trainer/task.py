@@ -1,4 +1,4 @@
-"""What the training loop is given: a model, rows, and how they are learned."""
+"""The input of the training loop: a model, rows, and the settings of learning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Task:
     """One training job."""
 
     model: Module
-    """With first weights."""
+    """The model with its initial weights."""
     train: Rows
     held_out: Rows
     lr: float
@@ -41,6 +41,6 @@ class Task:
     optimizer: Callable[[Module], Optimizer]
     """Makes the optimizer of the model's parameters; its rate is set before each step."""
     warmup: float = 0.1
-    """The share of all rows over which the rate rises (0 to 1)."""
+    """The fraction of all rows over which the rate rises (0 to 1)."""
     augment: Augment | None = None
     """Changes inputs while training; a function of row and epoch alone."""

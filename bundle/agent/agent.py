@@ -66,7 +66,7 @@ def main(phase: str, handle: int | None = None) -> int:
         channel.conclude({"event": phase, **answer})
         return 0 if answer["ok"] else 3
     except signals.Stopped:
-        return signals.TOLD_TO_END
+        return signals.TERMINATED
 
 
 def command(argv: Sequence[str]) -> int:

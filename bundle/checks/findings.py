@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..protocol.problem import Problem
-from ..system.signals import TOLD_TO_END
+from ..system.signals import TERMINATED
 from . import network_agreement
 
 RESULT = "ALL-REDUCE "
@@ -210,7 +210,7 @@ def _by_status(answers: Mapping[str, Mapping[str, Any]]) -> Problems:
             silent[node] = [Problem.from_json(raw) for raw in answer["problems"]]
         elif answer.get("exit_code"):
             failed.append(node)
-    causes = [node for node in failed if answers[node]["exit_code"] != TOLD_TO_END]
+    causes = [node for node in failed if answers[node]["exit_code"] != TERMINATED]
     if causes:
         return _ended_badly(causes, answers)
     return silent or _ended_badly(failed, answers)

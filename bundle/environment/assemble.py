@@ -1,4 +1,4 @@
-"""Building an environment in private: what older ones have is linked, the rest is written."""
+"""Assembly of an environment in private: files of older ones are linked, the rest is written."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .merge import Merged, merge
 from .virtual_environment import Origin, finish
 
 
-class Lacking(NodeError):
-    """What was sent is not enough: an older environment that had the rest has gone or changed."""
+class MissingLayer(NodeError):
+    """A layer is neither in the file nor on the node: an older environment has gone or changed."""
 
     def __init__(self, name: str, path: str) -> None:
-        """Say which part is missing, and in which file."""
+        """Name the part that is missing, and the file."""
         super().__init__(
             Problem(
                 what="a part of the environment is missing",
@@ -41,12 +41,12 @@ class Lacking(NodeError):
 
 @dataclass(frozen=True)
 class AssembleOptions:
-    """How an environment is made."""
+    """The settings of an assembly."""
 
     processes: int
-    """How many processes work."""
+    """Number of processes."""
     compare: bool = True
-    """Whether each file is compared with its digest in the index: somebody else made the bundle."""
+    """True to compare each file with its digest in the index, as for a bundle of somebody else."""
 
 
 def assemble(
@@ -56,18 +56,18 @@ def assemble(
     how: AssembleOptions,
     publish: Callable[[str, str], None],
 ) -> tuple[int, int]:
-    """Build the environment of a bundle and publish it; files linked and written.
+    """Build the environment of a bundle and publish it; return the files linked and written.
 
     Args:
         bundle: the bundle.
         root: the node root; a damaged environment of the bundle may be there.
         python: the interpreter that the environment is for.
-        how: how many processes work, and how much they check.
-        publish: gives what was built its final path.
+        how: the settings.
+        publish: moves the environment to its final path.
 
     Raises:
         NodeError: the bundle is damaged, or there is no room.
-        Lacking: something is neither in the file nor in an older environment.
+        MissingLayer: a layer is neither in the file nor in an older environment.
     """
     manifest = bundle.manifest
     layers = manifest.layers
@@ -80,53 +80,58 @@ def assemble(
         os.mkdir(staging, 0o700)
         os.mkdir(tools, 0o700)
         if bundle.holds(manifest.node.name):
-            bundle.part(manifest.node)  # not needed here; but damage is to be found out
-        kept = _kept(bundle, root, older, tools)
-        merged = kept.merged
+            bundle.part(manifest.node)  # not needed here, but damage must be found
+        content = _content_of(bundle, root, older, tools)
+        merged = content.merged
         for path in merged.directories:
             os.mkdir(os.path.join(staging, path), 0o755)
         started = os.stat(staging).st_mtime_ns  # by the clock that files get their times from
-        # Where there is damage already, more is likely: then nothing is linked without being read.
+        # Where one file is damaged, more are likely to be: no file is then linked unread.
         linking = Linking(how.processes, verify=os.path.lexists(final))
-        linked = _fill(bundle, staging, kept, older, linking, compare=how.compare)
+        linked = _fill(bundle, staging, content, older, linking, compare=how.compare)
         for path, target in merged.links.items():
             os.symlink(target, os.path.join(staging, path))
-        bundle.check_frame()  # could not be done before where the file was still being sent
-        origin = Origin(kept.heads, kept.wheel, linked, started)
+        bundle.check_frame()  # possible only now if the file was still arriving
+        origin = Origin(content.heads, content.wheel, linked, started)
         finish(staging, manifest, python, merged, origin)
         publish(staging, final)
     finally:
         removal.sweep(private)
-    fresh = [layer.head not in linked for layer in layers]
-    written = sum(len(entries) for entries, new in zip(merged.entries, fresh) if new)
-    return sum(map(len, merged.entries)) - written, written
+    total = sum(map(len, merged.entries))
+    written = 0
+    for layer, entries in zip(layers, merged.entries):
+        if layer.head not in linked:
+            written += len(entries)
+    return total - written, written
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What an environment is made by, and keeps."""
+class _Content:
+    """The content of an environment, and the means to unpack it."""
 
     decompress: Decompress
     """Turns a frame into its content."""
     wheel: bytes | None
-    """Where that comes from, if not from this Python."""
+    """The wheel with the decompressor, unless it is this Python's own."""
     heads: list[bytes]
     """The head of each layer."""
     indexes: list[Index]
-    """What each layer holds."""
+    """The index of each layer."""
     merged: Merged
-    """Which of them writes what."""
+    """The files that each of them writes."""
 
 
-def _kept(bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]], tools: str) -> _Kept:
-    """Read what is to be made, from the bundle or from older environments."""
+def _content_of(
+    bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]], tools: str
+) -> _Content:
+    """Read heads and indexes, from the bundle or from older environments."""
     layers, part = bundle.manifest.layers, bundle.manifest.decompressor
     wheel = _wheel(bundle, os.path.join(root, "envs"))
     decompress = load_decompressor(part.name if part else "", wheel, tools)
     heads = _heads(bundle, older, layers)
-    own = os.path.join(root, "envs", bundle.manifest.id)
-    # What another environment was made from has been checked then; this one is damaged.
-    checked = {head for head, places in older.items() if set(places) != {own}}
+    final = os.path.join(root, "envs", bundle.manifest.id)
+    # Heads in another environment were checked when that was made; this one is damaged.
+    checked = {head for head, sources in older.items() if set(sources) != {final}}
     with _no_collection():
         indexes = [
             bundle.index(layer, head, decompress, checked=layer.head in checked)
@@ -134,44 +139,48 @@ def _kept(bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]], too
         ]
         with bundle.refusing(LayerError):
             merged = merge(layers, indexes, bundle.manifest.requires.python)
-    return _Kept(decompress, wheel, heads, indexes, merged)
+    return _Content(decompress, wheel, heads, indexes, merged)
 
 
 def _fill(
     bundle: BundleFile,
     staging: str,
-    kept: _Kept,
+    content: _Content,
     older: Mapping[str, Sequence[str]],
     linking: Linking,
     *,
     compare: bool,
 ) -> dict[str, Window]:
-    """Link what older environments have, and write the rest.
+    """Link the files of older environments, and write the rest.
 
-    Returns when the files of the layers that are linked were written, by the layers' heads.
+    Returns:
+        For the head of each linked layer, the times between which its files were written.
     """
     layers = bundle.manifest.layers
-    linked = _link(layers, kept.merged, older, staging, linking)
+    linked = _link(layers, content.merged, older, staging, linking)
     fresh = [
         (layer, index, entries)
-        for layer, index, entries in zip(layers, kept.indexes, kept.merged.entries)
+        for layer, index, entries in zip(layers, content.indexes, content.merged.entries)
         if layer.head not in linked
     ]
     for layer, _, _ in fresh:
         if not bundle.holds(layer.member):
-            raise Lacking(layer.name, bundle.path)
-    write_layers(bundle, staging, fresh, Work(kept.decompress, linking.processes, compare))
+            raise MissingLayer(layer.name, bundle.path)
+    write_layers(bundle, staging, fresh, Work(content.decompress, linking.processes, compare))
     return linked
 
 
 def _sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
-    """The environments that may have each layer, by its head; a damaged one of this bundle, too."""
+    """Return the environments that may have each layer, by its head.
+
+    A damaged environment of this bundle is one of them.
+    """
     heads = [layer.head for layer in manifest.layers]
     older = hard_links.older_layers(os.path.join(root, "envs"), heads)
-    own = os.path.join(root, "envs", manifest.id)
-    if os.path.isdir(own) and not os.path.islink(own):
+    final = os.path.join(root, "envs", manifest.id)
+    if os.path.isdir(final) and not os.path.islink(final):
         for head in heads:
-            older[head] = tuple(dict.fromkeys((*older.get(head, ()), own)))
+            older[head] = tuple(dict.fromkeys((*older.get(head, ()), final)))
     return older
 
 
@@ -182,7 +191,7 @@ def _link(
     staging: str,
     linking: Linking,
 ) -> dict[str, Window]:
-    """Take from older environments what they have; see ``_fill``."""
+    """Link the files of older environments; see ``_fill``."""
     wanted = [
         Known(layer.head, older[layer.head], entries)
         for layer, entries in zip(layers, merged.entries)
@@ -193,7 +202,7 @@ def _link(
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Build large structures that have no cycles, without the collector looking at them often."""
+    """Pause the garbage collector while large structures without cycles are built."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -206,10 +215,10 @@ def _no_collection() -> Iterator[None]:
 def _heads(
     bundle: BundleFile, older: Mapping[str, Sequence[str]], layers: Sequence[Layer]
 ) -> list[bytes]:
-    """The head of every layer, from the file or from an older environment.
+    """Return the head of every layer, from the file or from an older environment.
 
     Raises:
-        Lacking: one is in neither.
+        MissingLayer: a head is in neither.
     """
     heads = []
     for layer in layers:
@@ -218,16 +227,16 @@ def _heads(
         else:
             head = hard_links.head_of(older.get(layer.head, ()), layer)
         if head is None:
-            raise Lacking(layer.name, bundle.path)
+            raise MissingLayer(layer.name, bundle.path)
         heads.append(head)
     return heads
 
 
 def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
-    """The zstandard wheel; None where this Python has zstd of its own.
+    """Return the zstandard wheel; None if this Python has zstd of its own.
 
     Raises:
-        Lacking: it is neither in the file nor in an older environment.
+        MissingLayer: it is neither in the file nor in an older environment.
     """
     part = bundle.manifest.decompressor
     if part is None:
@@ -236,12 +245,12 @@ def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
         return bundle.part(part)
     data = hard_links.older_decompressor(envs, part)
     if data is None:
-        raise Lacking(part.name, bundle.path)
+        raise MissingLayer(part.name, bundle.path)
     return data
 
 
 def _require_room(path: str, manifest: Manifest, layers: Sequence[Layer]) -> None:
-    """Refuse before writing what will not fit."""
+    """Refuse an environment that will not fit, before anything is written."""
     needed, inodes = room_for(layers, manifest)
     faults = refusals(facts_of(path), needed, inodes)
     if faults:

@@ -1,13 +1,13 @@
-"""Removing from a node root what nobody uses: environments, and what killed jobs left.
+"""Removal of unused environments from a node root, and of what killed jobs left there.
 
 An environment is removed under its exclusive lock, which every job that uses it shares. It leaves
 ``envs/`` by one rename before anything in it is deleted, so that a clean that is killed leaves no
-half of one there; the rest lies in ``incoming/``, for the next clean or unpack to sweep. What is
-in use is kept: where the lock is taken, or where a process of this user names the directory in its
-command line, its variables or as its working directory, as every rank does.
+partial environment there; the rest lies in ``incoming/`` until the next clean or unpack removes it.
+An environment in use is kept: its lock is taken, or a process of this user names the directory in
+its command line, its variables or as its working directory, as every rank does.
 
-A job's directory, and what was broadcast for a job, must be idle for an hour besides. Symbolic
-links are removed, never followed; where a file system is mounted below, nothing is touched.
+A job's directory, and files that were broadcast for a job, must also be idle for an hour. Symbolic
+links are removed, never followed; a tree with a file system mounted in it is not touched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..system import files
 from .unpack import env_path, lock_path
 
 IDLE_SECONDS = 3600.0
-"""A job that has written nothing for so long, and has no process left, is over."""
+"""A job that has no process left and has written nothing for this time is over."""
 NOT_OURS = "not made by stager"
 _ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _BUNDLE_ID = re.compile(r"[0-9a-f]{64}")
@@ -41,33 +41,33 @@ _RECENT = "written to less than an hour ago"
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What became of one node root. In a dry run: what would."""
+    """The result of cleaning one node root; in a dry run, the plan."""
 
     root: str
     """The node root."""
     removed: tuple[tuple[str, int], ...] = ()
     """Environments: the bundle's id, and the bytes that became free."""
     kept: tuple[tuple[str, str], ...] = ()
-    """What stays, by the bundle's id or its path in the root, and why."""
+    """Everything that stays: the bundle's id or the path in the root, and the reason."""
     left_overs: tuple[tuple[str, int], ...] = ()
-    """Whatever else was removed: its path in the root, and the bytes that became free."""
+    """Everything else that was removed: its path in the root, and the bytes that became free."""
     problems: tuple[Problem, ...] = ()
-    """What should have been removed and could not be."""
+    """The failures to remove something."""
     gone: bool = False
-    """Whether nothing was left and the root itself is gone."""
+    """True if nothing was left and the root itself was removed."""
 
     @property
     def freed(self) -> int:
-        """Bytes that became free; those of files which other environments share are not."""
+        """Bytes that became free, without files that other environments share."""
         return sum(size for _, size in self.removed + self.left_overs)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as a JSON object."""
+        """Return the result as a JSON object."""
         return {**asdict(self), "freed": self.freed}
 
 
 def roots(setting: str, env: Mapping[str, str]) -> list[str]:
-    """Every node root of this user in the places where one may have been made.
+    """Return every node root of this user in the places where one may have been made.
 
     Args:
         setting: the job's ``node_root``.
@@ -78,8 +78,8 @@ def roots(setting: str, env: Mapping[str, str]) -> list[str]:
     """
     named = env.get(files.ROOT_VARIABLE) or setting
     places = files.automatic_places(env) if named == "auto" else files.named_places(setting, env)
-    own = [os.path.join(path, f"stager-{os.geteuid()}") for _, path in places]
-    return [root for root in own if os.path.isdir(root) and not os.path.islink(root)]
+    roots = [os.path.join(path, f"stager-{os.geteuid()}") for _, path in places]
+    return [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
 
 
 def clean(
@@ -91,19 +91,19 @@ def clean(
     now: float | None = None,
     nodes: bool = True,
 ) -> Cleaned:
-    """Remove from a node root what is neither to be kept nor in use.
+    """Remove everything from a node root that is neither to be kept nor in use.
 
     Args:
-        root: the node root; one that is not there is as clean as can be. Those that a local
-            allocation has made for its nodes below it are cleaned as well.
+        root: the node root; a missing one is clean already. Those that a local allocation has
+            made for its nodes below it are cleaned as well.
         keep: ids of the bundles whose environments stay.
-        dry_run: whether nothing is removed, only listed.
-        caches: whether ``cache/`` goes too, if nothing in the root is in use.
+        dry_run: True to list only, and remove nothing.
+        caches: True to remove ``cache/``, too, if nothing in the root is in use.
         now: seconds since the epoch; None for the clock's.
-        nodes: whether those of a local allocation are among it.
+        nodes: True to clean the node roots of a local allocation, too.
 
     Raises:
-        NodeError: it is no node root, is a link, or belongs to somebody else.
+        NodeError: it is no node root, is a link, or belongs to another user.
     """
     if os.path.basename(root) != f"stager-{os.geteuid()}":
         raise files.fault("cannot be cleaned", root, "it does not have the name of our node root")
@@ -128,10 +128,10 @@ class _Cleaning:
     problems: list[Problem] = field(default_factory=list)
     in_use: bool = False
     links: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """How many names of each file have been counted, by device and inode."""
+    """The number of names counted of each file, by device and inode."""
 
     def all(self, caches: bool, nodes: bool = True) -> Cleaned:
-        """Everything, in the order in which one thing makes the next one removable."""
+        """Clean everything, in the order in which one part makes the next one removable."""
         self._each("envs", self._environment)
         self._each("incoming", self._incoming)
         self._each("jobs", self._job)
@@ -156,56 +156,59 @@ class _Cleaning:
         return os.path.join(self.root, *names)
 
     def _each(self, folder: str, act: Callable[[str], None]) -> None:
-        """Do something with each name in one of the root's directories; a failure is a problem."""
+        """Call a method for each name in one of the root's directories; note failures."""
         for name in _names(self._path(folder)):
             try:
                 act(name)
             except FileNotFoundError:
-                continue  # another clean, or the end of a job, was first
+                continue  # removed by another clean, or at the end of a job
             except BlockingIOError:
                 self._keep(name if folder == "envs" else f"{folder}/{name}", "in use")
             except OSError as exc:
                 self.problems.append(_problem(self._path(folder, name), exc))
 
-    def _keep(self, what: str, why: str) -> None:
-        """Note what stays because somebody uses it."""
-        self.kept.append((what, why))
+    def _keep(self, label: str, why: str) -> None:
+        """Note something that stays because it is in use."""
+        self.kept.append((label, why))
         self.in_use = True
 
     def _environment(self, name: str) -> None:
-        path = self._path("envs", name)
+        """Remove an environment, unless it is to be kept or in use."""
         if not _BUNDLE_ID.fullmatch(name):
             self.kept.append((name, NOT_OURS))
-        elif name in self.keep:
+            return
+        if name in self.keep:
             self.kept.append((name, "to be kept"))
-        else:
-            with self._alone(lock_path(self.root, name)):
-                user = removal.user_of(path)
-                if user is not None:
-                    self._keep(name, f"process {user} uses it")
-                    return
-                aside = self._path("incoming", f"{name}.{time.monotonic_ns()}")
-                size = self._remove(path, aside)
-                if size is not None:
-                    self.removed.append((name, size))
+            return
+        path = self._path("envs", name)
+        with self._alone(lock_path(self.root, name)):
+            user = removal.user_of(path)
+            if user is not None:
+                self._keep(name, f"process {user} uses it")
+                return
+            aside = self._path("incoming", f"{name}.{time.monotonic_ns()}")
+            size = self._remove(path, aside)
+            if size is not None:
+                self.removed.append((name, size))
 
     def _incoming(self, name: str) -> None:
-        """What an unpack or a broadcast left; those that go on hold a lock, or write."""
+        """Remove what an unpack or a broadcast left; one that goes on holds a lock, or writes."""
         path, label = self._path("incoming", name), f"incoming/{name}"
-        found = _OF_BUNDLE.match(name)
-        if found is not None:
-            with self._alone(lock_path(self.root, found[1])):
+        of_bundle = _OF_BUNDLE.match(name)
+        if of_bundle is not None:
+            with self._alone(lock_path(self.root, of_bundle[1])):
                 self._left_over(path, label)
-        elif not name.startswith(_OF_JOB):
-            self.kept.append((label, NOT_OURS))
+            return
+        if name.startswith(_OF_JOB):
+            self._remove_if_idle(path, label)
         else:
-            self._idle_only(path, label)
+            self.kept.append((label, NOT_OURS))
 
     def _job(self, name: str) -> None:
-        self._idle_only(self._path("jobs", name), f"jobs/{name}")
+        self._remove_if_idle(self._path("jobs", name), f"jobs/{name}")
 
-    def _idle_only(self, path: str, label: str) -> None:
-        """Remove what belongs to a job, if the job is over."""
+    def _remove_if_idle(self, path: str, label: str) -> None:
+        """Remove the files of a job, if the job is over."""
         user = removal.user_of(path)
         if user is not None:
             self._keep(label, f"process {user} uses it")
@@ -217,23 +220,23 @@ class _Cleaning:
             self._left_over(path, label)
 
     def _local_node(self, name: str, caches: bool) -> None:
-        """The node root of a node of a local allocation, which lies below this user's own."""
+        """Clean the root of a node of a local allocation, which lies below this user's own."""
         base = self._path("nodes", name)
-        own = os.path.join(base, os.path.basename(self.root))
-        if os.path.islink(base) or not os.path.isdir(own):
+        root = os.path.join(base, os.path.basename(self.root))
+        if os.path.islink(base) or not os.path.isdir(root):
             return
         try:
             secure_root(base)
         except NodeError as exc:
             self.problems.append(exc.problem)
             return
-        inner = _Cleaning(own, self.keep, self.dry_run, self.now, links=self.links).all(caches)
+        inner = _Cleaning(root, self.keep, self.dry_run, self.now, links=self.links).all(caches)
         self.removed += inner.removed
-        self.kept += [(f"nodes/{name}: {what}", why) for what, why in inner.kept]
-        self.left_overs += [(f"nodes/{name}: {what}", size) for what, size in inner.left_overs]
+        self.kept += [(f"nodes/{name}: {label}", why) for label, why in inner.kept]
+        self.left_overs += [(f"nodes/{name}: {label}", size) for label, size in inner.left_overs]
         self.problems += inner.problems
         if inner.gone:
-            with contextlib.suppress(OSError):  # somebody has put something there
+            with contextlib.suppress(OSError):  # another file has been put there
                 os.rmdir(base)
 
     def _cache(self) -> None:
@@ -246,15 +249,16 @@ class _Cleaning:
             self.problems.append(_problem(self._path("cache"), exc))
 
     def _lock(self, name: str) -> None:
-        """Remove a lock whose environment is gone; see ``locks`` for those who wait."""
+        """Remove a lock whose environment is gone; ``locks`` handles processes that wait for it."""
         bundle_id, _, ending = name.partition(".")
         if ending not in ("lock", "making") or not _BUNDLE_ID.fullmatch(bundle_id):
             return
         path = self._path("locks", name)
         with contextlib.suppress(BlockingIOError), taken(path, _ALONE, create=False):
-            # Looked at under the lock: only its holder makes an environment.
-            making = any(one.startswith(bundle_id) for one in _names(self._path("incoming")))
-            if not making and not os.path.lexists(env_path(self.root, bundle_id)):
+            # Checked under the lock: only its holder makes an environment.
+            incoming = _names(self._path("incoming"))
+            is_made = any(entry.startswith(bundle_id) for entry in incoming)
+            if not is_made and not os.path.lexists(env_path(self.root, bundle_id)):
                 os.unlink(path)
 
     @contextlib.contextmanager
@@ -262,7 +266,7 @@ class _Cleaning:
         """Hold a lock alone; a dry run does not make the file.
 
         Raises:
-            BlockingIOError: somebody else holds it.
+            BlockingIOError: another process holds it.
         """
         if self.dry_run and not os.path.lexists(path):
             yield
@@ -276,9 +280,10 @@ class _Cleaning:
             self.left_overs.append((label, size))
 
     def _remove(self, path: str, aside: str = "") -> int | None:
-        """Delete something, by way of another name if one is given; the bytes that became free.
+        """Delete a path, after a rename if another name is given.
 
-        Returns None where it stays, which is a problem then.
+        Returns:
+            The bytes that became free; None if it stays, which is noted as a problem.
 
         Raises:
             OSError: it could not be deleted, or not all of it.
@@ -296,13 +301,13 @@ class _Cleaning:
         return removal.delete(aside or path)
 
     def _remove_root(self) -> bool:
-        """Remove the root itself if it is empty; whoever is about to use it holds its lock."""
-        own = {*SUBDIRECTORIES, "nodes", ".gitignore", ROOT_LOCK}
+        """Remove the root itself if it is empty; a process about to use it holds its lock."""
+        known = {*SUBDIRECTORIES, "nodes", ".gitignore", ROOT_LOCK}
         try:
             with taken(self._path(ROOT_LOCK), _ALONE):
-                there = set(_names(self.root))
-                folders = sorted(there & {*SUBDIRECTORIES, "nodes"})
-                if there - own or any(_is_taken(self._path(name)) for name in folders):
+                names = set(_names(self.root))
+                folders = sorted(names & {*SUBDIRECTORIES, "nodes"})
+                if names - known or any(_has_content(self._path(name)) for name in folders):
                     os.unlink(self._path(ROOT_LOCK))
                     return False
                 for name in folders:
@@ -312,23 +317,25 @@ class _Cleaning:
                         os.unlink(self._path(name))
                 os.rmdir(self.root)
         except OSError:
-            return False  # somebody came in between, and finds it, or makes it anew
+            return False  # another process came in between, and finds it or makes it again
         return True
 
 
 def _names(folder: str) -> list[str]:
-    """What is in a directory; nothing where it is a link, or not there."""
+    """Return the names in a directory; none if it is a link, or missing."""
     try:
         return [] if os.path.islink(folder) else sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _is_taken(folder: str) -> bool:
+def _has_content(folder: str) -> bool:
+    """Return True for a directory with something in it, or a link in its place."""
     return os.path.islink(folder) or bool(os.listdir(folder))
 
 
 def _problem(path: str, exc: BaseException) -> Problem:
+    """Return the problem of something that could not be removed."""
     where = str(getattr(exc, "filename", None) or path)
     why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
     return Problem("cannot be removed", where, why, f"remove {where} by hand, then clean again")

@@ -1,8 +1,8 @@
-"""Comparing a published environment with its listing, at each use of it, without reading its files.
+"""Comparison of a published environment with its listing, at each use, without reading its files.
 
 A damaged file nearly always shows without being read: it is missing, a directory or a link, has
-another size, or was written to after the environment was published. (``ctime`` does not tell:
-linking a file changes it.) What does not show so is found by :mod:`bundle.checks.deep`.
+another size, or was written to after the environment was published. (``ctime`` is of no use, as
+linking a file changes it.) :mod:`bundle.checks.deep` finds the rest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from ..protocol.problem import Problem
 from ..system.files import read_file
 from .listing import (
     FOLDER,
+    LINK,
     OWN,
     PATH,
     Folder,
+    Listing,
     ListingError,
     Window,
     Written,
@@ -37,22 +39,22 @@ from .process_pool import share
 
 MANIFEST = f"{STATE}/manifest.json"
 SHOWN = 3
-"""Paths that are named where an environment is damaged; the others are counted."""
+"""Number of damaged paths that a message names; the others are counted."""
 DAMAGED = "the environment is damaged"
 REPAIRED = "stager repairs the environment before using it"
 
 _STRAY = -4
-"""What is to be found under a name that is not listed."""
+"""The code of a name that is not listed."""
 _EVERY = range(1 << 30)
-"""The numbers of all layers that there may be."""
+"""The numbers of all possible layers."""
 _RUN = 16
-"""Directories that are compared in one go: some hundred microseconds of work."""
+"""Directories that are compared as one task: some hundred microseconds of work."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
-"""What ``venv`` renames into place when it points an environment at another interpreter."""
+"""Files that ``renew`` renames into place to point an environment at another interpreter."""
 _RENEWAL_SECONDS = 0.05
 _UNGUARDED = ("project", "assets")
-"""Where programs may leave files of their own beside what was published."""
+"""Directories in which programs may leave files of their own."""
 
 
 class Fault(NamedTuple):
@@ -61,14 +63,14 @@ class Fault(NamedTuple):
     path: str
     """Relative to the environment."""
     why: str
-    """What was found, and what should be there."""
+    """The state of it, and the state that it should have."""
 
 
 def look(env_dir: str, processes: int) -> list[Fault] | None:
-    """Compare the environment at a path with what was published there; None where there is none.
+    """Compare the environment at a path with its listing; return None if there is none.
 
     Raises:
-        NodeError: a process that looked was killed.
+        NodeError: a process that compared files was killed.
     """
     if not os.path.lexists(env_dir):
         return None
@@ -78,7 +80,7 @@ def look(env_dir: str, processes: int) -> list[Fault] | None:
 
 
 def is_directory(path: str) -> bool:
-    """Whether it is one itself, and not a link to one."""
+    """Return True for a directory, but not for a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
@@ -90,10 +92,10 @@ def faults(env_dir: str, processes: int) -> list[Fault]:
 
     Args:
         env_dir: the environment, named after its bundle's id; a directory.
-        processes: how many processes look.
+        processes: number of processes that compare.
 
     Returns:
-        Whatever is not as it was published, sorted by path; empty where all is well.
+        Everything that is not as it was published, sorted by path; empty if there is no damage.
 
     Raises:
         NodeError: a process was killed.
@@ -102,24 +104,29 @@ def faults(env_dir: str, processes: int) -> list[Fault]:
         listing = read(env_dir)
     except ListingError as exc:
         return [Fault(PATH, str(exc))]
-    found = [*_manifest(env_dir), *_interpreter(env_dir)]
+    found = [*_manifest_faults(env_dir), *_settled_interpreter_faults(env_dir)]
+    for line in _damaged_folders(env_dir, listing, processes):
+        found += _differences(env_dir, line, listing.written)
+    return sorted(found)
+
+
+def _damaged_folders(env_dir: str, listing: Listing, processes: int) -> list[bytes]:
+    """Return the lines of the directories that differ from them."""
     lines = listing.folders
+    # A byte for each directory, shared with the processes.
     with mmap.mmap(-1, len(lines) + 1) as marks:
 
         def work(run: int) -> None:
             start = run * _RUN
-            some = names_in(lines[start : start + _RUN], listing.written)
-            for number, (folder, names, window) in enumerate(some, start):
+            folders = names_in(lines[start : start + _RUN], listing.written)
+            for number, (folder, names, window) in enumerate(folders, start):
                 if window is not None and _is_untouched(env_dir, folder, names, window):
                     continue
                 if any(_differences(env_dir, lines[number], listing.written)):
                     marks[number] = 1
 
         share(-(-len(lines) // _RUN), work, processes)
-        bad = [line for number, line in enumerate(lines) if marks[number]]
-    for line in bad:
-        found += _differences(env_dir, line, listing.written)
-    return sorted(found)
+        return [line for number, line in enumerate(lines) if marks[number]]
 
 
 def describe(env_dir: str, found: Sequence[Fault], fix: str) -> Problem:
@@ -128,43 +135,51 @@ def describe(env_dir: str, found: Sequence[Fault], fix: str) -> Problem:
     Args:
         env_dir: the environment.
         found: at least one.
-        fix: what is done about it, or can be.
+        fix: the remedy.
     """
     named = [f"{shown(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
-    more = len(found) - len(named)
-    if more:
-        named.append(f"and {more} more")
+    if len(found) > SHOWN:
+        named.append(f"and {len(found) - SHOWN} more")
     count = "1 path in it is" if len(found) == 1 else f"{len(found)} paths in it are"
     why = f"{count} not as published: {'; '.join(named)}"
     return Problem(DAMAGED, env_dir, why, fix)
 
 
 def damaged_layers(env_dir: str, found: Sequence[Fault]) -> Collection[int]:
-    """Return the numbers of the layers that faults are in: of their files, or of their heads."""
-    damaged: set[int] = set()
+    """Return the numbers of the layers with a damaged file or a damaged head."""
     if not found:
-        return damaged
+        return set()
     paths = {fault.path for fault in found}
     try:
         manifest = parse(read_file(os.path.join(env_dir, MANIFEST)))
         folders = read(env_dir).folders
     except (OSError, ManifestError, ListingError):
         return _EVERY
+    damaged: set[int] = set()
     for number, layer in enumerate(manifest.layers):
         if not paths.isdisjoint((f"{STATE}/layers", f"{STATE}/layers/{layer.id}")):
             damaged.add(number)
     for line in folders:
-        folder, content = Folder.parse(line)
-        rest = iter(content.names)
-        for number, count in content.layers:
-            files = {_join(folder, name) for name in islice(rest, count)}
-            if (folder or ".") in paths or not paths.isdisjoint(files):
-                damaged.add(number)
+        damaged |= _damaged_layers_of(line, paths)
+    return damaged
+
+
+def _damaged_layers_of(line: bytes, paths: Collection[str]) -> set[int]:
+    """Return the numbers of the layers of which a file in one directory is damaged."""
+    folder, content = Folder.parse(line)
+    if (folder or ".") in paths:
+        return {number for number, _ in content.layers}
+    damaged = set()
+    names = iter(content.names)
+    for number, count in content.layers:
+        files = [_join(folder, name) for name in islice(names, count)]
+        if any(file in paths for file in files):
+            damaged.add(number)
     return damaged
 
 
 def own_fault(env_dir: str) -> Fault | None:
-    """What is wrong with the listing itself; None if nothing is."""
+    """Return the fault of the listing itself; None if it is sound."""
     try:
         read(env_dir)
     except ListingError as exc:
@@ -173,22 +188,23 @@ def own_fault(env_dir: str) -> Fault | None:
 
 
 def strays(env_dir: str, other: str) -> list[str]:
-    """What programs have left in an environment, and may keep, that is not in another one of it."""
-    found, waiting = [], list(_UNGUARDED)
-    while waiting:
-        folder = waiting.pop()
-        here = os.path.join(env_dir, folder)
-        for name in _names(here):
+    """Return the files that programs have left in an environment and that another copy lacks."""
+    strays = []
+    pending = list(_UNGUARDED)
+    while pending:
+        folder = pending.pop()
+        for name in _names(os.path.join(env_dir, folder)):
             path = f"{folder}/{name}"
-            if not os.path.lexists(os.path.join(other, path)):
-                found.append(path)
-            elif is_directory(os.path.join(other, path)):
-                waiting.append(path)
-    return found
+            counterpart = os.path.join(other, path)
+            if not os.path.lexists(counterpart):
+                strays.append(path)
+            elif is_directory(counterpart):
+                pending.append(path)
+    return strays
 
 
 def _names(folder: str) -> list[str]:
-    """Return what is in a directory; nothing where it cannot be read, or is none."""
+    """Return the names in a directory; none if it cannot be read, or is no directory."""
     try:
         return os.listdir(folder) if is_directory(folder) else []
     except OSError:
@@ -213,7 +229,7 @@ def interpreter_faults(env_dir: str) -> Iterator[Fault]:
 
 
 def pyvenv_cfg(python: str) -> bytes:
-    """The content of ``pyvenv.cfg`` for an interpreter (PEP 405)."""
+    """Return the content of ``pyvenv.cfg`` for an interpreter (PEP 405)."""
     return (
         f"home = {os.path.dirname(python)}\n"
         "include-system-site-packages = false\n"
@@ -221,7 +237,7 @@ def pyvenv_cfg(python: str) -> bytes:
     ).encode("utf-8", "surrogateescape")
 
 
-def _manifest(env_dir: str) -> Iterator[Fault]:
+def _manifest_faults(env_dir: str) -> Iterator[Fault]:
     """Compare the manifest with the name of the environment."""
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
@@ -232,8 +248,8 @@ def _manifest(env_dir: str) -> Iterator[Fault]:
         yield Fault(MANIFEST, f"it is that of bundle {bundle_id[:12]}")
 
 
-def _interpreter(env_dir: str) -> list[Fault]:
-    """The same, looked at twice: another job may be pointing both at another interpreter."""
+def _settled_interpreter_faults(env_dir: str) -> list[Fault]:
+    """Do as :func:`interpreter_faults`, twice if need be: another job may be changing both."""
     found = list(interpreter_faults(env_dir))
     if found:
         time.sleep(_RENEWAL_SECONDS)
@@ -242,9 +258,9 @@ def _interpreter(env_dir: str) -> list[Fault]:
 
 
 def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: Window) -> bool:
-    """Tell whether a directory has nothing but files and directories that are as they were.
+    """Return True if a directory has only files and directories that are as they were.
 
-    That is so for nearly all of them. The others, sound or not, are looked at more closely.
+    That is so for nearly all of them. The others, sound or not, are compared more closely.
     """
     first, last = window
     try:
@@ -254,16 +270,17 @@ def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: W
     try:
         with os.scandir(handle) as items:
             for item in items:
-                what = expected.pop(item.name, _STRAY)
-                if what < 0:
-                    if what == FOLDER and item.is_dir(follow_symlinks=False):
+                code = expected.pop(item.name, _STRAY)
+                if code < 0:
+                    if code == FOLDER and item.is_dir(follow_symlinks=False):
                         continue
                     return False
-                found = item.stat(follow_symlinks=False)
-                mode = found.st_mode
+                status = item.stat(follow_symlinks=False)
+                mode = status.st_mode
+                # In place: a call for each of tens of thousands of files would show.
                 if (
-                    found.st_size * 2 + (mode >> 6 & 1) != what
-                    or not first <= found.st_mtime_ns <= last
+                    status.st_size * 2 + (mode >> 6 & 1) != code
+                    or not first <= status.st_mtime_ns <= last
                     or mode & 0o170400 != 0o100400
                 ):
                     return False
@@ -275,69 +292,86 @@ def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: W
 
 
 def _differences(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]:
-    """Compare one directory with its line."""
+    """Yield the differences between one directory and its line."""
     folder, content = Folder.parse(line)
-    expected = content.names
-    windows = dict(zip(expected, windows_of(content, written)))
     try:
         handle = os.open(f"{env_dir}/{folder}", _FOLDER)
     except OSError as exc:
         yield Fault(folder or ".", f"the directory cannot be read: {exc.strerror or exc}")
         return
     try:
+        yield from _differences_in(handle, folder, content, written)
+    finally:
+        os.close(handle)
+
+
+def _differences_in(handle: int, folder: str, content: Folder, written: Written) -> Iterator[Fault]:
+    missing = dict(content.names)
+    windows = dict(zip(content.names, windows_of(content, written)))
+    try:
         with os.scandir(handle) as items:
             for item in items:
-                what = expected.pop(item.name, _STRAY)
+                code = missing.pop(item.name, _STRAY)
                 path = _join(folder, item.name)
-                found = item.stat(follow_symlinks=False)
-                if what >= 0:
-                    why = _file_difference(found, what, windows[item.name])
+                status = item.stat(follow_symlinks=False)
+                if code >= 0:
+                    why = _file_difference(status, code, windows[item.name])
+                elif code == LINK:
+                    why = _link_difference(item, handle, content.links.get(item.name))
                 else:
-                    target = os.readlink(item.name, dir_fd=handle) if item.is_symlink() else ""
-                    leads_there = target == content.links.get(item.name)
-                    why = _difference(path, found, what, leads_there)
+                    why = _other_difference(path, status, code)
                 if why:
                     yield Fault(path, why)
     except OSError as exc:
         yield Fault(folder or ".", f"the directory cannot be read: {exc.strerror or exc}")
-    finally:
-        os.close(handle)
-    for name, what in expected.items():
-        if what != OWN:
+    for name, code in missing.items():
+        if code != OWN:
             yield Fault(_join(folder, name), "it is missing")
 
 
-def _difference(path: str, found: os.stat_result, what: int, leads_there: bool) -> str:
-    """Say what is wrong with what is to be no file; empty if nothing is."""
-    if what == OWN:
-        return ""
-    if what == _STRAY:
-        return "" if _may_stay(path) else "it does not belong there"
-    if what == FOLDER:
-        return "" if stat.S_ISDIR(found.st_mode) else "it is not a directory any more"
-    return "" if leads_there else "it is not the symbolic link that it was"
-
-
-def _file_difference(found: os.stat_result, what: int, window: Window) -> str:
-    size, executable = divmod(what, 2)
-    if not stat.S_ISREG(found.st_mode):
+def _file_difference(status: os.stat_result, code: int, window: Window) -> str:
+    """Return how a file differs from its code in the listing; empty if it does not."""
+    size, executable = divmod(code, 2)
+    mode = status.st_mode
+    if not stat.S_ISREG(mode):
         return "it is not a file any more"
-    if found.st_size != size:
-        return f"it has {counted(found.st_size, 'byte')}, not {size:,}"
-    if found.st_mode >> 6 & 1 != executable or not found.st_mode & stat.S_IRUSR:
-        return f"its mode is {stat.S_IMODE(found.st_mode):04o}"
-    if found.st_mtime_ns > window.last:
+    if status.st_size != size:
+        return f"it has {counted(status.st_size, 'byte')}, not {size:,}"
+    if mode >> 6 & 1 != executable or not mode & stat.S_IRUSR:
+        return f"its mode is {stat.S_IMODE(mode):04o}"
+    if status.st_mtime_ns > window.last:
         return "it was written to after it was published"
-    return "another, older file is in its place" if found.st_mtime_ns < window.first else ""
+    if status.st_mtime_ns < window.first:
+        return "another, older file is in its place"
+    return ""
+
+
+def _link_difference(item: os.DirEntry[str], folder: int, target: str | None) -> str:
+    """Return the fault of a symbolic link; empty for none."""
+    if item.is_symlink() and os.readlink(item.name, dir_fd=folder) == target:
+        return ""
+    return "it is not the symbolic link that it was"
+
+
+def _other_difference(path: str, status: os.stat_result, code: int) -> str:
+    """Return the fault of a directory, of a stray or of a node's own file; empty for none."""
+    if code == FOLDER and not stat.S_ISDIR(status.st_mode):
+        return "it is not a directory any more"
+    if code == _STRAY and not _may_stay(path):
+        return "it does not belong there"
+    return ""
 
 
 def _may_stay(path: str) -> bool:
-    """Tell what may lie there besides: bytecode that Python wrote, and files of the user's own."""
-    parts = path.split("/")
-    bytecode = parts[-2:-1] == ["__pycache__"] and ".pyc" in parts[-1]
-    if bytecode or parts[-1] == "__pycache__" or (len(parts) > 1 and parts[0] in _UNGUARDED):
+    """Return True for a stray that is harmless: bytecode of Python, or a file of the user's."""
+    *folders, name = path.split("/")
+    if name == "__pycache__":
         return True
-    return bool(RENEWED.fullmatch(path))
+    if folders[-1:] == ["__pycache__"] and ".pyc" in name:
+        return True
+    if folders and folders[0] in _UNGUARDED:
+        return True
+    return RENEWED.fullmatch(path) is not None
 
 
 def _join(folder: str, name: str) -> str:

@@ -1,11 +1,11 @@
-"""Taking unchanged layers from environments that are already on the node.
+"""Hard links to the files of unchanged layers in environments that are already on the node.
 
 A hard link costs no space and next to no time. It is safe because a published environment is never
-modified. Where somebody did so nevertheless, it shows: a file of another length, mode or time than
-it was published with is not linked, but taken from another environment, or its layer is unpacked.
+modified. If somebody did modify it, that shows: a file whose length, mode or time differs from when
+it was published is not linked, but taken from another environment, or its layer is unpacked.
 
-Environments share the damage of a file that they share. One that is found to have another digest is
-marked as written to just now, so that each of them notices when it is used next.
+Environments share the damage of a file that they share. A file that is found to have another digest
+is marked as written to just now, so that each of them notices when it is used next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..format.layer import Entry
@@ -29,7 +29,7 @@ from .merge import STATE
 from .process_pool import share
 
 _RUN = 400
-"""Files that are linked in one go: some milliseconds of work.
+"""Files that are linked as one task: some milliseconds of work.
 
 They are next to one another in the order of paths, so that two processes seldom work in one
 directory, for which they would wait for each other."""
@@ -37,51 +37,51 @@ directory, for which they would wait for each other."""
 
 @dataclass(frozen=True)
 class Linking:
-    """How files are linked."""
+    """The settings of linking."""
 
     processes: int
-    """How many processes link."""
+    """Number of processes."""
     verify: bool = False
-    """Whether every file is read before, as where some are known to be damaged."""
+    """True to read every file first, as when some are known to be damaged."""
 
 
 def older_layers(envs: str, heads: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Which layers of a bundle lie in which environments.
+    """Return the environments in which layers of a bundle lie.
 
     Args:
         envs: the directory of published environments.
-        heads: the head digests of the layers that are looked for.
+        heads: the head digests of the layers.
 
     Returns:
-        For the head digest of each layer found, the environments' paths, newest first.
+        For the head digest of each layer that is there, the environments' paths, newest first.
     """
     wanted = set(heads)
-    found: dict[str, tuple[str, ...]] = {}
+    sources: dict[str, tuple[str, ...]] = {}
     for path, manifest in _manifests(envs):
         for layer in manifest.layers:
             if layer.head in wanted:
-                found[layer.head] = (*found.get(layer.head, ()), path)
-    return found
+                sources[layer.head] = (*sources.get(layer.head, ()), path)
+    return sources
 
 
 def sound_layers(envs: str, processes: int) -> set[str]:
-    """Return the head digests of layers that lie undamaged in some environment, as far as it shows.
+    """Return the head digests of layers that lie in some environment without visible damage.
 
     Raises:
-        NodeError: a process that looked was killed.
+        NodeError: a process that compared files was killed.
     """
     sound: set[str] = set()
     for path, manifest in _manifests(envs):
         damaged = damage.damaged_layers(path, damage.faults(path, processes))
-        sound |= {
-            layer.head for number, layer in enumerate(manifest.layers) if number not in damaged
-        }
+        for number, layer in enumerate(manifest.layers):
+            if number not in damaged:
+                sound.add(layer.head)
     return sound
 
 
 @dataclass(frozen=True)
 class Known:
-    """A layer that older environments may have."""
+    """A layer that older environments may have, and that is to be linked."""
 
     head: str
     """The digest of its head."""
@@ -91,62 +91,94 @@ class Known:
     """Its files."""
 
 
+@dataclass(frozen=True)
+class _Task:
+    """Some files of one layer, to be linked by one process."""
+
+    layer: int
+    """The number of the layer."""
+    entries: Sequence[Entry]
+    """The files."""
+
+
 def link_layers(wanted: Sequence[Known], staging: str, how: Linking) -> dict[str, Window]:
     """Link every file of each layer, or none that counts; in several processes.
 
     Args:
         wanted: the layers.
-        staging: where they are linked to; the directories are there.
-        how: how they are linked.
+        staging: the environment that is being built; its directories exist.
+        how: the settings.
 
     Returns:
-        When the files of each layer that is linked were written, by its head. It is not where a
-        file is missing or damaged in all of its environments, or cannot be linked; the caller then
-        writes the layer.
+        For the head of each linked layer, the times between which its files were written. A layer
+        is left out if a file of it is missing or damaged in all of its environments, or cannot be
+        linked; the caller then writes the layer.
 
     Raises:
         NodeError: a process was killed.
     """
+    windows = _windows_by_source(wanted)
+    incomplete = _link_files(wanted, windows, _Links(staging, how.verify), how.processes)
+    linked: dict[str, Window] = {}
+    for number, layer in enumerate(wanted):
+        if number in incomplete:
+            _unlink(staging, layer.entries)
+        else:
+            linked[layer.head] = functools.reduce(Window.around, windows[number].values())
+    return linked
+
+
+def _windows_by_source(wanted: Sequence[Known]) -> list[dict[str, Window]]:
+    """Return for each layer when its files were written, in each environment that knows."""
     sources = {source for layer in wanted for source in layer.sources}
     written = {source: listing.layers_written(source) for source in sources}
-    places = [
-        {source: window for source in layer.sources if (window := written[source].get(layer.head))}
-        for layer in wanted
-    ]
-    link = _Links(staging, how.verify)
-    tasks = [
-        (number, start)
-        for number, layer in enumerate(wanted)
-        for start in range(0, len(layer.entries), _RUN)
-    ]
+    windows = []
+    for layer in wanted:
+        by_source = {}
+        for source in layer.sources:
+            window = written[source].get(layer.head)
+            if window:
+                by_source[source] = window
+        windows.append(by_source)
+    return windows
+
+
+def _link_files(
+    wanted: Sequence[Known], windows: Sequence[Mapping[str, Window]], links: _Links, processes: int
+) -> set[int]:
+    """Link the files of the layers; return the numbers of those of which not every file was."""
+    tasks = []
+    for number, layer in enumerate(wanted):
+        for start in range(0, len(layer.entries), _RUN):
+            tasks.append(_Task(number, layer.entries[start : start + _RUN]))
 
     # A byte for each layer, shared with the processes.
-    with mmap.mmap(-1, len(wanted) + 1) as spoilt:
+    with mmap.mmap(-1, len(wanted) + 1) as incomplete:
 
-        def work(task: int) -> None:
-            number, start = tasks[task]
-            missing = list(wanted[number].entries[start : start + _RUN])
-            for source, window in places[number].items():
-                missing = link.make(source, missing, window) if missing else []
+        def work(number: int) -> None:
+            task = tasks[number]
+            missing = list(task.entries)
+            for source, window in windows[task.layer].items():
+                if missing:
+                    missing = links.make(source, missing, window)
             if missing:
-                spoilt[number] = 1
+                incomplete[task.layer] = 1
 
-        share(len(tasks), work, how.processes)
-        whole = [bool(places[number]) and not spoilt[number] for number in range(len(wanted))]
-    for is_whole, layer in zip(whole, wanted):
-        # Removed, so that the writer makes new files instead of writing into the shared ones.
-        for entry in () if is_whole else layer.entries:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{staging}/{entry.path}")
-    return {
-        layer.head: functools.reduce(Window.around, windows.values())
-        for is_whole, layer, windows in zip(whole, wanted, places)
-        if is_whole
-    }
+        share(len(tasks), work, processes)
+        return {
+            number for number in range(len(wanted)) if incomplete[number] or not windows[number]
+        }
+
+
+def _unlink(staging: str, entries: Sequence[Entry]) -> None:
+    """Remove links, so that the writer makes new files and does not write to the shared ones."""
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{staging}/{entry.path}")
 
 
 def _folders(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Files by their directories."""
+    """Return files by their directories."""
     folders: dict[str, list[Entry]] = {}
     for entry in entries:
         folders.setdefault(entry.path.rpartition("/")[0], []).append(entry)
@@ -161,19 +193,19 @@ class _Links:
     verify: bool
 
     def make(self, source: str, files: Sequence[Entry], window: Window) -> list[Entry]:
-        """Link what one environment has, written then; returns the files that it has not."""
+        """Link the files that one environment has; return those that it does not have."""
         missing = []
         for folder, entries in _folders(files).items():
             try:
-                missing += self._folder(f"{source}/{folder}", folder, entries, window)
+                missing += self._link_folder(f"{source}/{folder}", folder, entries, window)
             except OSError:
-                missing += entries  # what is linked already is found there, and replaced
+                missing += entries  # files that are linked already are replaced later
         return missing
 
-    def _folder(
+    def _link_folder(
         self, source: str, folder: str, entries: Sequence[Entry], window: Window
     ) -> list[Entry]:
-        """Link the files of one directory, by names relative to it, which costs a fifth less."""
+        """Link the files of one directory, by names relative to it, which is a fifth faster."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         missing = []
         with contextlib.ExitStack() as opened:
@@ -192,21 +224,24 @@ class _Links:
         return missing
 
     def _is_sound(self, folder: int, name: str, entry: Entry, window: Window) -> bool:
-        """Whether a file is as it was published; it is read where there is a doubt."""
+        """Return True if a file is as it was published; its content is read only to verify."""
         try:
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        if not _fits(found, entry) or not window.first <= found.st_mtime_ns <= window.last:
+        if not _fits(status, entry) or not window.first <= status.st_mtime_ns <= window.last:
             return False
-        if not self.verify:
+        return not self.verify or _has_digest(folder, name, entry.sha256)
+
+
+def _has_digest(folder: int, name: str, sha256: str) -> bool:
+    """Return True if a file has a digest; mark the file if it has not."""
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    with open(handle, "rb"):
+        if digest_of(handle) == sha256:
             return True
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        with open(handle, "rb"):
-            if digest_of(handle) != entry.sha256:
-                mark(handle)
-                return False
-        return True
+        mark(handle)
+    return False
 
 
 def mark(handle: int) -> None:
@@ -216,18 +251,21 @@ def mark(handle: int) -> None:
 
 
 def head_of(envs: Sequence[str], layer: Layer) -> bytes | None:
-    """The head of a layer as an environment keeps it; None where none has what it must be."""
-    kept = (_checked(os.path.join(env, STATE, "layers", layer.id), layer.head) for env in envs)
-    return next((head for head in kept if head is not None), None)
+    """Return the head of a layer from an environment that has it; None if none does."""
+    for env in envs:
+        head = _checked(os.path.join(env, STATE, "layers", layer.id), layer.head)
+        if head is not None:
+            return head
+    return None
 
 
 def decompressor_path(env: str, part: Part) -> str:
-    """Where an environment keeps the zstandard wheel that it was unpacked with."""
+    """Return where an environment keeps the zstandard wheel that it was unpacked with."""
     return os.path.join(env, STATE, "decompressor", part.name)
 
 
 def older_decompressor(envs: str, part: Part) -> bytes | None:
-    """The zstandard wheel from any environment that has it; None if none does."""
+    """Return the zstandard wheel from any environment that has it; None if none does."""
     for env in _newest_first(envs):
         data = _checked(decompressor_path(env, part), part.sha256)
         if data is not None:
@@ -236,7 +274,10 @@ def older_decompressor(envs: str, part: Part) -> bytes | None:
 
 
 def has_decompressor(envs: str, name: str, size: int) -> bool:
-    """Whether some environment has a wheel of this name and length; its digest is checked later."""
+    """Return True if some environment has a wheel of this name and length.
+
+    Its digest is checked later.
+    """
     for env in _newest_first(envs):
         try:
             if os.stat(os.path.join(env, STATE, "decompressor", name)).st_size == size:
@@ -247,6 +288,7 @@ def has_decompressor(envs: str, name: str, size: int) -> bool:
 
 
 def _checked(path: str, sha256: str) -> bytes | None:
+    """Return the content of a file if it has this digest, else None."""
     try:
         data = read_file(path)
     except OSError:
@@ -254,17 +296,15 @@ def _checked(path: str, sha256: str) -> bytes | None:
     return data if Digest.of(data) == sha256 else None
 
 
-def _fits(found: os.stat_result, entry: Entry) -> bool:
-    """Whether a file's kind, length and mode are what they must be."""
-    return (
-        stat.S_ISREG(found.st_mode)
-        and found.st_size == entry.size
-        and found.st_mode & 0o500 == entry.mode & 0o500
-    )
+def _fits(status: os.stat_result, entry: Entry) -> bool:
+    """Return True if a file's kind, length and mode are those of its entry."""
+    if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
+        return False
+    return status.st_mode & 0o500 == entry.mode & 0o500
 
 
 def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:
-    """The environments that say what they are made of, newest first."""
+    """Yield the environments whose manifests can be read, newest first."""
     for path in _newest_first(envs):
         try:
             manifest = parse(read_file(os.path.join(path, damage.MANIFEST)))
@@ -276,11 +316,8 @@ def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:
 def _newest_first(envs: str) -> list[str]:
     try:
         with os.scandir(envs) as items:
-            found = [
-                (item.stat().st_mtime, item.path)
-                for item in items
-                if item.is_dir(follow_symlinks=False)
-            ]
+            folders = [item for item in items if item.is_dir(follow_symlinks=False)]
+            dated = [(folder.stat().st_mtime, folder.path) for folder in folders]
     except OSError:
         return []
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for _, path in sorted(dated, reverse=True)]

@@ -44,7 +44,7 @@ OFTEN = 100
 
 
 def activate() -> None:
-    """Have packages beside this file imported so; may be called any number of times."""
+    """Import packages beside this file this way; may be called any number of times."""
     finders: list[Any] = sys.meta_path
     if any(getattr(finder, "waits_for_stager", False) for finder in finders):
         return
@@ -56,7 +56,7 @@ def activate() -> None:
 
 
 class _Finder:
-    """Stands before the finder of files; gives the answers of those behind it, packages marked."""
+    """A finder before that of files: returns the specs of those behind it, marking packages."""
 
     # Recognised by this mark, not by its class: a test may load this file under two names.
     waits_for_stager = True
@@ -102,7 +102,7 @@ class _Marked(ModuleSpec):
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set it; the beginning and the end of the import are told."""
+        """Set it, and note the beginning and the end of the import."""
         super().__setattr__(name, value)
         if name == "_initializing":
             if value:
@@ -125,11 +125,11 @@ class _Patience:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody is importing."""
+        """True while an import is under way."""
         return self._importing.locked()
 
     def begin(self, spec: ModuleSpec) -> None:
-        """Raise the threshold, unless the program has its own mind about collections."""
+        """Raise the threshold, unless the program has settings of its own."""
         before = gc.get_threshold()
         if not (gc.isenabled() and 0 < before[0] < PATIENCE):
             return
@@ -143,7 +143,7 @@ class _Patience:
             raise
 
     def end(self, spec: ModuleSpec | None = None) -> None:
-        """Let it be what it was; without a spec whoever is importing, as after a fork."""
+        """Restore the threshold; without a spec for any import, as after a fork."""
         if not self.busy or (spec is not None and spec is not self._spec):
             return
         self._spec = None

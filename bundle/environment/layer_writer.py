@@ -1,8 +1,8 @@
-"""Writing the files of layers, several frames at a time.
+"""The files of layers, written by several processes, a frame at a time.
 
-What a frame holds has been checked; where a file begins and ends in it, and its digest, only the
-index says, which was made by whoever made the bundle. So each file of a bundle that somebody else
-made is compared with its digest, which costs half as much again.
+The bytes of a frame have been checked, but only the index, which the bundle's author made, knows
+where a file begins and ends in them. So each file of a bundle that somebody else made is compared
+with its digest, which costs half as much again.
 """
 
 from __future__ import annotations
@@ -14,30 +14,42 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from ..format.archive import BundleFile
 from ..format.decompressor import Decompress
-from ..format.layer import Entry, Index, LayerError
+from ..format.layer import Entry, Frame, Index, LayerError
 from ..format.manifest import Layer
 from ..protocol.problem import NodeError, Problem
 from ..system.files import digest_of
 from .process_pool import share
 
 Fresh = tuple[Layer, Index, Sequence[Entry]]
-"""A layer that is written, what it holds, and which of its files are wanted."""
+"""A layer that is written, its index, and the files of it that are wanted."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class Work:
-    """How layers are written."""
+    """The settings of writing."""
 
     decompress: Decompress
     """Turns a frame into its content."""
     processes: int
-    """How many processes work."""
+    """Number of processes."""
     compare: bool
-    """Whether each file is compared with its digest."""
+    """True to compare each file with its digest."""
+
+
+class _Task(NamedTuple):
+    """One frame, and the files that it has bytes of."""
+
+    offset: int
+    """The start of its compressed bytes in the bundle."""
+    frame: Frame
+    start: int
+    """The start of its content in the layer's tar."""
+    entries: Sequence[Entry]
 
 
 def write_layers(
@@ -48,35 +60,42 @@ def write_layers(
 ) -> None:
     """Write the files of the given layers, one frame a task, in the order of the file.
 
-    That is the order in which the frames arrive where it is still being sent, and in which a disk
-    reads best.
+    The frames of a file that is still being transferred arrive in that order, and a disk reads it
+    best.
     """
-    tasks = []
-    for layer, index, entries in fresh:
-        offset, start = bundle.frames_start(layer), 0
-        starts = [entry.offset for entry in entries]
-        for frame in index.frames:
-            end = start + frame.unpacked_size
-            # The last entry that begins at or before `start` may reach into this frame.
-            first = max(bisect_right(starts, start) - 1, 0)
-            last = bisect_right(starts, end - 1)
-            tasks.append((offset, frame, start, entries[first:last]))
-            offset, start = offset + frame.size, end
+    tasks = [task for item in fresh for task in _tasks(bundle, item)]
 
     def write(number: int) -> None:
-        offset, frame, start, entries = tasks[number]
-        data = bundle.frame(offset, frame.size, frame.sha256)
+        task = tasks[number]
+        frame = task.frame
+        data = bundle.frame(task.offset, frame.size, frame.sha256)
         with bundle.refusing(LayerError):
             content = work.decompress(data, frame.unpacked_size)
         try:
             with bundle.refusing(LayerError):
-                _write_files(staging, memoryview(content), start, entries, work.compare)
+                _write_files(staging, memoryview(content), task.start, task.entries, work.compare)
         except OSError as exc:
             raise NodeError(write_problem(exc, staging)) from exc
 
     share(len(tasks), write, work.processes)
     if work.compare:
         _compare_long(bundle, staging, fresh, work.processes)
+
+
+def _tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
+    """Yield a task for each frame of a layer."""
+    layer, index, entries = item
+    offset = bundle.frames_start(layer)
+    starts = [entry.offset for entry in entries]
+    start = 0
+    for frame in index.frames:
+        end = start + frame.unpacked_size
+        # The last entry that begins at or before `start` may reach into this frame.
+        first = max(bisect_right(starts, start) - 1, 0)
+        last = bisect_right(starts, end - 1)
+        yield _Task(offset, frame, start, entries[first:last])
+        offset += frame.size
+        start = end
 
 
 def _compare_long(
@@ -86,12 +105,9 @@ def _compare_long(
     processes: int,
 ) -> None:
     """Compare the files that lie in several frames, the largest first; they are read again."""
-    long = [
-        entry
-        for _, index, entries in fresh
-        for entry, whole in zip(entries, _in_one_frame(index, entries))
-        if not whole
-    ]
+    long: list[Entry] = []
+    for _, index, entries in fresh:
+        long += _across_frames(index, entries)
     long.sort(key=lambda entry: -entry.size)
 
     def work(number: int) -> None:
@@ -107,19 +123,22 @@ def _compare_long(
     share(len(long), work, processes)
 
 
-def _in_one_frame(index: Index, entries: Sequence[Entry]) -> Iterator[bool]:
-    """Tell of each file, in the order of the index, whether one frame holds all of it."""
+def _across_frames(index: Index, entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield the files that lie in more than one frame."""
     ends = list(accumulate(frame.unpacked_size for frame in index.frames))
     for entry in entries:
+        if not entry.size:
+            continue
         frame = bisect_right(ends, entry.offset)
-        yield not entry.size or entry.offset + entry.size <= ends[frame]
+        if entry.offset + entry.size > ends[frame]:
+            yield entry
 
 
 def _compare(digest: str, entry: Entry) -> None:
     """Compare the digest of a file with that in the index.
 
     Raises:
-        LayerError: it is another one.
+        LayerError: it differs.
     """
     if digest != entry.sha256:
         raise LayerError(f"{entry.path} does not have the digest in the index of its layer")
@@ -128,13 +147,13 @@ def _compare(digest: str, entry: Entry) -> None:
 def _write_files(
     staging: str, content: memoryview, start: int, entries: Sequence[Entry], compare: bool
 ) -> None:
-    """Write what one frame holds of each file; a file may go on in the next frame."""
+    """Write the part of each file that one frame has; a file may go on in the next frame."""
     end = start + len(content)
     for entry in entries:
         begin, stop = max(entry.offset, start), min(entry.offset + entry.size, end)
         if begin > stop or (begin == stop and entry.offset < start):
             continue
-        # O_NOFOLLOW and no link in the tree yet: nothing can redirect what is written.
+        # O_NOFOLLOW, and no link in the tree yet: nothing can redirect a write.
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(os.path.join(staging, entry.path), flags, entry.mode)
         try:
@@ -150,10 +169,10 @@ def _write_files(
 
 
 def write_problem(exc: OSError, where: str) -> Problem:
-    """What an error while writing means; a full disk and a full quota have their own words."""
-    full = exc.errno in _NO_ROOM
+    """Return the problem behind an error while writing, such as a full disk or quota."""
+    is_full = exc.errno in _NO_ROOM
     return Problem(
-        what="the environment does not fit" if full else "the environment cannot be written",
+        what="the environment does not fit" if is_full else "the environment cannot be written",
         where=str(exc.filename or where),
         why=exc.strerror or str(exc),
         fix="see the space, the inodes and the permissions there, or name another place with "

@@ -1,4 +1,4 @@
-"""The list of all that an environment is made of: written as it is published, compared at each use.
+"""The list of everything in an environment: written when it is published, compared at each use.
 
 It is the file ``.stager/listing``: the sha256 of what follows, a line ``{"bundle", "layers",
 "own"}`` with the bundle's id, the head of each layer with the times between which its files were
@@ -26,7 +26,7 @@ from .merge import STATE
 
 PATH = f"{STATE}/listing"
 INTERPRETER = ("pyvenv.cfg", "bin/python")
-"""What differs between nodes: both name the node's interpreter, and are renewed if it moves."""
+"""Files that differ between nodes: they name the interpreter, and are renewed if it moves."""
 FOLDER, LINK, OWN = -1, -2, -3
 
 
@@ -37,14 +37,14 @@ class ListingError(ValueError):
 class Window(NamedTuple):
     """The times between which files were written, in nanoseconds by the file system's clock.
 
-    A file that another time is found on has been replaced or changed since.
+    A file with another time has been replaced or changed since.
     """
 
     first: int
     last: int
 
     def around(self, other: Window) -> Window:
-        """Return the times that either includes."""
+        """Return the window that includes both."""
         return Window(min(self.first, other.first), max(self.last, other.last))
 
 
@@ -52,9 +52,9 @@ class Written(NamedTuple):
     """When the files of an environment were written."""
 
     layers: list[Window]
-    """Those of each layer: what is linked was written for an older environment."""
+    """Those of each layer: linked files were written for an older environment."""
     own: Window
-    """All others."""
+    """Those of all other files."""
 
 
 class Listing(NamedTuple):
@@ -69,17 +69,17 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True)
 class Folder:
-    """What is in one directory."""
+    """The content of one directory."""
 
     names: dict[str, int]
-    """What is to be found under each name; files of layers come first, in the layers' order."""
+    """The code of each name; files of layers come first, in the layers' order."""
     links: dict[str, str]
     """The targets of links by their names."""
     layers: list[list[int]]
-    """Numbers of layers, each with how many of the names are its files."""
+    """Numbers of layers, each with the count of its files among the names."""
 
     def line(self, path: str) -> bytes:
-        """Return what the listing says of it."""
+        """Return its line in the listing."""
         codes = ",".join(map(str, self.names.values()))
         fields = [path, "/".join(self.names), codes, self.links, self.layers]
         return json.dumps(fields, separators=(",", ":")).encode()
@@ -88,7 +88,7 @@ class Folder:
     def parse(cls, line: bytes) -> tuple[str, Folder]:
         """Return the path and the content of a directory from its line."""
         path, names, codes, links, layers = json.loads(line)
-        return path, cls(_listed(names, codes), links, layers)
+        return path, cls(_coded(names, codes), links, layers)
 
 
 def names_in(
@@ -96,15 +96,16 @@ def names_in(
 ) -> Iterator[tuple[str, dict[str, int], Window | None]]:
     """Yield the path of each directory, its names, and when its files were written.
 
-    That is None where it is not the same for all of them. Read together, and without the rest,
-    lines take half the time.
+    The time is None if it is not the same for all of them. Lines that are read together, and
+    without the rest, take half the time.
     """
     for path, names, codes, _, layers in json.loads(b"[%s]" % b",".join(lines)):
-        found = {written.layers[number] for number, _ in layers}
-        listed = _listed(names, codes)
-        if sum(count for _, count in layers) < len(listed) - codes.count("-"):
-            found.add(written.own)
-        yield path, listed, (found.pop() if len(found) == 1 else None if found else written.own)
+        coded = _coded(names, codes)
+        windows = {written.layers[number] for number, _ in layers}
+        files = len(coded) - codes.count("-")
+        if sum(count for _, count in layers) < files or not windows:
+            windows.add(written.own)
+        yield path, coded, windows.pop() if len(windows) == 1 else None
 
 
 def windows_of(content: Folder, written: Written) -> Iterator[Window]:
@@ -114,8 +115,11 @@ def windows_of(content: Folder, written: Written) -> Iterator[Window]:
     yield from repeat(written.own)
 
 
-def _listed(names: str, codes: str) -> dict[str, int]:
-    return dict(zip(names.split("/"), map(int, codes.split(",")))) if names else {}
+def _coded(names: str, codes: str) -> dict[str, int]:
+    """Return the code of each name."""
+    if not names:
+        return {}
+    return dict(zip(names.split("/"), map(int, codes.split(","))))
 
 
 def contents(
@@ -124,7 +128,7 @@ def contents(
     own: Mapping[str, bytes],
     directories: Sequence[str],
 ) -> dict[str, Folder]:
-    """For each directory what is in it.
+    """Return the content of each directory.
 
     Args:
         entries: the files of the layers.
@@ -136,18 +140,19 @@ def contents(
     for number, layer in enumerate(entries):
         for path, files in groupby(layer, lambda entry: entry.path.rpartition("/")[0]):
             folder = folders[path]
-            before, start = len(folder.names), len(path) + 1 if path else 0
+            before = len(folder.names)
+            name_start = len(path) + 1 if path else 0
             for entry in files:
-                folder.names[entry.path[start:]] = 2 * entry.size + (entry.mode >> 6 & 1)
+                folder.names[entry.path[name_start:]] = 2 * entry.size + (entry.mode >> 6 & 1)
             folder.layers.append([number, len(folder.names) - before])
     others = {path: 2 * len(data) for path, data in own.items()}
     others.update(dict.fromkeys(links, LINK))
     others.update(dict.fromkeys(directories, FOLDER))
     others.update(dict.fromkeys((PATH, *INTERPRETER), OWN))
-    for path, what in others.items():
+    for path, code in others.items():
         parent, _, name = path.rpartition("/")
-        folders[parent].names[name] = what
-        if what == LINK:
+        folders[parent].names[name] = code
+        if code == LINK:
             folders[parent].links[name] = links[path]
     return folders
 
@@ -159,17 +164,17 @@ def write(
     layers: Sequence[tuple[str, Window | None]],
     started: int,
 ) -> None:
-    """Write the listing of an environment in which everything else is there.
+    """Write the listing of an environment that is complete except for it.
 
     Args:
-        env_dir: where it is built.
+        env_dir: the directory in which it is built.
         bundle_id: the bundle's id.
-        folders: what is in each directory.
+        folders: the content of each directory.
         layers: the head of each, and when its files were written; None for just now.
-        started: when the first of these was.
+        started: when the first of the new files was written.
     """
     with open(os.path.join(env_dir, PATH), "xb") as handle:
-        # What was written before is not newer than this file, by whatever clock there is.
+        # Files that were written before are not newer than this one, by any clock.
         own = Window(started, os.fstat(handle.fileno()).st_mtime_ns)
         written = [[head, *(window or own)] for head, window in layers]
         lines = [canonical_json({"bundle": bundle_id, "layers": written, "own": own})]
@@ -181,7 +186,7 @@ def write(
 
 
 def layers_written(env_dir: str) -> dict[str, Window]:
-    """Return when the files of each layer were written, by its head; nothing where it is lost."""
+    """Return when the files of each layer were written, by its head; empty without a listing."""
     try:
         listing = read(env_dir)
     except ListingError:

@@ -1,7 +1,7 @@
-"""Several layers laid over one another: which of them writes what.
+"""Several layers merged into one tree: which of them writes which file.
 
-Of equal files in several layers the first one writes. Everything else that two layers disagree
-about is refused, and so is whatever would lie where the environment's own files go.
+Of equal files in several layers the first one is written. Two layers that disagree about a path are
+refused, and so is a path that belongs to the environment itself.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ..format.layer import Entry, Index, LayerError, check_links, parents
 from ..format.manifest import Layer
 
 STATE = ".stager"
-"""Where in an environment its manifest and what belongs to it are kept."""
+"""The directory of an environment for its manifest and its listing."""
 KEPT = ("layers", "decompressor")
-"""Directories there: the heads of the layers, and the wheel that they were unpacked with."""
+"""Directories in it: the heads of the layers, and the wheel that they were unpacked with."""
 
 HOOK = "_stager_"
-"""How modules that interpreters of an environment run at their start begin; no wheel has such."""
+"""Prefix of the modules that an environment's interpreters run at start; no wheel has such."""
 HOOKS = ("imports", "patches")
-"""What is behind that."""
+"""The rest of their names."""
 
 
 @dataclass(frozen=True)
@@ -28,26 +28,26 @@ class Merged:
     """The content of an environment."""
 
     entries: tuple[tuple[Entry, ...], ...]
-    """For each layer the files that it writes."""
+    """The files that each layer writes."""
     links: dict[str, str]
     """The targets of all symbolic links by their paths."""
     directories: tuple[str, ...]
-    """Every directory, each after those it lies in."""
+    """Every directory, each after its parents."""
 
 
 def site_packages(python: str) -> str:
-    """Where packages lie in an environment for Python ``major.minor``."""
+    """Return the directory of packages in an environment for Python ``major.minor``."""
     return f"lib/python{python}/site-packages"
 
 
 def own_directories(python: str) -> tuple[str, ...]:
-    """Directories that every environment has."""
-    own = [f"{STATE}/{name}" for name in ("site", *KEPT)]
-    return ("bin", site_packages(python), "project", "assets", *own)
+    """Return the directories that every environment has."""
+    state = [f"{STATE}/{name}" for name in ("site", *KEPT)]
+    return ("bin", site_packages(python), "project", "assets", *state)
 
 
 def own_files(python: str) -> tuple[str, ...]:
-    """What an environment consists of besides its layers, directories left out."""
+    """Return the files of an environment that come from no layer."""
     site = site_packages(python)
     return (
         "pyvenv.cfg",
@@ -63,55 +63,71 @@ def own_files(python: str) -> tuple[str, ...]:
 
 
 def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Merged:
-    """Decide who writes what.
+    """Decide which layer writes which file.
 
     Args:
         layers: in the order in which they are stored.
-        indexes: what each of them holds.
+        indexes: their indexes.
         python: ``major.minor``, which decides the names of directories.
 
     Raises:
-        LayerError: two layers do not go together, or one would overwrite the environment's own
+        LayerError: two layers contradict each other, or one would overwrite the environment's own
             files, or links lead outside through one another.
     """
     files: dict[str, Entry] = {}
     links: dict[str, str] = {}
     entries = []
     for layer, index in zip(layers, indexes):
-        mine = []
-        for entry in index.files:
-            other = files.setdefault(entry.path, entry)
-            if other is entry:
-                mine.append(entry)
-            elif other.sha256 != entry.sha256:
-                raise _clash(entry.path, f"differs in {layer.name} {layer.version}".rstrip())
+        entries.append(_add_files(files, layer, index))
         for path, target in index.links:
             if links.setdefault(path, target) != target:
                 raise _clash(path, f"leads elsewhere in {layer.name}")
-        entries.append(tuple(mine))
     own = own_directories(python)
     folders = parents([*files, *links])
-    _refuse_in(folders)
+    _refuse_state_directories(folders)
     folders |= {*own, *parents(own)}
-    _refuse_clashes(files, links, folders, own_files(python))
+    _refuse_own_files(files, links, folders, own_files(python))
+    _refuse_clashes(files, links, folders)
     check_links(links)
     return Merged(tuple(entries), links, tuple(sorted(folders)))
 
 
-def _refuse_in(folders: set[str]) -> None:
-    """Refuse layers that write where the environment keeps what it was made from."""
+def _add_files(files: dict[str, Entry], layer: Layer, index: Index) -> tuple[Entry, ...]:
+    """Add the files of a layer to those of the layers before it; return the new ones.
+
+    Raises:
+        LayerError: another layer has a different file at the same path.
+    """
+    new = []
+    for entry in index.files:
+        first = files.setdefault(entry.path, entry)
+        if first is entry:
+            new.append(entry)
+        elif first.sha256 != entry.sha256:
+            raise _clash(entry.path, f"differs in {layer.name} {layer.version}".rstrip())
+    return tuple(new)
+
+
+def _refuse_state_directories(folders: set[str]) -> None:
+    """Refuse layers that write to the environment's own directories."""
     for name in KEPT:
         if f"{STATE}/{name}" in folders:
             raise _clash(f"{STATE}/{name}", "belongs to the environment itself")
 
 
-def _refuse_clashes(
+def _refuse_own_files(
     files: Mapping[str, Entry], links: Mapping[str, str], folders: set[str], own: Iterable[str]
 ) -> None:
-    """Refuse a path that would have to be two things at once."""
+    """Refuse layers that have one of the environment's own files."""
     for path in own:
-        if path in files or path in links or path in folders:
+        if any(path in paths for paths in (files, links, folders)):
             raise _clash(path, "belongs to the environment itself")
+
+
+def _refuse_clashes(
+    files: Mapping[str, Entry], links: Mapping[str, str], folders: set[str]
+) -> None:
+    """Refuse a path that would have to be two things at once."""
     for path in sorted(files.keys() & folders) + sorted(links.keys() & folders):
         raise _clash(path, "is a directory, and something else")
     for path in sorted(links.keys() & files.keys()):

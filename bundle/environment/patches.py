@@ -27,31 +27,31 @@ PTH_LINE = (
 """The one line of ``_stager_patches.pth``; :mod:`site` executes lines that begin with import."""
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Device files of which one is there where a GPU is: NVIDIA, WSL, AMD."""
+"""Device files, one of which exists where a GPU does: NVIDIA, WSL, AMD."""
 
 _SAID = "STAGER_PATCHES_SAID"
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One repair: where it belongs, when it is needed, and what it does."""
+    """One repair: its module, its condition and its action."""
 
     name: str
-    """What users and logs call it: lower case, words joined by hyphens."""
+    """Its name for users and logs: lower case, words joined by hyphens."""
     reason: str
     """The fault, in one sentence."""
     link: str
-    """Where upstream describes the fault."""
+    """The upstream description of the fault."""
     module: str
     """Full name of the module after whose import the patch is considered."""
     applies: Callable[[types.ModuleType], bool]
-    """Whether the imported module has the fault; must turn false once the patch is applied."""
+    """Returns True if the imported module has the fault; must turn false once it is patched."""
     apply: Callable[[types.ModuleType], None]
     """Repairs the imported module in place."""
 
 
 def _no_cuda(torch: types.ModuleType) -> bool:
-    """Whether this process can have no GPU, found out without waking the driver.
+    """Return True if this process can have no GPU, without waking the driver.
 
     ``torch.cuda.is_available()`` may initialise CUDA, after which forked workers cannot use it,
     and ``device_count()`` remembers its answer; neither may happen behind the user's back.
@@ -141,7 +141,7 @@ PATCHES: tuple[Patch, ...] = (
 
 
 def selected(wanted: str) -> tuple[Patch, ...]:
-    """Return the patches that a value of ``STAGER_PATCHES`` asks for; unknown names are told."""
+    """Return the patches that a value of ``STAGER_PATCHES`` asks for; report unknown names."""
     names = {name.strip() for name in wanted.split(",")} - {""}
     if names & {"1", "all"}:
         return PATCHES
@@ -158,10 +158,10 @@ def selected(wanted: str) -> tuple[Patch, ...]:
 
 
 def activate() -> None:
-    """See to it that the patches of ``STAGER_PATCHES`` are applied as their modules are imported.
+    """Apply the patches of ``STAGER_PATCHES`` as their modules are imported.
 
     May be called any number of times. Imports none of the modules; those already imported are
-    looked at immediately. Prints ``patch applied: NAME`` on stderr for a patch that was applied,
+    examined immediately. Prints ``patch applied: NAME`` on stderr for a patch that was applied,
     once a node (see :func:`_say_once`), and never raises because of a patch.
     """
     if any(getattr(finder, "finds_for_stager", False) for finder in sys.meta_path):
@@ -177,7 +177,7 @@ def activate() -> None:
 
 
 class _PatchFinder:
-    """Lets the other finders find a module and has it patched once it has been executed."""
+    """A finder that lets the others find a module, and patches it once it has been executed."""
 
     # Recognised by this mark, not by its class: a test may load this file under two names.
     finds_for_stager = True
@@ -200,14 +200,14 @@ class _PatchFinder:
             return None
         self._searching.add(search)
         try:
-            spec = self._ask_the_others(fullname, path, target)
+            spec = self._find_elsewhere(fullname, path, target)
         finally:
             self._searching.discard(search)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             _patch_after_exec(spec, patches)
         return spec
 
-    def _ask_the_others(
+    def _find_elsewhere(
         self,
         fullname: str,
         path: Optional[Sequence[str]],
@@ -258,8 +258,8 @@ def _consider(patch: Patch, module: types.ModuleType) -> None:
 def _say_once(topic: str, line: str) -> None:
     """Print a line on stderr unless a process of this node's job already did.
 
-    Whoever creates ``patch.<topic>`` in ``$STAGER_JOB_DIR`` speaks. Without such a directory, a
-    process speaks unless it, or a process it descends from, has.
+    The process that creates ``patch.<topic>`` in ``$STAGER_JOB_DIR`` prints. Without such a
+    directory, a process prints unless it, or a process it descends from, has done so.
     """
     try:
         marker = Path(os.environ["STAGER_JOB_DIR"], f"patch.{topic}")

@@ -1,7 +1,7 @@
-"""Sharing many small tasks among forked processes, with nothing but pipes.
+"""A pool of forked processes for many small tasks, with nothing but pipes.
 
 No semaphores (some nodes have no usable /dev/shm), no threads before the fork, no pickling: a task
-is a number, and what a child has to say is one line of JSON.
+is a number, and the report of a failed child is one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from collections.abc import Callable
 from ..protocol.problem import NodeError, Problem
 
 _NUMBER = struct.Struct("<I")
+_CLOSED = -1
 _RUNS = 1024
-"""Numbers that fit one page: the least that a pipe holds, for a user who has many (pipe(7)).
+"""Numbers that fit one page: the least capacity of a pipe, for a user with many (pipe(7)).
 
 With more tasks than that, each number stands for a run of tasks."""
 _LINE = 3072
-"""Bytes of a child's line: the kernel keeps what is shorter than a page in one piece."""
+"""Bytes of a child's line: the kernel keeps a write in one piece if it is shorter than a page."""
 
 
 def share(count: int, work: Callable[[int], None], processes: int) -> None:
     """Call ``work`` once for each number below ``count``, in up to ``processes`` children.
 
-    Numbers are handed out in order, whoever is free takes the next. The first failure ends all.
-    Where no process can be started, this one does the work.
+    Numbers are handed out in order, and a child that is free takes the next. The first failure ends
+    all children. If no process can be started, this one does the work.
 
     Args:
-        count: how many tasks there are.
-        work: does one task; raises NodeError when it cannot.
-        processes: children to fork; with 1, or one task, the work is done in this process.
+        count: number of tasks.
+        work: does one task; raises NodeError if it cannot.
+        processes: children to fork; with 1, or one task, this process does the work.
 
     Raises:
         NodeError: what the first failing task raised, or that a child was killed.
@@ -41,22 +42,22 @@ def share(count: int, work: Callable[[int], None], processes: int) -> None:
     children: list[int] = []
     stride = -(-count // _RUNS)
     tasks_read, tasks_write = os.pipe()
-    says_read, says_write = os.pipe()
+    reports_read, reports_write = os.pipe()
     try:
         for start in range(0, count, max(stride, 1)):
             os.write(tasks_write, _NUMBER.pack(start))
         os.close(tasks_write)
-        tasks_write = -1
+        tasks_write = _CLOSED
         runs = _Runs(tasks_read, stride, count, os.getpid())
         if processes > 1 and count > 1:
-            _fork_all(children, min(processes, count), runs, work, says_write)
+            _fork_all(children, min(processes, count), runs, work, reports_write)
         if not children:
             runs.work_off(work)
-        os.set_blocking(says_read, False)
-        _collect(children, says_read)
+        os.set_blocking(reports_read, False)
+        _collect(children, reports_read)
     finally:
-        for descriptor in (tasks_read, tasks_write, says_read, says_write):
-            if descriptor >= 0:
+        for descriptor in (tasks_read, tasks_write, reports_read, reports_write):
+            if descriptor != _CLOSED:
                 os.close(descriptor)
         for child in children:
             os.kill(child, signal.SIGKILL)
@@ -64,23 +65,23 @@ def share(count: int, work: Callable[[int], None], processes: int) -> None:
 
 
 class _Runs:
-    """The tasks that nobody has taken yet, in a pipe that all processes read from."""
+    """The remaining tasks, in a pipe that all processes read from."""
 
     def __init__(self, tasks: int, stride: int, count: int, parent: int) -> None:
         self._tasks, self._stride, self._count, self._parent = tasks, stride, count, parent
 
     def work_off(self, work: Callable[[int], None]) -> None:
-        """Take runs of tasks and do them until there are none left, or nobody waits for them."""
+        """Take runs of tasks and do them until none is left, or the parent has ended."""
         while data := os.read(self._tasks, _NUMBER.size):
             start = _NUMBER.unpack(data)[0]
             for number in range(start, min(start + self._stride, self._count)):
                 if self._parent not in (os.getpid(), os.getppid()):
-                    return  # it was killed: what is written here will be swept away
+                    return  # it was killed: the next unpack removes what is written here
                 work(number)
 
 
 def _fork_all(
-    children: list[int], wanted: int, runs: _Runs, work: Callable[[int], None], says: int
+    children: list[int], wanted: int, runs: _Runs, work: Callable[[int], None], reports: int
 ) -> None:
     """Start the children, or as many as the limit on processes allows."""
     for _ in range(wanted):
@@ -89,36 +90,42 @@ def _fork_all(
         except OSError:
             return
         if not child:
-            _be_child(runs, work, says)
+            _be_child(runs, work, reports)
         children.append(child)
 
 
-def _be_child(runs: _Runs, work: Callable[[int], None], says: int) -> None:
+def _be_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
     status = 1
     try:
         runs.work_off(work)
         status = 0
     except NodeError as exc:
-        _say(says, exc.problem)
+        _report(reports, exc.problem)
     except Exception as exc:
         traceback.print_exc()
         why = f"{type(exc).__name__}: {exc}; see its traceback above"
-        _say(says, Problem("an unpacking process failed", "", why, "report this with the log"))
+        _report(
+            reports, Problem("an unpacking process failed", "", why, "report this with the log")
+        )
     finally:
         # Without the parent's clean-up: that is the parent's to do.
         os._exit(status)
 
 
-def _say(says: int, problem: Problem) -> None:
+def _report(reports: int, problem: Problem) -> None:
     line = json.dumps(problem.to_json()).encode() + b"\n"
     if len(line) > _LINE:
         brief = {key: text[:100] for key, text in problem.to_json().items()}
         line = json.dumps(brief).encode() + b"\n"
-    os.write(says, line)
+    os.write(reports, line)
 
 
-def _collect(children: list[int], says: int) -> None:
-    """Wait for every child; raise what the first failing one said."""
+def _collect(children: list[int], reports: int) -> None:
+    """Wait for every child; raise what the first failing one reported.
+
+    Raises:
+        NodeError: a child failed, or was killed.
+    """
     while children:
         child, status = os.wait()
         if child not in children:
@@ -134,10 +141,14 @@ def _collect(children: list[int], says: int) -> None:
                 )
             )
         if status:
-            try:
-                line = os.read(says, 2 * _LINE).split(b"\n")[0]
-                raise NodeError(Problem.from_json(json.loads(line)))
-            except BlockingIOError:
-                why = f"exit status {os.WEXITSTATUS(status)}"
-                fix = "see what is above; usually it was told to end"
-                raise NodeError(Problem("an unpacking process ended", "", why, fix)) from None
+            raise NodeError(_reported(reports, os.WEXITSTATUS(status)))
+
+
+def _reported(reports: int, code: int) -> Problem:
+    """Return the first report of the children; one about the exit code if there is none."""
+    try:
+        line = os.read(reports, 2 * _LINE).split(b"\n")[0]
+    except BlockingIOError:
+        fix = "see what is above; usually it was told to end"
+        return Problem("an unpacking process ended", "", f"exit status {code}", fix)
+    return Problem.from_json(json.loads(line))

@@ -1,13 +1,13 @@
 """From a bundle to an environment: checked, unpacked in parallel, published by one rename.
 
-However many processes ask for the same bundle at the same time, one unpacks and the others wait for
-it and use the result. Until the rename nothing is visible under ``envs/``; what a killed unpack
-leaves in ``incoming/`` is swept by the next one of the same bundle.
+If several processes ask for the same bundle at the same time, one unpacks it, and the others wait
+and use the result. Until the rename nothing is visible under ``envs/``; the next unpack of the same
+bundle removes what a killed one left in ``incoming/``.
 
-A published environment is compared with its listing whenever a job comes to use it. One that is
-damaged is made anew beside it, of what is sound in it and what is not, and the two change places in
-one step. A job that uses the damaged one at that moment is not waited for, which could take days:
-what it has open stays as it is, and what it opens from then on is the sound copy.
+A published environment is compared with its listing whenever a job is about to use it. If it is
+damaged, a new one is built beside it, from its sound layers and the bundle, and the two change
+places in one step. A job that uses the damaged one at that moment is not waited for, as that could
+take days: its open files stay as they are, and files that it opens later are the sound copies.
 """
 
 from __future__ import annotations
@@ -26,14 +26,23 @@ from ..format.arriving_file import Arrival
 from ..node import locks, removal
 from ..protocol.problem import NodeError, Problem
 from . import damage
-from .assemble import AssembleOptions, Lacking, assemble
+from .assemble import AssembleOptions, MissingLayer, assemble
 from .layer_writer import write_problem
 from .virtual_environment import renew
 
-__all__ = ["Environment", "Lacking", "Sent", "env_path", "hold", "lock_path", "unpack", "using"]
+__all__ = [
+    "Environment",
+    "MissingLayer",
+    "Source",
+    "env_path",
+    "hold",
+    "lock_path",
+    "unpack",
+    "using",
+]
 
 _AT_FDCWD, _EXCHANGE = -100, 2
-"""Of renameat2(2)."""
+"""Constants of renameat2(2)."""
 _LEFT_OVER = re.compile(r"([0-9a-f]{64})\.")
 
 
@@ -44,47 +53,47 @@ class Environment:
     path: str
     """Its directory, ``<node root>/envs/<bundle id>``."""
     reused: bool
-    """Whether it was there already."""
+    """True if it was there already."""
     linked: int
     """Files taken by hard link from older environments."""
     written: int
     """Files written from the bundle."""
     seconds: float
-    """How long it took, waiting for others included."""
+    """Seconds that it took, including the wait for others."""
     mended: Problem | None = None
-    """What was wrong with the one that was there; None if nothing was, or none was there."""
+    """The damage of the former environment; None if there was none."""
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What a job has done before: how the bundle's file comes to this node, if it is needed."""
+class Source:
+    """The source of an environment: the bundle's file, and what the job knows about it."""
 
     excerpt: Excerpt | None = None
-    """What is in it, where that is not all; the rest is taken from older environments here."""
+    """The content of a partial file; the rest is taken from older environments here."""
     arrival: Arrival | None = None
-    """How far it is, where it is still being sent: it is unpacked as it comes."""
+    """The progress of a file that is still being transferred; it is unpacked as it arrives."""
     checked: bool = False
-    """Whether the environment was found here, and undamaged, just now."""
+    """True if the environment has just been found here without damage."""
     trusted: bool = False
-    """Whether who asks has made the bundle: what its index says of each file is not compared."""
+    """True if the caller made the bundle: files are not compared with its index."""
 
 
 class GoneError(NodeError):
-    """The environment has been removed, before it was held."""
+    """The environment was removed before it was held."""
 
 
 def env_path(root: str, bundle_id: str) -> str:
-    """Where the environment of a bundle lies under a node root."""
+    """Return the path of a bundle's environment under a node root."""
     return os.path.join(root, "envs", bundle_id)
 
 
 def lock_path(root: str, bundle_id: str) -> str:
-    """The file that is locked: exclusively to remove an environment, shared to make or use it."""
+    """Return the file that is locked: exclusively to remove an environment, shared to use it."""
     return os.path.join(root, "locks", f"{bundle_id}.lock")
 
 
 def making_path(root: str, bundle_id: str) -> str:
-    """The file that is locked, exclusively, to make an environment."""
+    """Return the file that is locked, exclusively, to make an environment."""
     return os.path.join(root, "locks", f"{bundle_id}.making")
 
 
@@ -95,7 +104,7 @@ def hold(root: str, bundle_id: str) -> int:
 
     Raises:
         GoneError: the environment is not there.
-        NodeError: the lock cannot be made or taken.
+        NodeError: the file cannot be made or locked.
     """
     path = lock_path(root, bundle_id)
     try:
@@ -113,7 +122,7 @@ def hold(root: str, bundle_id: str) -> int:
 
 @contextlib.contextmanager
 def using(root: str, bundle_id: str) -> Iterator[None]:
-    """Keep an environment from being removed for as long as the block runs."""
+    """Keep an environment from being removed while the block runs."""
     handle = hold(root, bundle_id)
     try:
         yield
@@ -128,67 +137,68 @@ def unpack(
     expected: str,
     python: str,
     processes: int,
-    sent: Sent | None = None,
+    source: Source | None = None,
 ) -> Environment:
-    """Make sure that the environment of a bundle is there, and complete.
+    """Make sure that the environment of a bundle exists and is complete.
 
     Args:
         path: the bundle.
         root: the node root, guarded by :func:`bundle.node.root.secure_root`.
         expected: the bundle's id.
         python: the interpreter that the environment is for.
-        processes: how many processes unpack.
-        sent: what the job has done for it before.
+        processes: number of processes that unpack.
+        source: the file, and what the job knows about it.
 
     Raises:
         NodeError: the bundle is damaged, there is no room, or the place cannot be written.
     """
     started = time.monotonic()
+    source = source or Source()
     final = env_path(root, expected)
     linked = written = 0
-    how = sent or Sent()
-    options = AssembleOptions(processes, compare=not how.trusted)
     mended = None
+    options = AssembleOptions(processes, compare=not source.trusted)
     try:
-        there = how.checked and damage.is_directory(final)
-        found = [] if there else damage.look(final, processes)
-        if found != []:
+        is_sound = source.checked and damage.is_directory(final)
+        faults = [] if is_sound else damage.look(final, processes)
+        if faults != []:
             with locks.using_root(root), making(root, expected):
-                found = damage.look(final, processes)
-                if found != []:
+                faults = damage.look(final, processes)
+                if faults != []:
                     _sweep(root, expected)
-                    with BundleFile(path, expected, how.excerpt, how.arrival) as bundle:
+                    with BundleFile(path, expected, source.excerpt, source.arrival) as bundle:
                         linked, written = assemble(bundle, root, python, options, _publish)
-                mended = damage.describe(final, found, damage.REPAIRED) if found else None
+                if faults:
+                    mended = damage.describe(final, faults, damage.REPAIRED)
         renew(final, python)
     except OSError as exc:
         raise NodeError(write_problem(exc, root)) from exc
     seconds = time.monotonic() - started
-    return Environment(final, found == [], linked, written, seconds, mended)
+    return Environment(final, faults == [], linked, written, seconds, mended)
 
 
 @contextlib.contextmanager
 def making(root: str, bundle_id: str) -> Iterator[None]:
-    """Be the only one to make an environment; those who use it are not waited for."""
+    """Be the only process to make an environment; processes that use it are not waited for."""
     use, make = lock_path(root, bundle_id), making_path(root, bundle_id)
     with locks.taken(use, fcntl.LOCK_SH), locks.taken(make, fcntl.LOCK_EX):
         yield
 
 
 def _publish(staging: str, final: str) -> None:
-    """Give an environment its name; what was there before is in its place afterwards."""
+    """Give an environment its name; a former one takes its place in ``incoming/``."""
     if not os.path.lexists(final):
         os.rename(staging, final)
         return
-    kept = damage.strays(final, staging) if damage.is_directory(final) else []
+    strays = damage.strays(final, staging) if damage.is_directory(final) else []
     _exchange(staging, final)
-    for path in kept:
+    for path in strays:
         with contextlib.suppress(OSError):  # its directory was not published, or has gone
             os.rename(os.path.join(staging, path), os.path.join(final, path))
 
 
 def _exchange(one: str, other: str) -> None:
-    """Let two paths change places: in one step where the file system can, else in three."""
+    """Exchange two paths: in one step if the file system can, else in three."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     paths = os.fsencode(one), os.fsencode(other)
     if rename is not None and not rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _EXCHANGE):
@@ -200,17 +210,17 @@ def _exchange(one: str, other: str) -> None:
 
 
 def _sweep(root: str, bundle_id: str) -> None:
-    """Remove what killed unpacks left, of this bundle, which nobody else makes, and of others."""
+    """Remove what killed unpacks left, of this bundle and of those that nobody makes or uses."""
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
-        found = _LEFT_OVER.match(name)
-        if found is None:
+        left_over = _LEFT_OVER.match(name)
+        if left_over is None:
             continue
         path = os.path.join(incoming, name)
-        if found[1] == bundle_id:
+        if left_over[1] == bundle_id:
             removal.sweep(path)
             continue
-        # Where the lock is taken, somebody is making that one, or using it.
+        # If the lock is taken, another process makes that environment, or uses it.
         alone = fcntl.LOCK_EX | fcntl.LOCK_NB
-        with contextlib.suppress(OSError), locks.taken(lock_path(root, found[1]), alone):
+        with contextlib.suppress(OSError), locks.taken(lock_path(root, left_over[1]), alone):
             removal.sweep(path)

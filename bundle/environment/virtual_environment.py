@@ -1,4 +1,4 @@
-"""A staged tree as a relocatable virtual environment (PEP 405), and what it keeps about itself."""
+"""A staged tree as a relocatable virtual environment (PEP 405), with its own files."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from .merge import HOOK, STATE, Merged, site_packages
 
 
 def renew(path: str, python: str) -> None:
-    """Point a published environment at an interpreter, if it is at another one."""
+    """Point a published environment at an interpreter, if it uses another one."""
     if os.path.realpath(os.path.join(path, "bin", "python")) != os.path.realpath(python):
         _interpreter(path, python)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What an environment was made from, and when."""
+    """The sources of an environment, and their times."""
 
     heads: Sequence[bytes]
     """The head of each layer."""
     wheel: bytes | None
     """The decompressor, if not this Python's own."""
     linked: Mapping[str, Window]
-    """When the files of layers that are linked were written, by the layers' heads."""
+    """The times at which the files of linked layers were written, by the layers' heads."""
     started: int
-    """When the first of the others was written, in nanoseconds by the file system's clock."""
+    """The time of the first new file, in nanoseconds by the file system's clock."""
 
 
 def finish(staging: str, manifest: Manifest, python: str, merged: Merged, origin: Origin) -> None:
-    """Make a virtual environment of the tree (PEP 405), and note what it was made from."""
+    """Make a virtual environment of the tree (PEP 405), and record its sources."""
     version = manifest.requires.python
     links = own_links(version)
     for path, target in links.items():
@@ -54,12 +54,12 @@ def finish(staging: str, manifest: Manifest, python: str, merged: Merged, origin
     links = {**merged.links, **links}
     folders = listing.contents(merged.entries, links, own, merged.directories)
     layers = [(layer.head, origin.linked.get(layer.head)) for layer in manifest.layers]
-    # Last of all: its time is the environment's.
+    # Last of all, as its time is the environment's.
     listing.write(staging, manifest.id, folders, layers, origin.started)
 
 
 def own_links(python: str) -> dict[str, str]:
-    """The targets of an environment's own links, but for that to the interpreter, by their paths.
+    """Return the targets of an environment's own links, except the interpreter, by their paths.
 
     Args:
         python: ``major.minor``.
@@ -73,7 +73,7 @@ def own_links(python: str) -> dict[str, str]:
 
 
 def hooks(python: str) -> dict[str, bytes]:
-    """What every interpreter of an environment runs when it starts: paths there, and contents.
+    """Return the files that every interpreter of an environment runs at start, by their paths.
 
     Args:
         python: ``major.minor``.
@@ -87,9 +87,9 @@ def hooks(python: str) -> dict[str, bytes]:
 
 
 def _interpreter(path: str, python: str) -> None:
-    """Point the environment at an interpreter of this node, replacing what was there by renames."""
+    """Point the environment at an interpreter of this node, by renames."""
     mark = f".{os.getpid()}-{time.monotonic_ns()}"
-    # The link comes last: where it is right, all is.
+    # The link comes last: if it is right, the rest is, too.
     _write(os.path.join(path, "pyvenv.cfg" + mark), pyvenv_cfg(python))
     os.rename(os.path.join(path, "pyvenv.cfg" + mark), os.path.join(path, "pyvenv.cfg"))
     link = os.path.join(path, "bin", "python")
@@ -98,13 +98,13 @@ def _interpreter(path: str, python: str) -> None:
 
 
 def source_of(name: str) -> bytes:
-    """The source of a module, from the directory or the zip that all of this was loaded from.
+    """Return the source of a module, from the directory or the zip that this one came from.
 
     Args:
-        name: as it is below the top of the far side: ``launch.wrapper``, ``channel.bootstrap``.
+        name: its name below the top of the far side: ``launch.wrapper``, ``channel.bootstrap``.
 
     Raises:
-        NodeError: there is none.
+        NodeError: there is no such module.
     """
     top = __name__.partition(".")[0]
     data = pkgutil.get_data(top, f"{name.replace('.', '/')}.py")
@@ -114,9 +114,9 @@ def source_of(name: str) -> bytes:
 
 
 def _sync(path: str) -> None:
-    """Make a file durable, and with it what a journal holds: some milliseconds. The rest is not.
+    """Make a file durable, together with the journal, which takes some milliseconds.
 
-    After a crash the manifest and the listing are there, and say what else is not.
+    After a crash the manifest and the listing exist, and show which other files do not.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""Reading a bundle: nothing in it is believed before it has been compared with the manifest."""
+"""A bundle that is read: nothing in it is trusted before it is compared with the manifest."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .manifest import (
 )
 
 DAMAGED = "the bundle is damaged or not a bundle"
-"""What is wrong with a file that is not what was built."""
+"""The message about a file that is not as it was built."""
 END = bytes(2 * BLOCK)
-"""How every tar ends, and so a bundle."""
+"""The end of every tar, and so of a bundle."""
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What a file holds that has only some members of a bundle, in the bundle's order."""
+    """The content of a file with only some members of a bundle, in the bundle's order."""
 
     manifest: bytes
     """The bundle's manifest, which is not in the file."""
@@ -55,14 +55,14 @@ class BundleFile:
         excerpt: Excerpt | None = None,
         arrival: Arrival | None = None,
     ) -> None:
-        """Open ``path`` and check all of it but the content of the parts and layers.
+        """Open ``path`` and check all of it except the content of the parts and layers.
 
         Args:
             path: the bundle.
             expected: the id it must have; None accepts any.
-            excerpt: what is in the file, where it holds only some members of a bundle.
-            arrival: where the file is still being sent: every reader then waits for what it
-                wants, and :meth:`check_frame` is left to the caller.
+            excerpt: the content of the file, if it has only some members of a bundle.
+            arrival: the progress of a file that is still being sent: reading then waits, and
+                :meth:`check_frame` is left to the caller.
 
         Raises:
             NodeError: it cannot be read, is damaged or cut short, or is another bundle.
@@ -86,7 +86,7 @@ class BundleFile:
             except BaseException:
                 self.close()
                 raise
-            self._arrival.pause()  # it may be another file, in whose place this one will come
+            self._arrival.pause()  # another file may still be in its place
 
     def __enter__(self) -> BundleFile:
         return self
@@ -104,14 +104,14 @@ class BundleFile:
         os.close(self._handle)
 
     def offset(self, member: str) -> int:
-        """Where the content of a member begins in the file."""
+        """Return where the content of a member begins in the file."""
         return self._offsets[member]
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes at a place in the file; safe from several processes at a time.
+        """Return bytes from a place in the file; several processes may read at the same time.
 
         Raises:
-            NodeError: the file ends before, or the disk fails.
+            NodeError: the file ends too early, or the disk fails.
         """
         try:
             self._arrival.wait(self._handle, offset + size, self.path)
@@ -126,23 +126,23 @@ class BundleFile:
         return data
 
     def holds(self, member: str) -> bool:
-        """Whether a member of the bundle is in this file."""
+        """Return True if a member of the bundle is in this file."""
         return member in self._offsets
 
     def part(self, part: Part) -> bytes:
-        """A raw member, its digest checked.
+        """Return a raw member, its digest checked.
 
         Raises:
-            NodeError: its bytes are not those the manifest promises.
+            NodeError: its bytes do not fit the manifest.
         """
         why = f"{part.name} does not have the digest in the manifest"
         return self._checked(self._offsets[part.name], part.size, part.sha256, why)
 
     def head(self, layer: Layer) -> bytes:
-        """The bytes of a layer's head, which holds its index; their digest checked.
+        """Return the bytes of a layer's head, which holds its index, their digest checked.
 
         Raises:
-            NodeError: they are not what the manifest promises.
+            NodeError: they do not fit the manifest.
         """
         why = f"the index of {layer.name} does not have the promised digest"
         return self._checked(self._offsets[layer.head_member], layer.head_size, layer.head, why)
@@ -150,23 +150,23 @@ class BundleFile:
     def index(
         self, layer: Layer, head: bytes, decompress: Decompress, *, checked: bool = False
     ) -> Index:
-        """The checked index of a layer, from its head.
+        """Return the checked index of a layer, from its head.
 
         Args:
-            layer: what the manifest says about it.
+            layer: the layer's description in the manifest.
             head: its bytes, their digest checked.
             decompress: turns one zstd frame into its content.
-            checked: whether these very bytes have been read, and not refused, before.
+            checked: True if these very bytes have been read, and not refused, before.
 
         Raises:
-            NodeError: it is not what the manifest promises, or names something unsafe.
+            NodeError: it does not fit the manifest, or names something unsafe.
         """
         with self.refusing(LayerError):
             origin = origin_of(head)
             if not origin.describes(layer):
-                made_from = f"{origin.kind} {origin.name} {origin.version}".strip()
+                source = f"{origin.kind} {origin.name} {origin.version}".strip()
                 raise LayerError(
-                    f"the layer of {layer.name} {layer.version} was made from {made_from},"
+                    f"the layer of {layer.name} {layer.version} was made from {source},"
                     " or with other options"
                 )
             index = decode_head(head, lambda data: decompress(data, -1), checked=checked)
@@ -177,24 +177,24 @@ class BundleFile:
         return index
 
     def frames_start(self, layer: Layer) -> int:
-        """Where the first frame of a layer lies in the file."""
+        """Return where the first frame of a layer begins in the file."""
         return self._offsets[layer.member]
 
     def frame(self, offset: int, size: int, sha256: str) -> bytes:
-        """The compressed bytes of one frame, their digest checked.
+        """Return the compressed bytes of one frame, their digest checked.
 
         Raises:
-            NodeError: they are not what the index promises.
+            NodeError: they do not fit the index.
         """
         why = f"the {size} bytes at {offset} do not have the promised digest"
         return self._checked(offset, size, sha256, why)
 
     @contextlib.contextmanager
     def refusing(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Turn these exceptions into the statement that the bundle is damaged.
+        """Turn these exceptions into an error about a damaged bundle.
 
         Raises:
-            NodeError: one of them came.
+            NodeError: one of them was raised.
         """
         try:
             yield
@@ -205,7 +205,7 @@ class BundleFile:
         """Check every header, every padding byte, the end of the tar and the file's length.
 
         Raises:
-            NodeError: something is not what it must be.
+            NodeError: something is not as it must be.
         """
         end = 0
         for name, length in self._members:
@@ -223,23 +223,23 @@ class BundleFile:
             raise self._damaged("the end mark of the tar is damaged")
 
     def _begin(self, excerpt: Excerpt | None) -> None:
-        """Read what is in the file, and where."""
+        """Read the manifest, and find out which members begin where in the file."""
         if not stat.S_ISREG(os.fstat(self._handle).st_mode):
             raise ManifestError("it is not a file")
         self.manifest = self._read_manifest() if excerpt is None else parse(excerpt.manifest)
-        self._members = [
-            (name, size)
-            for name, size in self.manifest.members()
-            if excerpt is None or name in excerpt.members
-        ]
+        self._members = self.manifest.members()
+        if excerpt is not None:
+            self._members = [part for part in self._members if part[0] in excerpt.members]
         self._offsets = dict(_offsets(self._members))
-        for name, size in self._members[:1]:
-            if self.read(0, BLOCK) != member_header(name, size):
-                raise ManifestError(f"the tar header of {name} is not what it must be")
+        if not self._members:
+            return
+        name, size = self._members[0]
+        if self.read(0, BLOCK) != member_header(name, size):
+            raise ManifestError(f"the tar header of {name} is not what it must be")
 
     def _open(self) -> int:
         try:
-            # Opening a named pipe would wait for a writer; O_NONBLOCK means nothing to a file.
+            # Opening a named pipe would wait for a writer; O_NONBLOCK does not affect a file.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
             handle = self._arrival.open(self.path, flags)
         except OSError as exc:
@@ -251,7 +251,7 @@ class BundleFile:
                     fix="check the path, or make the bundle with `stager build`",
                 )
             ) from exc
-        # While it is open nobody clears it away; not every file system has locks.
+        # An open bundle is not cleaned away; not every file system has locks.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_SH)
         return handle
@@ -276,10 +276,10 @@ class BundleFile:
         return parse(self.read(BLOCK, size))
 
     def _checked(self, offset: int, size: int, sha256: str, why: str) -> bytes:
-        """Bytes at a place in the file that have this digest.
+        """Return bytes at a place in the file that have this digest.
 
         Raises:
-            NodeError: they do not have it, and will not get it any more.
+            NodeError: they do not have it, and no more bytes will come.
         """
         while True:
             more_may_come = self._arrival.ongoing(self.path)
@@ -314,7 +314,7 @@ class BundleFile:
 
 
 def digest_of(path: str) -> str:
-    """The SHA-256 of a whole file, as hexadecimal digits.
+    """Return the SHA-256 of a whole file, as hexadecimal digits.
 
     Raises:
         NodeError: it cannot be read.
@@ -328,7 +328,7 @@ def digest_of(path: str) -> str:
 
 
 def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Where the content of each member begins."""
+    """Yield the name of each member and where its content begins."""
     position = 0
     for name, length in members:
         yield name, position + BLOCK

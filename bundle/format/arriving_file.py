@@ -1,8 +1,8 @@
-"""A file that is read while it is still being sent.
+"""A file that is read while it is still being transferred.
 
-``sbcast`` writes its target from the beginning to the end, so what lies before the current end of
-the file has arrived. Should some version of it give the file its full length at once, a digest
-tells: what does not fit yet is read again until the sending is over.
+``sbcast`` writes its target from the beginning to the end, so everything before the current end of
+the file has arrived. If some version of it sets the full length at once, the digests show it: bytes
+that do not fit yet are read again until the transfer is over.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 
 from ..protocol.problem import NodeError, Problem
 
-_SENDING, _DONE, _FAILED = range(3)
+_RUNNING, _DONE, _FAILED = range(3)
 _PAUSE_SECONDS = 0.004
 _SLOTS = 256
-"""Processes that note apart from one another how long they waited; more of them share a note."""
+"""Processes whose waiting times are kept apart; more of them share a slot."""
 
 
 class Arrival:
-    """How far the sending is; shared with the processes that are forked later."""
+    """The progress of a transfer; shared with the processes that are forked later."""
 
     def __init__(self) -> None:
         """Begin: nothing has arrived yet."""
@@ -30,37 +30,37 @@ class Arrival:
 
     @classmethod
     def over(cls) -> Arrival:
-        """That of a file which is there."""
+        """Return the arrival of a file that is complete."""
         arrival = cls()
         arrival.end(whole=True)
         return arrival
 
     def end(self, *, whole: bool) -> None:
-        """Note that no more will come, and whether all has come."""
+        """Note that the transfer is over, with all of the file or not."""
         self._state[0] = _DONE if whole else _FAILED
 
     @property
     def failed(self) -> bool:
-        """Whether the sending has failed."""
+        """True if the transfer has failed."""
         return self._state[0] == _FAILED
 
     def ongoing(self, path: str) -> bool:
-        """Whether more may come.
+        """Return True if more bytes may come.
 
         Raises:
-            NodeError: the sending has failed.
+            NodeError: the transfer has failed.
         """
         if self.failed:
             why, fix = "the rest of it did not come", "see the problem named first"
             raise NodeError(Problem("the bundle could not be sent", path, why, fix))
-        return self._state[0] == _SENDING
+        return self._state[0] == _RUNNING
 
     def open(self, path: str, flags: int) -> int:
-        """Open the file as soon as it is there.
+        """Open the file as soon as it exists.
 
         Raises:
-            NodeError: the sending has failed.
-            OSError: it cannot be opened, or is not there when the sending is over.
+            NodeError: the transfer has failed.
+            OSError: it cannot be opened, or is missing after the transfer.
         """
         while self.ongoing(path):
             with contextlib.suppress(FileNotFoundError):
@@ -72,19 +72,21 @@ class Arrival:
         """Wait until the open file has ``end`` bytes, or no more will come.
 
         Raises:
-            NodeError: the sending has failed.
+            NodeError: the transfer has failed.
         """
         while os.fstat(handle).st_size < end and self.ongoing(path):
             self.pause()
 
     def pause(self) -> None:
-        """Let a moment pass, in which more may come."""
+        """Wait a moment for more bytes."""
         started = time.monotonic()
         time.sleep(_PAUSE_SECONDS)
         self._waits[os.getpid() % _SLOTS] += time.monotonic() - started
 
     @property
     def waited(self) -> float:
-        """Seconds that each process has waited, on average of those that had to."""
-        waits = [seconds for seconds in self._waits if seconds]
-        return sum(waits) / len(waits) if waits else 0.0
+        """Average of the seconds that processes have waited, without those that never did."""
+        waits = list(filter(None, self._waits))
+        if not waits:
+            return 0.0
+        return sum(waits) / len(waits)

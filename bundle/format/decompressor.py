@@ -20,78 +20,79 @@ _INDEX_LIMIT = 512 << 20
 
 
 def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress:
-    """A zstd decompressor: the one that travels in a bundle, or this Python's own.
+    """Return a zstd decompressor: the one that travels in a bundle, or this Python's own.
 
     Args:
         name: the zstandard wheel's name.
         data: the wheel, its digest checked; None for this Python's own.
-        scratch: a private directory to lay the compiled module in; it must stay while it is used.
+        scratch: a private directory for the compiled module; it must exist while that is used.
 
     Raises:
         NodeError: it does not load here.
     """
     if data is None:
-        return _own_zstd()
+        return _standard_library_zstd()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-            _lay_out(wheel, scratch)
+            _extract(wheel, scratch)
         sys.path.insert(0, scratch)
         try:
             zstandard = importlib.import_module("zstandard")
         finally:
             sys.path.remove(scratch)
-        engine = zstandard.ZstdDecompressor()
-        known, claimed = zstandard.ZstdError, zstandard.frame_content_size
-        isinstance(None, known)  # it has to be a class
-    except (Exception, SystemExit) as exc:  # whatever is in that wheel runs here
-        raise NodeError(_unfit(name, scratch, "does not load", exc)) from exc
+        decompressor = zstandard.ZstdDecompressor()
+        frame_error, claimed_size = zstandard.ZstdError, zstandard.frame_content_size
+        isinstance(None, frame_error)  # it has to be a class
+    except (Exception, SystemExit) as exc:  # the code of that wheel runs here
+        raise NodeError(_unusable(name, scratch, "does not load", exc)) from exc
 
     def decompress(data: bytes, size: int) -> bytes:
         try:
-            _refuse_bomb(claimed(data), size)
-            content: bytes = engine.decompress(data, allow_extra_data=False)
+            _refuse_bomb(claimed_size(data), size)
+            content: bytes = decompressor.decompress(data, allow_extra_data=False)
         except LayerError:
             raise
         except (Exception, SystemExit) as exc:
-            if isinstance(exc, known):
+            if isinstance(exc, frame_error):
                 raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
-            raise NodeError(_unfit(name, scratch, "does not work", exc)) from exc
+            raise NodeError(_unusable(name, scratch, "does not work", exc)) from exc
         if not isinstance(content, bytes):
             why = TypeError(f"it made a {type(content).__name__} of a frame")
-            raise NodeError(_unfit(name, scratch, "does not work", why))
+            raise NodeError(_unusable(name, scratch, "does not work", why))
         return content
 
     return decompress
 
 
-def _unfit(name: str, where: str, how: str, exc: BaseException) -> Problem:
-    """Say that the wheel cannot be used; its own text is shortened, as it may be anything."""
-    said = ascii(str(exc))[1:-1][:200] or type(exc).__name__
+def _unusable(name: str, where: str, how: str, exc: BaseException) -> Problem:
+    """Return the problem of an unusable wheel, whose own message may be anything."""
+    reason = ascii(str(exc))[1:-1][:200] or type(exc).__name__
     version = "%d.%d" % sys.version_info[:2]
     return Problem(
         what=f"the bundle's zstd decompressor {how}",
         where=where,
-        why=f"{name} under Python {version}: {said}",
+        why=f"{name} under Python {version}: {reason}",
         fix="use a node root that allows execution, or build for this machine's platform",
     )
 
 
-def _lay_out(wheel: zipfile.ZipFile, scratch: str) -> None:
-    """Write what importing the package takes, a twentieth of what is in its wheel.
+def _extract(wheel: zipfile.ZipFile, scratch: str) -> None:
+    """Write the files that an import of the package needs, a twentieth of the wheel.
 
     CPython never loads the cffi backend, and most of the other one is debug information.
     """
     names = [name for name in wheel.namelist() if name.startswith("zstandard/")]
     wheel.extractall(scratch, [name for name in names if name.endswith(".py")])
     for name in names:
-        if name.endswith(".so") and "/_cffi" not in name:
-            target = os.path.join(scratch, "zstandard", os.path.basename(name))
-            with wheel.open(name) as library, open(target, "wb") as file:
-                file.write(mapped(library))
+        if not name.endswith(".so") or "/_cffi" in name:
+            continue
+        target = os.path.join(scratch, "zstandard", os.path.basename(name))
+        with wheel.open(name) as library, open(target, "wb") as file:
+            file.write(mapped(library))
 
 
-def _own_zstd() -> Decompress:
-    """zstd of the standard library, from Python 3.14 on (PEP 784)."""
+def _standard_library_zstd() -> Decompress:
+    """Return the decompressor of the standard library, from Python 3.14 on (PEP 784)."""
     try:
         zstd = importlib.import_module("compression.zstd")
     except ImportError as exc:
@@ -108,11 +109,11 @@ def _own_zstd() -> Decompress:
         try:
             _refuse_bomb(zstd.get_frame_info(data).decompressed_size, size)
             # One frame alone: ``zstd.decompress`` would go on with whatever follows it.
-            engine = zstd.ZstdDecompressor()
-            content: bytes = engine.decompress(data)
+            decompressor = zstd.ZstdDecompressor()
+            content: bytes = decompressor.decompress(data)
         except zstd.ZstdError as exc:
             raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
-        if not engine.eof or engine.unused_data:
+        if not decompressor.eof or decompressor.unused_data:
             raise LayerError("a frame is cut short, or something follows it")
         return content
 
@@ -120,7 +121,13 @@ def _own_zstd() -> Decompress:
 
 
 def _refuse_bomb(claimed: int | None, size: int) -> None:
-    """Stop before memory is taken for a frame that claims another length than it should have."""
-    fits = claimed == size if size >= 0 else claimed is not None and 0 <= claimed <= _INDEX_LIMIT
-    if not fits:
+    """Stop before memory is allocated for a frame that claims another length than expected."""
+    if not _is_expected(claimed, size):
         raise LayerError(f"a frame claims to hold {claimed} bytes")
+
+
+def _is_expected(claimed: int | None, size: int) -> bool:
+    """Return True if a frame claims to have the given length, or that of any index for -1."""
+    if size >= 0:
+        return claimed == size
+    return claimed is not None and 0 <= claimed <= _INDEX_LIMIT

@@ -1,4 +1,4 @@
-"""The part of a shared library that the dynamic loader maps: what is behind it is not needed."""
+"""The part of a shared library that the dynamic loader maps; the rest is not needed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SEGMENT = struct.Struct("<II5Q8x")
 
 
 def mapped(library: IO[bytes]) -> bytes:
-    """A shared library without its tail of debug information and section headers.
+    """Return a shared library without its tail of debug information and section headers.
 
-    Loaders go by the segments alone (elf(5): sections are for linking and for debuggers). Of a
-    library that was not stripped most lies behind its last segment, and none of that is read here.
+    Loaders use the segments alone (elf(5): sections are for linking and for debuggers). Most of a
+    library that was not stripped lies behind its last segment, and none of that is read here.
 
     Args:
         library: at its beginning; read in order, and no further than needed.
 
     Returns:
-        All of it where it is not of the usual shape: 64 bits, little-endian, segments first.
+        All of it if it is not of the usual shape: 64 bits, little-endian, segments first.
     """
     head = library.read(_HEADER.size)
     if len(head) < _HEADER.size or _HEADER.unpack(head) != (_MAGIC, _64_BIT, _LITTLE_ENDIAN):

@@ -5,7 +5,7 @@ A layer is a sequence of zstd frames. The first is a *skippable* frame (RFC 8878
 and then the compressed index. Each later frame decompresses, independently of the others, to the
 next piece of one plain tar.
 
-The origin says what the layer was made from and how; the layer's id is its digest, so no layer can
+The origin describes the layer's source and options; the layer's id is its digest, so no layer can
 lie under the id of another. The index lists every file with its size, mode, digest and place in the
 tar, and every frame with its lengths and the digest of its compressed bytes. Tar headers are for
 people: unpacking reads the index alone.
@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..protocol.digest import Digest, canonical_json
 from .layer_origin import ORIGIN_LIMIT, Origin, parse
@@ -42,14 +43,14 @@ _UNSAFE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
 
 
 class LayerError(ValueError):
-    """A layer's bytes do not make sense."""
+    """The bytes of a layer are invalid."""
 
 
 class Entry(NamedTuple):
     """One file of a layer."""
 
     path: str
-    """Where it goes, relative to the environment, with forward slashes."""
+    """Its path in the environment, with forward slashes."""
     size: int
     """Length in bytes."""
     mode: int
@@ -57,16 +58,16 @@ class Entry(NamedTuple):
     sha256: str
     """Digest of its bytes."""
     offset: int
-    """Where its first byte lies in the uncompressed tar."""
+    """The index of its first byte in the uncompressed tar."""
 
 
 class Link(NamedTuple):
     """One symbolic link of a layer."""
 
     path: str
-    """Where it goes, relative to the environment."""
+    """Its path in the environment."""
     target: str
-    """What it points to, relative to its own directory."""
+    """Its target, relative to its own directory."""
 
 
 class Frame(NamedTuple):
@@ -82,7 +83,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """What a layer holds."""
+    """The content of a layer."""
 
     files: tuple[Entry, ...]
     """Sorted by path."""
@@ -98,7 +99,7 @@ class Index:
 
 
 class HeadSummary(NamedTuple):
-    """What the first bytes of a layer say without being decompressed."""
+    """The lengths in the first bytes of a layer, which are not compressed."""
 
     head_size: int
     """Length in bytes of the head."""
@@ -107,7 +108,7 @@ class HeadSummary(NamedTuple):
     unpacked_size: int
     """Sum in bytes of the files inside."""
     files: int
-    """How many files are inside."""
+    """Number of files inside."""
     origin_size: int
     """Length in bytes of the origin, which follows these numbers."""
 
@@ -116,11 +117,11 @@ def encode_head(index: Index, origin: Origin, compress: Callable[[bytes], bytes]
     """Return the skippable frame that opens a layer.
 
     Args:
-        index: what the layer holds.
-        origin: what it was made from.
+        index: the layer's content.
+        origin: its source and options.
         compress: makes one zstd frame of its argument.
     """
-    made_from = origin.to_bytes()
+    origin_data = origin.to_bytes()
     body = compress(
         canonical_json(
             {
@@ -131,10 +132,10 @@ def encode_head(index: Index, origin: Origin, compress: Callable[[bytes], bytes]
             }
         )
     )
-    head_size = _HEAD.size + len(made_from) + len(body)
+    head_size = _HEAD.size + len(origin_data) + len(body)
     total = head_size + sum(frame.size for frame in index.frames)
-    counts = (index.unpacked_size, len(index.files), len(made_from))
-    return _HEAD.pack(_SKIPPABLE, head_size - _FRAME_HEADER, total, *counts) + made_from + body
+    counts = (index.unpacked_size, len(index.files), len(origin_data))
+    return _HEAD.pack(_SKIPPABLE, head_size - _FRAME_HEADER, total, *counts) + origin_data + body
 
 
 def head_summary(prefix: bytes) -> HeadSummary:
@@ -155,13 +156,13 @@ def head_summary(prefix: bytes) -> HeadSummary:
 
 
 def origin_of(head: bytes) -> Origin:
-    """Read what a layer was made from.
+    """Return the origin in a layer's head.
 
     Args:
         head: the layer's head, or as much of it as holds the origin.
 
     Raises:
-        LayerError: it does not say.
+        LayerError: there is none.
     """
     data = head[HEAD_PREFIX : HEAD_PREFIX + head_summary(head).origin_size]
     try:
@@ -174,7 +175,7 @@ def packed_index(head: bytes) -> bytes:
     """Return the compressed index in a layer's head.
 
     Raises:
-        LayerError: this is no head.
+        LayerError: these bytes are not a head.
     """
     return head[HEAD_PREFIX + head_summary(head).origin_size :]
 
@@ -182,33 +183,23 @@ def packed_index(head: bytes) -> bytes:
 def decode_head(
     head: bytes, decompress: Callable[[bytes], bytes], *, checked: bool = False
 ) -> Index:
-    """Read a head whose digest has been checked, and refuse whatever could leave the environment.
+    """Read a head whose digest has been checked, and refuse paths that leave the environment.
 
     Args:
         head: the first ``head_size`` bytes of a layer.
         decompress: turns one zstd frame into its content.
-        checked: whether these very bytes have been read, and not refused, before.
+        checked: True if these very bytes have been read, and not refused, before.
 
     Raises:
-        LayerError: not a head, or one that names unsafe paths, modes or sizes.
+        LayerError: these bytes are not a head, or name unsafe paths, modes or sizes.
     """
     summary = head_summary(head)
     if summary.head_size != len(head):
         raise LayerError("the layer's index is cut short")
     try:
-        raw = json.loads(decompress(packed_index(head)))
-        if raw["format"] != INDEX_FORMAT:
-            raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
-        if not all(isinstance(raw[key], list) for key in ("files", "links", "frames")):
-            raise TypeError("files, links and frames are lists")
-        index = Index(
-            files=tuple(map(Entry._make, raw["files"])),
-            links=tuple(map(Link._make, raw["links"])),
-            frames=tuple(map(Frame._make, raw["frames"])),
-        )
+        index = _index_from(json.loads(decompress(packed_index(head))))
         if not checked:
-            _check_frames(index)
-            _check_files(index)
+            _check_index(index)
     except LayerError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
@@ -218,12 +209,30 @@ def decode_head(
     return index
 
 
+def _index_from(raw: dict[str, Any]) -> Index:
+    """Build an index whose fields may still hold values of any type.
+
+    Raises:
+        LayerError: it is of another format.
+        KeyError, TypeError, ValueError: it does not have the expected fields.
+    """
+    if raw["format"] != INDEX_FORMAT:
+        raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
+    if not all(isinstance(raw[key], list) for key in ("files", "links", "frames")):
+        raise TypeError("files, links and frames are lists")
+    return Index(
+        files=tuple(map(Entry._make, raw["files"])),
+        links=tuple(map(Link._make, raw["links"])),
+        frames=tuple(map(Frame._make, raw["frames"])),
+    )
+
+
 def check_path(path: object) -> str:
     """Return ``path`` if it stays inside the environment, whatever it is joined to.
 
     Raises:
-        LayerError: absolute, empty, with ``..``, ``.``, a doubled slash or a control character; or
-            no node can hold it.
+        LayerError: it is absolute or empty, has ``..``, ``.``, a doubled slash or a control
+            character, or is too long or deep for a node.
     """
     if not isinstance(path, str) or not path.isprintable() or _UNSAFE.search(path):
         raise LayerError(f"unsafe path in an archive: {path!r}")
@@ -240,22 +249,30 @@ def check_link(link: Link) -> None:
         LayerError: the link leads outside, or its own path is unsafe.
     """
     check_path(link.path)
+    if not _is_relative_target(link.target):
+        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
     depth = link.path.count("/")
-    if not isinstance(link.target, str) or not link.target.isprintable():
-        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
-    if not link.target or link.target.startswith("/") or excess(link.target):
-        raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
     for part in link.target.split("/"):
-        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
+        if part == "..":
+            depth -= 1
+        elif part not in ("", "."):
+            depth += 1
         # The first path component (``project``) is a wall too: a link may not climb over it.
         if depth < 1:
             raise LayerError(f"link leads outside: {link.path!r} -> {link.target!r}")
 
 
-def check_links(links: Mapping[str, str]) -> None:
-    """Refuse links that lead outside through one another, followed as the kernel will follow them.
+def _is_relative_target(target: object) -> bool:
+    """Return True for a relative path that a node can hold as a link's target."""
+    if not isinstance(target, str) or not target.isprintable():
+        return False
+    return target != "" and not target.startswith("/") and not excess(target)
 
-    :func:`check_link` judges each by its words alone; where ``a/b/up`` leads to ``a``, however,
+
+def check_links(links: Mapping[str, str]) -> None:
+    """Refuse links that lead outside through one another, followed the way the kernel does.
+
+    :func:`check_link` judges each link by its text alone; where ``a/b/up`` leads to ``a``, however,
     ``a/b/up/..`` is not ``a/b``.
 
     Args:
@@ -265,43 +282,74 @@ def check_links(links: Mapping[str, str]) -> None:
         LayerError: a link leads outside, or in circles.
     """
     for path, target in links.items():
-        at, ahead = path.split("/")[:-1], target.split("/")[::-1]
-        followed = 1
-        while ahead:
-            part = ahead.pop()
-            if part == ".." and len(at) <= 1:
-                raise LayerError(f"link leads outside: {path!r} -> {target!r}")
-            if part == "..":
-                at.pop()
-            elif part not in ("", "."):
-                at.append(part)
-                onward = links.get("/".join(at))
-                if onward is not None:
-                    followed += 1
-                    at.pop()
-                    ahead += onward.split("/")[::-1]
-            if followed > LINK_LIMIT:
-                raise LayerError(f"link leads in circles: {path!r} -> {target!r}")
+        try:
+            _follow(path, links)
+        except LayerError as exc:
+            raise LayerError(f"{exc}: {path!r} -> {target!r}") from None
+
+
+def _follow(path: str, links: Mapping[str, str]) -> None:
+    """Walk from a link to its target, through other links.
+
+    Raises:
+        LayerError: it leads outside, or in circles.
+    """
+    directory = path.split("/")[:-1]
+    remaining = links[path].split("/")[::-1]
+    followed = 1
+    while remaining:
+        part = remaining.pop()
+        if part == "..":
+            if len(directory) <= 1:
+                raise LayerError("link leads outside")
+            directory.pop()
+            continue
+        if part in ("", "."):
+            continue
+        directory.append(part)
+        target = links.get("/".join(directory))
+        if target is None:
+            continue
+        followed += 1
+        if followed > LINK_LIMIT:
+            raise LayerError("link leads in circles")
+        directory.pop()
+        remaining += target.split("/")[::-1]
 
 
 def parents(paths: Iterable[str]) -> set[str]:
-    """All directories that these paths lie in, the empty one left out."""
-    found: set[str] = set()
+    """Return all directories that these paths lie in, except the empty one."""
+    directories: set[str] = set()
     for folder in {path.rpartition("/")[0] for path in paths}:
         parent = folder
-        while parent and parent not in found:
-            found.add(parent)
+        while parent and parent not in directories:
+            directories.add(parent)
             parent = parent.rpartition("/")[0]
-    return found
+    return directories
 
 
 def _check_paths(paths: Sequence[str]) -> None:
-    """What :func:`check_path` does for each, twenty times as quick where all are safe."""
+    """Do as :func:`check_path` for each path, twenty times as fast if all are safe."""
     joined = "/" + "/\n/".join(paths) + "/"
-    unsafe = "//" in joined or "/./" in joined or "/../" in joined or any_excess(joined)
-    if unsafe or not "".join(paths).isprintable():
+    unsafe = any(part in joined for part in ("//", "/./", "/../"))
+    if unsafe or any_excess(joined) or not "".join(paths).isprintable():
         for path in paths:
             check_path(path)
+
+
+def _check_index(index: Index) -> None:
+    """Refuse an index of which a byte could be written outside the environment.
+
+    Raises:
+        LayerError: a path, a mode, a size or a link is unsafe.
+        ValueError, TypeError: a field is of another type.
+    """
+    _check_frames(index)
+    _check_files(index)
+    for link in index.links:
+        check_link(link)
+    _check_places(index)
+    check_links(dict(index.links))
 
 
 def _check_frames(index: Index) -> None:
@@ -313,30 +361,43 @@ def _check_frames(index: Index) -> None:
 
 
 def _check_files(index: Index) -> None:
-    # A file has its tar header before it, and the tar ends with two empty blocks.
-    end = sum(frame.unpacked_size for frame in index.frames) - 2 * BLOCK
+    """Refuse files with impossible fields, or that lie over one another.
+
+    Raises:
+        LayerError: a field is of another type, or out of bounds.
+    """
     _check_paths([entry.path for entry in index.files])
-    seen: set[str] = set()
-    reached = 0
+    # A file has its tar header before it, and the tar ends with two empty blocks.
+    end_of_files = sum(frame.unpacked_size for frame in index.frames) - 2 * BLOCK
+    end_of_previous = 0
     for entry in index.files:
-        if type(entry.mode) is not int or entry.mode not in _MODES:
-            raise LayerError(f"unexpected mode {entry.mode!r} of {entry.path}")
-        if not (type(entry.size) is type(entry.offset) is int) or entry.size < 0:
-            raise LayerError(f"{entry.path} has an impossible size or place")
-        if not isinstance(entry.sha256, str):
-            raise LayerError(f"{entry.path} has no digest")
-        if entry.offset < reached + BLOCK or entry.offset + entry.size > end:
+        _check_types(entry)
+        end = entry.offset + entry.size
+        if entry.offset < end_of_previous + BLOCK or end > end_of_files:
             raise LayerError(f"{entry.path} lies outside its layer, or over another file")
-        reached = entry.offset + entry.size
-        if entry.path in seen:
-            raise LayerError(f"{entry.path} is listed twice")
-        seen.add(entry.path)
-    for link in index.links:
-        check_link(link)
-        if link.path in seen:
-            raise LayerError(f"{link.path} is listed twice")
-        seen.add(link.path)
-    check_links(dict(index.links))
+        end_of_previous = end
+
+
+def _check_types(entry: Entry) -> None:
+    if type(entry.mode) is not int or entry.mode not in _MODES:
+        raise LayerError(f"unexpected mode {entry.mode!r} of {entry.path}")
+    if not (type(entry.size) is type(entry.offset) is int) or entry.size < 0:
+        raise LayerError(f"{entry.path} has an impossible size or place")
+    if not isinstance(entry.sha256, str):
+        raise LayerError(f"{entry.path} has no digest")
+
+
+def _check_places(index: Index) -> None:
+    """Refuse two files or links at one path, or below one another.
+
+    Raises:
+        LayerError: a path is listed twice, or is both a file and a directory.
+    """
+    paths = [*(entry.path for entry in index.files), *(link.path for link in index.links)]
+    unique = set(paths)
+    if len(unique) < len(paths):
+        twice = next(path for path, count in Counter(paths).items() if count > 1)
+        raise LayerError(f"{twice} is listed twice")
     # No file may also be a directory of another: a link there would redirect what follows.
-    for path in parents(seen) & seen:
+    for path in parents(unique) & unique:
         raise LayerError(f"{path} is both a file and a directory")

@@ -1,4 +1,4 @@
-"""What a layer was made from: the value whose digest is the layer's id."""
+"""The origin of a layer: the value whose digest is the layer's id."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ORIGIN_LIMIT = 1 << 16
 
 @dataclass(frozen=True)
 class Origin:
-    """What a layer was made from, and how; known before the layer is made."""
+    """The source and the options of a layer; known before the layer is made."""
 
     kind: str
     """``wheel``, ``project``, ``trainer`` or ``asset``."""
     name: str
-    """The distribution's normalized name; empty for the other kinds, as theirs are but labels."""
+    """The distribution's normalized name; empty for the other kinds, where it is a label."""
     version: str
     """The distribution's version; empty for the other kinds."""
     content: Digest
@@ -34,11 +34,11 @@ class Origin:
         return Digest.of(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """Return the origin as it stands in the layer's head."""
+        """Return the bytes of the origin in the layer's head."""
         return canonical_json(asdict(self))
 
     def describes(self, layer: Layer) -> bool:
-        """Tell whether a layer was made from what its description says."""
+        """Return True if a layer's description fits its origin."""
         if (self.id, self.kind) != (layer.id, layer.kind):
             return False
         return self.kind != "wheel" or (self.name, self.version) == (layer.name, layer.version)
@@ -48,7 +48,7 @@ def parse(data: bytes) -> Origin:
     """Read an origin.
 
     Raises:
-        ValueError: these bytes are none.
+        ValueError: these bytes are not an origin.
     """
     try:
         raw = json.loads(data)

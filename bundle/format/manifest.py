@@ -1,23 +1,23 @@
-"""The bundle's own description, and the rules by which its bytes are laid out.
+"""The description of a bundle, and the layout of its bytes.
 
 A bundle is one uncompressed tar. Its members, in this order::
 
-    manifest.json            canonical JSON: what is in the bundle, and its id
+    manifest.json            canonical JSON: the content of the bundle, and its id
     node.pyz                 the far side's program
     <decompressor>.whl       a zstandard wheel for the target, stored raw (absent where not needed)
     heads/<layer id>         one for each layer: the index of its files and frames
     layers/<layer id>.tar.zst    the frames of each layer, in the same order
 
-All heads come before all frames: who receives a bundle bit by bit knows from the first of them
-where every later one goes.
+All heads come before all frames: a node that receives a bundle bit by bit can place each frame as
+it comes.
 
 The manifest names every member with its size, so the whole tar, headers and padding included, is
 determined by it. A reader rebuilds what each header must be and compares: no byte goes unchecked.
 
 Digests form a tree. ``Manifest.id`` covers the manifest; the manifest holds the digest of each
 layer's head; a head holds the digest of each compressed frame behind it and of each file inside. A
-head also holds what its layer was made from, of which the layer's id is the digest. So parts of a
-layer can be checked independently, in parallel, before anything is visible.
+head also holds the origin of its layer, whose digest is the layer's id. So parts of a layer can be
+checked independently, in parallel, before anything is visible.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MANIFEST_NAME = "manifest.json"
 NODE_NAME = "node.pyz"
 BLOCK = 512
 PART_LIMIT = 64 << 20
-"""The most that a member which is read whole may hold: bounds what a hostile bundle can claim."""
+"""The largest member that is read whole: it bounds what a hostile bundle can claim."""
 HEAD_LIMIT = 256 << 20
 """The same for the head of a layer."""
 KINDS = ("wheel", "project", "trainer", "asset")
@@ -47,7 +47,7 @@ _DISK_BLOCK = 4096
 _LISTED = 64
 """Bytes that a file takes in the listing of an environment, generously."""
 _OWN_BYTES, _OWN_INODES = 256 << 10, 96
-"""What an environment holds whatever it is made of: hooks, links, directories."""
+"""Size of the files that every environment has: hooks, links, directories."""
 
 
 class ManifestError(ValueError):
@@ -83,7 +83,7 @@ class Layer:
     """One wheel, the project, the trainer or an asset, as a compressed tar."""
 
     id: Digest
-    """Digest of what the layer was made from and how; known before it is built."""
+    """Digest of the layer's origin; known before the layer is built."""
     kind: str
     """``wheel``, ``project``, ``trainer`` or ``asset``."""
     name: str
@@ -99,7 +99,7 @@ class Layer:
     unpacked_size: int
     """Sum in bytes of the files inside."""
     files: int
-    """How many files are inside."""
+    """Number of files inside."""
 
     @property
     def member(self) -> str:
@@ -119,12 +119,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything a node must know about a bundle."""
+    """Everything that a node must know about a bundle."""
 
     name: str
     """The project's name."""
     requires: Requires
-    """What a node must have."""
+    """Requirements that a node must meet."""
     node: Part
     """The far side's program."""
     decompressor: Part | None
@@ -138,7 +138,7 @@ class Manifest:
     format: int = FORMAT
     """Version of this layout."""
 
-    # All are asked for again and again, and each takes milliseconds for a hundred layers.
+    # These are needed again and again, and each takes milliseconds for a hundred layers.
 
     @functools.cached_property
     def _fields(self) -> dict[str, Any]:
@@ -160,38 +160,40 @@ class Manifest:
 
     @property
     def files(self) -> int:
-        """How many files all layers hold."""
+        """Number of files in all layers."""
         return sum(layer.files for layer in self.layers)
 
     def to_bytes(self) -> bytes:
-        """The content of ``manifest.json``."""
+        """Return the content of ``manifest.json``."""
         return self._bytes
 
     def members(self) -> list[tuple[str, int]]:
-        """Name and size of every member of the outer tar, in order."""
-        listed = [(MANIFEST_NAME, len(self.to_bytes())), (self.node.name, self.node.size)]
+        """Return name and size of every member of the outer tar, in order."""
+        members = [(MANIFEST_NAME, len(self.to_bytes())), (self.node.name, self.node.size)]
         if self.decompressor is not None:
-            listed.append((self.decompressor.name, self.decompressor.size))
-        heads, frames = zip(*(layer.members for layer in self.layers)) if self.layers else ((), ())
-        return [*listed, *heads, *frames]
+            members.append((self.decompressor.name, self.decompressor.size))
+        pairs = [layer.members for layer in self.layers]
+        members += [head for head, _ in pairs]
+        members += [frames for _, frames in pairs]
+        return members
 
 
 @functools.lru_cache(maxsize=1)
 def parse(data: bytes) -> Manifest:
-    """Read ``manifest.json``; the same one again costs nothing.
+    """Read ``manifest.json``; the last one is remembered.
 
     Raises:
         FormatError: it is of another version of the layout.
-        ManifestError: not such a manifest, or its id does not fit its content.
+        ManifestError: it is no such manifest, or its id does not fit its content.
     """
     try:
         raw = json.loads(data)
         claimed = raw.pop("id")
-        found = raw["format"]
+        version = raw["format"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ManifestError("manifest.json is not a stager manifest") from exc
-    if found != FORMAT:
-        raise FormatError(found)
+    if version != FORMAT:
+        raise FormatError(version)
     try:
         manifest = _from_dict(raw)
         _check(manifest)
@@ -203,7 +205,7 @@ def parse(data: bytes) -> Manifest:
 
 
 def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
-    """The tar header of a file, byte for byte: in the outer tar, and within layers.
+    """Return the tar header of a file, byte for byte: in the outer tar, and within layers.
 
     A plain POSIX ustar header (IEEE Std 1003.1, "ustar Interchange Format") with owner and time
     zero. Sizes of 8 GiB and more use GNU tar's base-256 form.
@@ -229,31 +231,31 @@ def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
         b"0000000\0",
         b"\0" * 167,
     ]
-    blank = b"".join(fields)
-    return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
+    header = b"".join(fields)
+    return header[:148] + b"%06o\0 " % sum(header) + header[156:]
 
 
 def room_for(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[int, int]:
-    """Bytes and inodes that unpacking these layers takes: file systems hand out whole blocks.
+    """Return the bytes and inodes that these layers take: file systems use whole blocks.
 
     Args:
-        layers: what is unpacked.
-        whole: the bundle, for what each environment of it keeps besides; None leaves that out.
+        layers: the layers to be unpacked.
+        whole: the bundle, to include the files that each environment keeps besides; or None.
     """
     files = sum(layer.files + 1 for layer in layers)  # each keeps its head
     size = sum(layer.unpacked_size + layer.head_size for layer in layers)
     inodes = files + files // 4
     if whole is not None:
-        part = whole.decompressor
-        # The wheel is kept, and loaded from a copy of its program, which is the smaller half.
-        wheel = part.size + part.size // 2 if part is not None else 0
-        size += wheel + len(whole.to_bytes()) + whole.files * _LISTED + _OWN_BYTES
+        if whole.decompressor is not None:
+            # The wheel is kept, and loaded from a copy of its program, which is the smaller half.
+            size += whole.decompressor.size + whole.decompressor.size // 2
+        size += len(whole.to_bytes()) + whole.files * _LISTED + _OWN_BYTES
         inodes += _OWN_INODES
     return size + files * _DISK_BLOCK // 2, inodes
 
 
 def padding(size: int) -> int:
-    """Zero bytes that follow a member of this size, up to the next full block."""
+    """Return the number of zero bytes after a member of this size, up to the next full block."""
     return -size % BLOCK
 
 
@@ -285,27 +287,33 @@ def _check(manifest: Manifest) -> None:
     Raises:
         ValueError: a value is of another type, or out of bounds; the message names it.
     """
-    layers = manifest.layers
     check_requires(manifest.requires)
     for value in (manifest.name, *manifest.packages, *manifest.imports):
         printable(value, "name, packages or imports")
-    for part in (manifest.node, manifest.decompressor):
-        if part is None:
-            continue
-        if "/" in printable(part.name, "a part's name") or not part.name:
-            raise ValueError(f"a part is called {part.name!r}")
-        _within(part.size, PART_LIMIT, part.name)
-    for layer in layers:
-        printable(layer.name, "a layer's name")
-        printable(layer.version, "a layer's version")
-        if layer.kind not in KINDS:
-            raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
-        for size in (layer.size, layer.unpacked_size, layer.files):
-            _within(size, _SIZE_LIMIT, layer.name)
-        _within(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
+    _check_part(manifest.node)
+    if manifest.decompressor is not None:
+        _check_part(manifest.decompressor)
+    for layer in manifest.layers:
+        _check_layer(layer)
     names = [name for name, _ in manifest.members()]
     if len(set(names)) != len(names):
         raise ValueError("two members have the same name")
+
+
+def _check_part(part: Part) -> None:
+    if "/" in printable(part.name, "a part's name") or not part.name:
+        raise ValueError(f"a part is called {part.name!r}")
+    _within(part.size, PART_LIMIT, part.name)
+
+
+def _check_layer(layer: Layer) -> None:
+    printable(layer.name, "a layer's name")
+    printable(layer.version, "a layer's version")
+    if layer.kind not in KINDS:
+        raise ValueError(f"{layer.name} is a layer of kind {layer.kind!r}")
+    for size in (layer.size, layer.unpacked_size, layer.files):
+        _within(size, _SIZE_LIMIT, layer.name)
+    _within(layer.head_size, min(layer.size, HEAD_LIMIT), layer.name)
 
 
 def _within(value: object, limit: int, what: str) -> None:

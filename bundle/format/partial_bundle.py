@@ -1,4 +1,4 @@
-"""Writing a file that has only some members of a bundle: what the nodes are missing."""
+"""A file with only some members of a bundle: those that the nodes do not have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> in
     """Copy some members, in the bundle's order and as a tar of its own.
 
     Args:
-        bundle: where they are taken from.
+        bundle: the source.
         members: their names.
         path: a new file.
 
@@ -33,8 +33,8 @@ def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> in
                     continue
                 out.write(member_header(name, size))
                 start = bundle.offset(name)
-                for at in range(0, size, _CHUNK):
-                    out.write(bundle.read(start + at, min(_CHUNK, size - at)))
+                for done in range(0, size, _CHUNK):
+                    out.write(bundle.read(start + done, min(_CHUNK, size - done)))
                 out.write(bytes(padding(size)))
             out.write(END)
             return out.tell()

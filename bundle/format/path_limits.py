@@ -1,4 +1,4 @@
-"""Paths that no node can hold: refused where layers are made, and where they are unpacked."""
+"""Limits of paths on nodes: checked where layers are made, and where they are unpacked."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHOWN = 300
 
 
 def excess(path: str) -> str:
-    """Return in what a path exceeds what every node can hold; empty where it does not."""
+    """Return the respect in which a path is too long for some node; empty if it fits."""
     data = path.encode("utf-8", "replace")
-    name = max(map(len, data.split(b"/")))
+    longest_name = max(map(len, data.split(b"/")))
     depth = data.count(b"/") + 1
-    if name > NAME_LIMIT:
-        return f"a name of {name} bytes, more than {NAME_LIMIT}"
+    if longest_name > NAME_LIMIT:
+        return f"a name of {longest_name} bytes, more than {NAME_LIMIT}"
     if depth > DEPTH_LIMIT:
         return f"a path of {depth} levels, more than {DEPTH_LIMIT}"
     if len(data) > PATH_LIMIT:
@@ -28,16 +28,20 @@ def excess(path: str) -> str:
 
 
 def abridged(path: str) -> str:
-    """Return a path as a message shows it: without the middle where it is too long for that."""
-    return path if len(path) <= _SHOWN else f"{path[:60]}...{path[-60:]}"
+    """Return a path as a message shows it, without the middle of a long one."""
+    if len(path) <= _SHOWN:
+        return path
+    return f"{path[:60]}...{path[-60:]}"
 
 
 def any_excess(joined: str) -> bool:
-    """Tell whether a name or a path may be too long, or a path too deep, for a node."""
+    """Return True if any of several paths, one a line, may exceed a limit of a node."""
     lines = joined.encode("utf-8", "replace").split(b"\n")
     longest = max(map(len, lines))
-    if longest > PATH_LIMIT or max(line.count(b"/") for line in lines) > DEPTH_LIMIT:
+    if longest > PATH_LIMIT:
         return True
-    return longest > NAME_LIMIT and any(
-        len(name) > NAME_LIMIT for line in lines for name in line.split(b"/")
-    )
+    if max(line.count(b"/") for line in lines) > DEPTH_LIMIT:
+        return True
+    if longest <= NAME_LIMIT:
+        return False
+    return any(max(map(len, line.split(b"/"))) > NAME_LIMIT for line in lines)

@@ -356,7 +356,7 @@ def run_launcher(
         outputs.monitor.note_launcher_end(stopped=True)
         with contextlib.suppress(OSError):  # the driver has gone, too
             outputs.stop(running, on_output)
-        return 0 if outputs.all_finished else signals.TOLD_TO_END, recent
+        return 0 if outputs.all_finished else signals.TERMINATED, recent
     finally:
         processes.stop(running, 0)
     return code if code >= 0 else 128 - code, recent

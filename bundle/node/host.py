@@ -1,4 +1,4 @@
-"""What this machine is, and how much of it the job may use."""
+"""Facts about this machine, and the share of it that the job may use."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of th
 
 @dataclass(frozen=True)
 class Limits:
-    """What cgroups allow; None stands for no limit."""
+    """Limits that cgroups set; None stands for no limit."""
 
     cpus: float | None = None
     """CPU time a second, in CPUs."""
     memory: int | None = None
     """Bytes of memory."""
     memory_left: int | None = None
-    """Bytes of memory not yet used; page cache that would be given back is not used."""
+    """Bytes of memory still free; page cache that can be reclaimed counts as free."""
 
 
 def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> dict[str, object]:
-    """Everything about this machine that a job may trip over, as JSON values.
+    """Return everything about this machine that may trouble a job, as JSON values.
 
     Keys: ``hostname``, ``kernel``, ``machine``, ``libc``, ``libc_version``, ``python``, ``cpus``
     (usable by this job), ``memory_total`` and ``memory_available`` (bytes, within the job's limit),
@@ -46,7 +46,7 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> dic
     libc, libc_version = c_library()
     limits = cgroup_limits()
     total, available = memory(Path("/proc/meminfo").read_text("utf-8"), limits)
-    shm = Path("/dev/shm")  # noqa: S108 - only looked at
+    shm = Path("/dev/shm")  # noqa: S108 - only examined
     return {
         "hostname": os.uname().nodename,
         "kernel": os.uname().release,
@@ -57,9 +57,7 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> dic
         "cpus": usable_cpus(env, len(os.sched_getaffinity(0)), limits),
         "memory_total": total,
         "memory_available": available,
-        "gpus": count_gpus(
-            [entry.name for entry in Path("/dev").iterdir()], env.get("CUDA_VISIBLE_DEVICES")
-        ),
+        "gpus": count_gpus(os.listdir("/dev"), env.get("CUDA_VISIBLE_DEVICES")),
         "shm_free": files.facts_of(str(shm)).free_bytes if shm.is_dir() else None,
         "clock": time.time(),
         "node_root": directory_facts(node_root) if node_root else None,
@@ -67,21 +65,20 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> dic
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed here for want of memory, since it was started.
+    """Return the number of processes that the kernel has killed for want of memory since its start.
 
-    Those that a control group's limit has cost are among them. None where it does not count.
+    Kills for a control group's limit are included. None where the kernel does not count.
     """
     try:
-        found = re.search(
-            r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text("utf-8"), re.MULTILINE
-        )
+        text = Path("/proc/vmstat").read_text("utf-8")
     except OSError:
         return None
-    return int(found[1]) if found else None
+    count = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(count[1]) if count else None
 
 
 def directory_facts(path: str) -> dict[str, object]:
-    """A directory's :class:`fs.Facts` with its owner and mode, or ``{path, problem}``."""
+    """Return a directory's :class:`files.Facts`, owner and mode, or ``{path, problem}``."""
     try:
         facts = files.facts_of(path)
         state = Path(path).lstat()
@@ -101,29 +98,33 @@ def directory_facts(path: str) -> dict[str, object]:
 
 
 def c_library() -> tuple[str, str]:
-    """Name and version of the C library this process runs on: ``("glibc", "2.36")``.
+    """Return name and version of the C library that this process uses: ``("glibc", "2.36")``.
 
-    glibc tells through confstr(3); musl's loader prints its version when it is run without
-    arguments. ``("unknown", "")`` for another one.
+    ``("unknown", "")`` if it is neither glibc nor musl.
     """
     try:
-        said = os.confstr("CS_GNU_LIBC_VERSION") or ""
+        glibc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):  # the name is glibc's own
-        said = ""
-    if said.startswith("glibc "):
-        return "glibc", said.partition(" ")[2]
+        glibc = ""
+    if glibc.startswith("glibc "):
+        return "glibc", glibc.partition(" ")[2]
+    return _musl() or ("unknown", "")
+
+
+def _musl() -> tuple[str, str] | None:
+    """Return name and version of musl, whose loader prints its version if run without arguments."""
     for loader in sorted(Path("/lib").glob("ld-musl-*.so.1")):
         try:
-            said = processes.run([str(loader)], timeout=10, check=False).stderr
+            output = processes.run([str(loader)], timeout=10, check=False).stderr
         except processes.ProcessError:
             continue
-        found = re.search(r"Version (\d+(?:\.\d+)+)", said)
-        return "musl", str(found[1]) if found else ""
-    return "unknown", ""
+        version = re.search(r"Version (\d+(?:\.\d+)+)", output)
+        return "musl", version[1] if version else ""
+    return None
 
 
 def usable_cpus(env: Mapping[str, str], affinity: int, limits: Limits) -> int:
-    """How many CPUs this job may use here: the least of what Slurm, the mask and cgroups allow.
+    """Return the number of CPUs for this job: the least that Slurm, the mask and cgroups allow.
 
     ``os.cpu_count()`` counts the machine's.
     """
@@ -137,10 +138,11 @@ def usable_cpus(env: Mapping[str, str], affinity: int, limits: Limits) -> int:
 
 
 def memory(meminfo: str, limits: Limits) -> tuple[int, int]:
-    """Total and available memory in bytes, from /proc/meminfo and the cgroup's limit and use."""
+    """Return total and available memory in bytes, from /proc/meminfo and the cgroup's limits."""
     rows = re.findall(r"^(\w+):\s+(\d+) kB$", meminfo, re.MULTILINE)
-    found = {str(name): int(count) * 1024 for name, count in rows}
-    total, available = found.get("MemTotal", 0), found.get("MemAvailable", found.get("MemFree", 0))
+    sizes = {str(name): int(count) * 1024 for name, count in rows}
+    total = sizes.get("MemTotal", 0)
+    available = sizes.get("MemAvailable", sizes.get("MemFree", 0))
     if limits.memory is not None:
         total = min(total, limits.memory)
     if limits.memory_left is not None:
@@ -149,43 +151,51 @@ def memory(meminfo: str, limits: Limits) -> tuple[int, int]:
 
 
 def count_gpus(devices: Sequence[str], visible: str | None) -> int:
-    """How many NVIDIA GPUs a process will see.
+    """Return the number of NVIDIA GPUs that a process will see.
 
     Args:
         devices: names in /dev.
-        visible: ``CUDA_VISIBLE_DEVICES``, or None where it is not set. As the CUDA C++ Programming
-            Guide has it, the list ends before the first entry that is not a device.
+        visible: ``CUDA_VISIBLE_DEVICES``, or None if it is not set. According to the CUDA C++
+            Programming Guide, the list ends before the first entry that is not a device.
     """
-    there = sum(1 for name in devices if _GPU.fullmatch(name))
-    if visible is None or not there:
-        return there
-    seen: list[str] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if not (entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < there)):
+    present = sum(1 for name in devices if _GPU.fullmatch(name))
+    if visible is None or not present:
+        return present
+    selected: list[str] = []
+    for part in visible.split(","):
+        entry = part.strip()
+        if not _names_gpu(entry, present):
             break
-        if entry in seen:  # CUDA then shows none at all
+        if entry in selected:  # CUDA then shows none at all
             return 0
-        seen.append(entry)
-    return len(seen)
+        selected.append(entry)
+    return len(selected)
+
+
+def _names_gpu(entry: str, present: int) -> bool:
+    """Return True if an entry of ``CUDA_VISIBLE_DEVICES`` is an id, or the number of a device."""
+    if entry.startswith(("GPU-", "MIG-")):
+        return True
+    return entry.isdigit() and int(entry) < present
 
 
 def cgroup_limits(root: str = "/") -> Limits:
-    """What this process's cgroups, version 1 or 2, allow it; the tightest level counts.
+    """Return the limits of this process's cgroups, version 1 or 2; the tightest level counts.
 
     Args:
-        root: where /proc and the cgroup file systems are looked for.
+        root: the directory of /proc and the cgroup file systems.
     """
     try:
-        own = Path(root, "proc/self/cgroup").read_text("utf-8")
+        groups = Path(root, "proc/self/cgroup").read_text("utf-8")
         mounts = files.parse_mounts(Path(root, "proc/self/mountinfo").read_text("utf-8", "replace"))
     except OSError:
         return Limits()
     cpus: list[float] = []
     limits: list[int] = []
     left: list[int] = []
-    for line in own.splitlines():
-        _, controllers, inner = line.split(":", 2)
-        for level in _levels(root, controllers, inner, mounts):
+    for line in groups.splitlines():
+        _, controllers, group = line.split(":", 2)
+        for level in _levels(root, controllers, group, mounts):
             cpus += _quota(level)
             for limit, used in _memory(level):
                 limits.append(limit)
@@ -193,47 +203,66 @@ def cgroup_limits(root: str = "/") -> Limits:
     return Limits(min(cpus, default=None), min(limits, default=None), min(left, default=None))
 
 
-def _levels(root: str, controllers: str, inner: str, mounts: list[files.Mount]) -> list[Path]:
-    """The cgroup's directory and those above it, for v2 (no controllers named) or v1."""
-    wanted = set(controllers.split(",")) & {"cpu", "memory"}
-    for mount in mounts:
-        if mount.fstype == "cgroup2" and not controllers:
-            break
-        if mount.fstype == "cgroup" and wanted & mount.options:
-            break
-    else:
+def _levels(root: str, controllers: str, group: str, mounts: list[files.Mount]) -> list[Path]:
+    """Return a cgroup's directory and those above it, for v2 (no controllers named) or v1."""
+    mount = _cgroup_mount(controllers, mounts)
+    if mount is None:
         return []
     top = Path(root, mount.point.lstrip("/"))
-    path = top / inner.lstrip("/")
+    path = top / group.lstrip("/")
     # In a container without a cgroup namespace the mount shows the container's group at its top,
     # and the levels named below it do not exist.
     return [level for level in (path, *path.parents) if level == top or top in level.parents]
 
 
+def _cgroup_mount(controllers: str, mounts: list[files.Mount]) -> files.Mount | None:
+    """Return the mount of a cgroup hierarchy; None for one without CPU time and memory."""
+    limited = {"cpu", "memory"}.intersection(controllers.split(","))
+    for mount in mounts:
+        if mount.fstype == "cgroup2" and not controllers:
+            return mount
+        if mount.fstype == "cgroup" and limited & mount.options:
+            return mount
+    return None
+
+
 def _quota(level: Path) -> list[float]:
+    """Return the limit of one level, in CPUs; an empty list for none."""
     v2 = _words(level / "cpu.max")
     v1 = _words(level / "cpu.cfs_quota_us") + _words(level / "cpu.cfs_period_us")
     for words in (v2, v1):
-        if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # else "max" or -1
-            return [int(words[0]) / int(words[1])]
+        if len(words) != 2:
+            continue
+        quota, period = words
+        if quota.isdigit() and int(period) > 0:  # else "max" or -1
+            return [int(quota) / int(period)]
     return []
 
 
 def _memory(level: Path) -> list[tuple[int, int]]:
-    """(limit, used) in bytes; nothing where there is no limit."""
+    """Return limit and use of one level, in bytes; an empty list for no limit."""
     for limit_name, used_name, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, used = _words(level / limit_name), _words(level / used_name)
-        if limit and limit[0].isdigit() and int(limit[0]) < _NO_LIMIT and used:
-            stat = _words(level / "memory.stat")
-            reclaimable = int(stat[stat.index(cache) + 1]) if cache in stat else 0
-            return [(int(limit[0]), max(0, int(used[0]) - reclaimable))]
+        limit = _number_in(level / limit_name)
+        used = _number_in(level / used_name)
+        if limit is None or used is None or limit >= _NO_LIMIT:
+            continue
+        stat = _words(level / "memory.stat")
+        reclaimable = int(stat[stat.index(cache) + 1]) if cache in stat else 0
+        return [(limit, max(0, used - reclaimable))]
     return []
 
 
+def _number_in(path: Path) -> int | None:
+    """Return the number that a file begins with; None if there is none, as for ``max``."""
+    words = _words(path)
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
 def _words(path: Path) -> list[str]:
+    """Return the words of a file; an empty list if it cannot be read."""
     try:
         return path.read_text("utf-8").split()
     except OSError:

@@ -15,7 +15,7 @@ from ..system import processes
 
 TIMEOUT_SECONDS = 10.0
 
-_ASK = """\
+_DESCRIBE = """\
 import json, sys
 print(json.dumps([
     "%d.%d.%d" % tuple(sys.version_info[:3]),
@@ -29,61 +29,65 @@ print(json.dumps([
 
 @dataclass(frozen=True)
 class Answer:
-    """What an interpreter says about itself."""
+    """An interpreter's description of itself."""
 
     version: str
     """Its full version, ``3.11.7``."""
     implementation: str
     """``cpython``, ``pypy``, ..."""
     abiflags: str
-    """``t`` stands for free-threaded, whose extension modules are different ones."""
+    """``t`` stands for free-threaded, which needs extension modules of its own."""
     base_prefix: str
-    """Where the installation is that it, or its virtual environment, belongs to."""
+    """The directory of the installation that it, or its virtual environment, belongs to."""
     base_executable: str
-    """What it takes for the program of that installation."""
+    """The program of that installation, as far as it knows."""
 
     def misfit(self, version: str) -> str:
-        """Why it cannot be the base of an environment for ``major.minor``; empty if it can."""
+        """Return why it cannot be the base for ``major.minor``; empty if it can."""
         if self.implementation != "cpython":
             return f"{self.implementation} {self.version}"
         if self.version.rpartition(".")[0] != version:
             return self.version
-        return f"{self.version} free-threaded" if "t" in self.abiflags else ""
+        if "t" in self.abiflags:
+            return f"{self.version} free-threaded"
+        return ""
 
 
 def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
-    """The base CPython of exactly this version, as an absolute path without links.
+    """Return the base CPython of exactly this version, as an absolute path without links.
 
-    Looked at in order: the installation of the running interpreter, the hints, ``pythonX.Y``,
-    ``python3`` and ``python`` on PATH, then the usual directories. Each but the running one is run
-    to find out what it really is: a version manager's shim may start anything or nothing, and a
+    Tried in order: the installation of the running interpreter, the hints, ``pythonX.Y``,
+    ``python3`` and ``python`` on PATH, then the usual directories. Each except the running one is
+    run to find out what it really is: a version manager's shim may start anything or nothing, and a
     virtual environment may be deleted while the installation behind it stays.
 
     Args:
         version: ``major.minor``.
         hints: programs to try first, as paths or as names on PATH.
-        env: the variables to run them with and to take PATH from; None for this process's.
+        env: the variables to run them with, including PATH; None for this process's.
 
     Raises:
-        NodeError: none fits; every candidate is listed with what it turned out to be.
+        NodeError: none fits; every candidate is listed with its version or its failure.
     """
     env = os.environ if env is None else env
-    seen: dict[str, str] = {}
+    refused: dict[str, str] = {}
     for candidate in _candidates(version, hints, env):
-        if candidate in seen:
+        if candidate in refused:
             continue
         try:
             answer = ask(candidate, env)
-            seen[candidate] = answer.misfit(version)
-            if not seen[candidate]:
+            misfit = answer.misfit(version)
+            if not misfit:
                 return _base(version, answer, env)
+            refused[candidate] = misfit
         except processes.ProcessError as exc:
-            seen[candidate] = " ".join([exc.reason, *exc.tail[-1:]])
+            refused[candidate] = " ".join([exc.reason, *exc.tail[-1:]])
+    listed = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
     raise NodeError(
         Problem(
             what=f"there is no CPython {version}, which the bundle was built for",
             where=os.uname().nodename,
-            why="found " + ("; ".join(f"{path}: {seen[path]}" for path in seen) or "no Python"),
+            why=f"found {listed or 'no Python'}",
             fix=f"put python{version} on PATH on every node (module load, pyenv or conda), or build"
             " for the nodes' version with [environment] python in stager.toml",
         )
@@ -91,14 +95,14 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
 
 
 def ask(program: str, env: Mapping[str, str]) -> Answer:
-    """Run an interpreter and let it say what it is; the one that runs here says so at once.
+    """Return the description of an interpreter: of the running one at once, else by running it.
 
     Raises:
-        process.ProcessError: it does not start, fails, takes too long, or says something else.
+        processes.ProcessError: it does not start, fails, takes too long, or prints something else.
     """
-    if _runs_here(program):
-        return _own()
-    argv = [program, "-I", "-S", "-c", _ASK]
+    if _is_running(program):
+        return _running_interpreter()
+    argv = [program, "-I", "-S", "-c", _DESCRIBE]
     done = processes.run(argv, env=env, timeout=TIMEOUT_SECONDS)
     try:
         fields = [str(field) for field in json.loads(done.stdout.strip().splitlines()[-1])]
@@ -108,15 +112,15 @@ def ask(program: str, env: Mapping[str, str]) -> Answer:
         raise processes.ProcessError(argv, 0, output, reason="is not a Python interpreter") from exc
 
 
-def _runs_here(program: str) -> bool:
-    """Whether this process is that program, links resolved, and was started as it would be."""
+def _is_running(program: str) -> bool:
+    """Return True if this process is that program, links resolved, and also isolated."""
     try:
         return bool(sys.flags.isolated) and os.path.samefile(program, "/proc/self/exe")
     except OSError:
         return False
 
 
-def _own() -> Answer:
+def _running_interpreter() -> Answer:
     return Answer(
         "%d.%d.%d" % sys.version_info[:3],
         sys.implementation.name,
@@ -127,7 +131,7 @@ def _own() -> Answer:
 
 
 def _base(version: str, answer: Answer, env: Mapping[str, str]) -> str:
-    """The program of the installation behind an interpreter, proved to run by itself.
+    """Return the program of the installation behind an interpreter, which must run by itself.
 
     The prefix is tried before ``sys._base_executable``, which before Python 3.11 names the virtual
     environment's own program on Linux.
@@ -149,23 +153,28 @@ def _base(version: str, answer: Answer, env: Mapping[str, str]) -> str:
 
 
 def _in_environment(program: str) -> bool:
-    """Whether a program lies in a virtual environment (a copy, as links have been resolved)."""
+    """Return True if a program lies in a virtual environment (a copy, as links are resolved)."""
     folder = Path(program).parent
     return (folder / "pyvenv.cfg").exists() or (folder.parent / "pyvenv.cfg").exists()
 
 
 def _candidates(version: str, hints: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Programs to try, as absolute paths; the same one may come more than once."""
-    if sys.executable and sys.version_info[:2] == tuple(int(part) for part in version.split(".")):
+    """Yield programs to try, as absolute paths; the same one may come more than once."""
+    if sys.executable and "%d.%d" % sys.version_info[:2] == version:
         yield sys.executable
     path = env.get("PATH", os.defpath)
     for hint in hints:
         yield shutil.which(hint, path=path) or hint
-    folders = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
-    folders += ["/usr/local/bin", "/usr/bin"]
-    folders += sorted(str(found) for found in Path("/opt").glob("python*/bin"))
+    folders = _folders(path)
     for name in (f"python{version}", "python3", "python"):
         for folder in folders:
-            found = shutil.which(name, path=folder)
-            if found:
-                yield found
+            program = shutil.which(name, path=folder)
+            if program:
+                yield program
+
+
+def _folders(path: str) -> list[str]:
+    """Return the directories in which an interpreter may lie: those of PATH, and the usual ones."""
+    on_path = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
+    optional = sorted(str(folder) for folder in Path("/opt").glob("python*/bin"))
+    return [*on_path, "/usr/local/bin", "/usr/bin", *optional]

@@ -1,4 +1,4 @@
-"""Where on a node a job's node root goes."""
+"""The place of a job's node root on a node."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..system import files
 
 
 def base_for(job: Job, env: Mapping[str, str], copies: int = 1) -> str:
-    """The directory under which the node root goes: where the environment is, or has room.
+    """Return the directory for the node root: one that has the environment, or room for it.
 
     Args:
         job: the job.
         env: the node's variables.
-        copies: how many environments are to be made there.
+        copies: number of environments to be made there.
 
     Raises:
         NodeError: no directory fits.
@@ -23,14 +23,15 @@ def base_for(job: Job, env: Mapping[str, str], copies: int = 1) -> str:
     base = files.choose_base(job.node_root, 0, 0, env)
     if not copies:
         return base
-    own = os.path.join(base, f"stager-{os.geteuid()}")
-    if os.path.isdir(env_of(job, own)):
+    root = os.path.join(base, f"stager-{os.geteuid()}")
+    if os.path.isdir(env_of(job, root)):
         return base
-    return files.choose_base(job.node_root, job.room[0] * copies, job.room[1] * copies, env)
+    size, inodes = job.room
+    return files.choose_base(job.node_root, size * copies, inodes * copies, env)
 
 
 def env_of(job: Job, root: str) -> str:
-    """Return where the job's environment lies under a node root.
+    """Return the path of the job's environment under a node root.
 
     It agrees with :func:`bundle.environment.unpack.env_path`.
     """

@@ -1,8 +1,8 @@
 """Locks of a node root: files that may be removed while others wait for them.
 
-A lock on a file that has lost its name keeps nobody out, for the next one to come makes a new file.
-So whoever gets a lock looks whether the name still leads to the file that is locked, and begins
-again where it does not. The kernel gives a lock back when its holder ends, however that ends.
+A lock on a file that has lost its name keeps nobody out, because the next process makes a new file.
+So a process that gets a lock checks that the name still leads to the locked file, and begins again
+if it does not. The kernel releases a lock when its holder ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def take(path: str, operation: int, *, create: bool = True) -> int:
     Args:
         path: the file; a symbolic link is refused.
         operation: as for ``fcntl.flock``.
-        create: whether the file is made where it is missing.
+        create: True to make the file if it is missing.
 
     Raises:
-        BlockingIOError: somebody else holds it, and ``LOCK_NB`` was asked for.
+        BlockingIOError: another process holds it, and ``LOCK_NB`` was given.
         OSError: it cannot be opened or locked.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
@@ -47,7 +47,7 @@ def take(path: str, operation: int, *, create: bool = True) -> int:
 
 @contextlib.contextmanager
 def taken(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
-    """Hold a lock file for as long as the block runs; see :func:`take`."""
+    """Hold a lock file while the block runs; see :func:`take`."""
     handle = take(path, operation, create=create)
     try:
         yield
@@ -56,9 +56,9 @@ def taken(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
 
 
 def make_held(path: str) -> int:
-    """Make a directory, and lock it, until the descriptor is closed or its holder ends.
+    """Make a directory and lock it until the descriptor is closed or its holder ends.
 
-    Whoever holds it alone (:func:`alone`) may remove it; so does nobody in between.
+    Only a process that holds it alone (:func:`alone`) may remove it.
 
     Raises:
         OSError: it cannot be made, or is there already.
@@ -67,9 +67,9 @@ def make_held(path: str) -> int:
         os.makedirs(path, mode=0o700)
         try:
             handle = os.open(path, _FOLDER)
-        except FileNotFoundError:  # it was taken for a left-over
+        except FileNotFoundError:  # another process removed it as a left-over
             continue
-        with contextlib.suppress(OSError):  # without locks nobody holds it alone, either
+        with contextlib.suppress(OSError):  # without locks nobody can hold it alone, either
             fcntl.flock(handle, fcntl.LOCK_SH)
         if _leads_to(path, handle):
             return handle
@@ -78,15 +78,15 @@ def make_held(path: str) -> int:
 
 @contextlib.contextmanager
 def alone(path: str) -> Iterator[None]:
-    """Hold a directory that nobody holds.
+    """Hold a directory that nobody else holds while the block runs.
 
     Raises:
-        OSError: somebody does, it is gone or no directory, or it cannot be locked.
+        OSError: another process holds it, it is gone or no directory, or it cannot be locked.
     """
     handle = os.open(path, _FOLDER)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _leads_to(path, handle):  # it was removed, and the name is another one's by now
+        if not _leads_to(path, handle):  # it was removed, and the name is now another directory's
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         yield
     finally:
@@ -95,7 +95,7 @@ def alone(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def using_root(root: str) -> Iterator[None]:
-    """Keep a node root from being removed for as long as the block runs; it is made if need be.
+    """Keep a node root from being removed while the block runs; make it if it is missing.
 
     Raises:
         NodeError: it is not there any more, and cannot be made; see :func:`secure_root`.
@@ -109,7 +109,7 @@ def using_root(root: str) -> Iterator[None]:
         except FileNotFoundError:
             secure_root(base)
     try:
-        # Whoever wanted to remove it, and could not, may have removed a part.
+        # A process that failed to remove it may have removed a part.
         if not all(os.path.isdir(os.path.join(root, name)) for name in SUBDIRECTORIES):
             secure_root(base)
         yield
@@ -118,9 +118,9 @@ def using_root(root: str) -> Iterator[None]:
 
 
 def _leads_to(path: str, handle: int) -> bool:
-    """Whether a name still leads to an open file."""
+    """Return True if a name still leads to an open file."""
     try:
-        found = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(found, os.fstat(handle))
+    return os.path.samestat(status, os.fstat(handle))

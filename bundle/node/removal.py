@@ -1,4 +1,4 @@
-"""Trees on a node's disk: who uses one, how much becomes free with it, and deleting it.
+"""Trees on a node's disk: their users, the space that they free, and their deletion.
 
 Symbolic links are deleted, never followed. A tree may be nested as deeply as the file system
 allows, and so deeper than Python recurses, than a path reaches, and than there are descriptors.
@@ -21,35 +21,37 @@ from ..system import files
 
 if TYPE_CHECKING:
     Links = Counter[tuple[int, int]]
-    """How many names of each file have been counted, by device and inode."""
+    """The number of names counted of each file, by device and inode."""
 
 _LEVELS = 64
-"""Directories of a tree that are open at a time while it is deleted."""
+"""Directories that are open at the same time while a tree is deleted."""
 STARTING_SECONDS = 0.2
-"""How long a program may take from its execve to its command line."""
+"""Seconds that a program may take from its execve to its command line."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def measure(path: str, links: Links) -> int:
-    """Bytes that become free with a tree: of files whose every name has been counted.
+    """Return the bytes that become free with a tree: of files of which every name has been counted.
 
     Args:
         path: the tree, or a file or link.
-        links: what has been counted before as about to go, and is added to.
+        links: the names counted so far; those of this tree are added.
     """
     total = 0
-    for found in _statuses(path):
-        if not _is_directory(found):
-            links[found.st_dev, found.st_ino] += 1
-            if links[found.st_dev, found.st_ino] == found.st_nlink:
-                total += found.st_size
+    for status in _statuses(path):
+        if _is_directory(status):
+            continue
+        file = (status.st_dev, status.st_ino)
+        links[file] += 1
+        if links[file] == status.st_nlink:
+            total += status.st_size
     return total
 
 
 def delete(path: str) -> int:
-    """Delete a file, a link or a tree, no links followed; the bytes that became free.
+    """Delete a file, a link or a tree, links not followed; return the bytes that became free.
 
-    What can be deleted is, also where something else cannot.
+    A failure does not keep the rest from being deleted.
 
     Raises:
         OSError: it could not be deleted, or not all of it.
@@ -60,20 +62,22 @@ def delete(path: str) -> int:
         if not _is_directory(os.stat(name, dir_fd=parent, follow_symlinks=False)):
             return _unlink(name, parent)
         top = _Level(_open(name, parent), name, [])
+        deletion = _Deletion(top)
         try:
-            size, failure = _empty(top)
+            deletion.empty()
         finally:
             os.close(top.handle)
+        failure = deletion.failure
         if failure is not None:
             raise OSError(failure.errno, failure.strerror, failure.filename or path)
         os.rmdir(name, dir_fd=parent)
-        return size
+        return deletion.freed
     finally:
         os.close(parent)
 
 
 def sweep(path: str) -> None:
-    """Delete a file, a link or a tree as far as that goes: nobody depends on its being gone."""
+    """Delete a file, a link or a tree as far as possible; failures do not matter."""
     with contextlib.suppress(OSError):
         delete(path)
 
@@ -88,43 +92,74 @@ class _Level:
     """Directories in it that are still to be emptied."""
 
 
-def _empty(top: _Level) -> tuple[int, OSError | None]:
-    """Delete everything in an open directory; the bytes that became free, and the first failure.
+@dataclass
+class _Deletion:
+    """The deletion of everything in an open directory, without recursion."""
 
-    What lies deeper than ``_LEVELS`` is first moved up to the top.
-    """
-    size, failure = _unlink_files(top)
-    levels = [top]
-    try:
-        while len(levels) > 1 or top.folders:
-            level = levels[-1]
+    top: _Level
+    """The directory; what lies deeper than ``_LEVELS`` is first moved up to it."""
+    freed: int = 0
+    """Bytes that became free."""
+    failure: OSError | None = None
+    """The first failure."""
+
+    def empty(self) -> None:
+        """Delete what can be deleted, and note the first failure."""
+        self._unlink_files(self.top)
+        levels = [self.top]
+        try:
+            while len(levels) > 1 or self.top.folders:
+                try:
+                    if levels[-1].folders:
+                        self._descend(levels)
+                    else:
+                        _leave(levels)
+                except OSError as exc:
+                    self._note(exc)
+        finally:
+            for level in levels[1:]:
+                os.close(level.handle)
+
+    def _descend(self, levels: list[_Level]) -> None:
+        """Open the next directory of the last level, and delete its files."""
+        name = levels[-1].folders.pop()
+        handle = _open_below(name, levels)
+        if handle is None:
+            return
+        level = _Level(handle, name, [])
+        levels.append(level)
+        self._unlink_files(level)
+        if len(levels) > _LEVELS:
+            _move_up(level, self.top)
+
+    def _unlink_files(self, level: _Level) -> None:
+        """Delete all but the directories, which are noted."""
+        with os.scandir(level.handle) as listing:
+            items = list(listing)
+        for item in items:
+            if item.is_dir(follow_symlinks=False):
+                level.folders.append(item.name)
+                continue
             try:
-                if not level.folders:
-                    levels.pop()
-                    os.close(level.handle)
-                    os.rmdir(level.name, dir_fd=levels[-1].handle)
-                    continue
-                name = level.folders.pop()
-                handle = _open_below(name, levels)
-                if handle is None:
-                    continue
-                levels.append(_Level(handle, name, []))
-                freed, problem = _unlink_files(levels[-1])
-                size, failure = size + freed, failure or problem
-                if len(levels) > _LEVELS:
-                    _move_up(levels[-1], top)
-            except FileNotFoundError:
-                continue  # somebody else deletes it, too
+                self.freed += _unlink(item.name, level.handle)
             except OSError as exc:
-                failure = failure or exc
-    finally:
-        for level in levels[1:]:
-            os.close(level.handle)
-    return size, failure
+                self._note(exc)
+
+    def _note(self, exc: OSError) -> None:
+        """Note a failure; a file that is gone has been deleted by somebody else."""
+        if self.failure is None and not isinstance(exc, FileNotFoundError):
+            self.failure = exc
+
+
+def _leave(levels: list[_Level]) -> None:
+    """Close the last level, which is empty, and remove it."""
+    level = levels.pop()
+    os.close(level.handle)
+    os.rmdir(level.name, dir_fd=levels[-1].handle)
 
 
 def _open_below(name: str, levels: list[_Level]) -> int | None:
-    """Open a directory in the last level; None where it was moved up for want of descriptors."""
+    """Open a directory in the last level; None if it was moved up for want of descriptors."""
     top, level = levels[0], levels[-1]
     try:
         return _open(name, level.handle)
@@ -136,10 +171,11 @@ def _open_below(name: str, levels: list[_Level]) -> int | None:
 
 
 def _move_up(level: _Level, top: _Level) -> None:
-    """Move the directories in one to the top, under names of their own."""
+    """Move the directories in a level to the top, under new names."""
     while level.folders:
         folder = level.folders.pop()
-        os.close(_open(folder, level.handle))  # one that is closed cannot be moved either
+        # A directory closed to its owner cannot be moved either, until opening it changes its mode.
+        os.close(_open(folder, level.handle))
         _move(folder, level, top)
 
 
@@ -150,77 +186,59 @@ def _move(name: str, level: _Level, top: _Level) -> None:
 
 
 def _open(name: str, parent: int) -> int:
-    """Open a directory that is to be emptied, also one that its owner has closed to himself."""
-    place = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)  # which no link can take the place of
+    """Open a directory that is to be emptied, also one whose mode keeps its owner out."""
+    place = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)  # no link can replace it
     try:
         mode = stat.S_IMODE(os.fstat(place).st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:
-            with contextlib.suppress(PermissionError):  # somebody else's, whose group may do
+            with contextlib.suppress(PermissionError):  # another user's; the group may do
                 os.chmod(f"/proc/self/fd/{place}", mode | stat.S_IRWXU)
         return os.open(".", _FOLDER, dir_fd=place)
     finally:
         os.close(place)
 
 
-def _unlink_files(level: _Level) -> tuple[int, OSError | None]:
-    """Delete all but the directories, which are noted; bytes that became free, first failure."""
-    size, failure = 0, None
-    with os.scandir(level.handle) as listing:
-        items = list(listing)
-    for item in items:
-        if item.is_dir(follow_symlinks=False):
-            level.folders.append(item.name)
-            continue
-        try:
-            size += _unlink(item.name, level.handle)
-        except FileNotFoundError:
-            continue  # somebody else deletes it, too
-        except OSError as exc:
-            failure = failure or exc
-    return size, failure
-
-
 def _unlink(name: str, parent: int) -> int:
-    """Delete one name of a file; the bytes that became free."""
-    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    """Delete one name of a file; return the bytes that became free."""
+    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     os.unlink(name, dir_fd=parent)
-    return found.st_size if found.st_nlink == 1 else 0
+    return status.st_size if status.st_nlink == 1 else 0
 
 
 def user_of(path: str) -> int | None:
-    """The id of a process, other than this one, that names a directory or works in it.
+    """Return the id of a process, other than this one, that names a directory or works in it.
 
     Only processes whose command line and variables this user may read are seen: its own.
     """
-    wanted = [os.fsencode(path) + end for end in (b"/", b"\0", b":")]
+    mentions = [os.fsencode(path) + end for end in (b"/", b"\0", b":")]
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if int(pid) == os.getpid():
             continue
         try:
-            said = _said_by(f"/proc/{pid}")
+            context = _context_of(f"/proc/{pid}") + b"\0"
         except OSError:
-            continue  # it has ended, or is somebody else's
-        if any(one in said + b"\0" for one in wanted):
+            continue  # it has ended, or belongs to another user
+        if any(mention in context for mention in mentions):
             return int(pid)
     return None
 
 
-def _said_by(process: str) -> bytes:
-    """Where a process works, its command line and its variables.
+def _context_of(process: str) -> bytes:
+    """Return the working directory, the command line and the variables of a process.
 
-    A program that is just being started has no command line yet: it is asked again, for a moment.
+    A program that is just being started has no command line yet; it gets a moment for that.
     """
-    line = _content(f"{process}/cmdline")
-    until = time.monotonic() + STARTING_SECONDS
-    while not line and time.monotonic() < until and _has_program(process):
+    command_line = _content(f"{process}/cmdline")
+    deadline = time.monotonic() + STARTING_SECONDS
+    while not command_line and time.monotonic() < deadline and _has_program(process):
         time.sleep(STARTING_SECONDS / 20)
-        line = _content(f"{process}/cmdline")
-    where = os.fsencode(os.readlink(f"{process}/cwd"))
-    return b"\0".join((where, line, _content(f"{process}/environ")))
+        command_line = _content(f"{process}/cmdline")
+    directory = os.fsencode(os.readlink(f"{process}/cwd"))
+    return b"\0".join((directory, command_line, _content(f"{process}/environ")))
 
 
 def _has_program(process: str) -> bool:
-    """Whether this is neither a thread of the kernel nor a process that has ended."""
+    """Return True for a process that has not ended and is no thread of the kernel."""
     try:
         return bool(os.readlink(f"{process}/exe"))
     except OSError:
@@ -232,29 +250,32 @@ def _content(path: str) -> bytes:
         return handle.read()
 
 
-def _is_directory(found: os.stat_result) -> bool:
-    return found.st_mode & 0o170000 == 0o040000
+def _is_directory(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode)
 
 
 def _statuses(path: str) -> Iterator[os.stat_result]:
-    """The status of everything in a tree, links not followed; what vanishes is passed over."""
-    waiting = [path]
-    while waiting:
-        here = waiting.pop()
+    """Yield the status of everything in a tree, links not followed; what vanishes is skipped."""
+    pending = [path]
+    while pending:
+        current = pending.pop()
         with contextlib.suppress(OSError):
-            found = os.stat(here, follow_symlinks=False)
-            yield found
-            if _is_directory(found):
-                waiting += [os.path.join(here, name) for name in os.listdir(here)]
+            status = os.stat(current, follow_symlinks=False)
+            yield status
+            if _is_directory(status):
+                pending += [os.path.join(current, name) for name in os.listdir(current)]
 
 
 def last_change(path: str) -> float:
-    """When something in a tree was last written, made or renamed; seconds since the epoch."""
-    return max((max(one.st_mtime, one.st_ctime) for one in _statuses(path)), default=0.0)
+    """Return the time of the last change in a tree, in seconds since the epoch."""
+    latest = 0.0
+    for status in _statuses(path):
+        latest = max(latest, status.st_mtime, status.st_ctime)
+    return latest
 
 
 def lock_is_free(path: str) -> bool:
-    """Whether nobody holds a lock on a file or directory itself."""
+    """Return True if nobody holds a lock on a file or directory itself."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(path, flags)
@@ -272,7 +293,7 @@ def lock_is_free(path: str) -> bool:
 
 
 def mounts_below(path: str) -> list[str]:
-    """Where file systems are mounted in a tree, its top included."""
+    """Return the mount points in a tree, its top included."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as handle:
             points = [mount.point for mount in files.parse_mounts(handle.read())]

@@ -14,10 +14,10 @@ _ATTEMPTS = 10
 
 
 def secure_root(base: str, uid: int | None = None) -> str:
-    """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that are there.
+    """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that exist.
 
-    A directory of ours that others could enter is closed to them. Safe against others who act at
-    the same time: what was made is opened without following links, and the open one is judged.
+    A directory of ours that others could enter is closed to them. It is safe against others who act
+    at the same time: directories are opened without following links, then checked while open.
 
     Args:
         base: an existing directory.
@@ -40,18 +40,18 @@ def secure_root(base: str, uid: int | None = None) -> str:
 
 
 class _Vanished(Exception):
-    """The node root was removed just now, as ``stager clean`` does where nothing is left."""
+    """The node root was removed meanwhile, as ``stager clean`` does if nothing is left in it."""
 
 
 def _secure(real: str, owner: int) -> str:
     base_fd = _open_base(real)
     try:
         root = str(Path(real, f"stager-{owner}"))
-        root_fd = _open_own(base_fd, root, owner)
+        root_fd = _open_private(base_fd, root, owner)
         try:
             for name in SUBDIRECTORIES:
-                os.close(_open_own(root_fd, str(Path(root, name)), owner))
-            _pass_over(root_fd)
+                os.close(_open_private(root_fd, str(Path(root, name)), owner))
+            _ignore_in_git(root_fd)
         finally:
             os.close(root_fd)
     finally:
@@ -72,8 +72,8 @@ def _open_base(real: str) -> int:
     return base_fd
 
 
-def _open_own(parent: int, path: str, owner: int) -> int:
-    """Make or take a directory below an open one; returns it open, closed to others."""
+def _open_private(parent: int, path: str, owner: int) -> int:
+    """Make or take a directory below an open one; return it open, closed to others."""
     name = Path(path).name
     try:
         try:
@@ -87,32 +87,35 @@ def _open_own(parent: int, path: str, owner: int) -> int:
     except OSError as exc:
         if isinstance(exc, FileNotFoundError):
             raise _Vanished from exc
-        raise fault("cannot be used as node root", path, _kind(path) or str(exc.strerror)) from exc
-    found = os.fstat(opened)
-    if found.st_uid != owner:
+        why = _refused_kind(path) or str(exc.strerror)
+        raise fault("cannot be used as node root", path, why) from exc
+    status = os.fstat(opened)
+    if status.st_uid != owner:
         os.close(opened)
-        why = f"it belongs to user {found.st_uid}, not to user {owner}"
+        why = f"it belongs to user {status.st_uid}, not to user {owner}"
         raise fault("cannot be used as node root", path, why)
-    if stat.S_IMODE(found.st_mode) != 0o700:
+    if stat.S_IMODE(status.st_mode) != 0o700:
         os.fchmod(opened, 0o700)
     return opened
 
 
-def _pass_over(root_fd: int) -> None:
-    """Let git, and a project that the node root happens to lie in, pass over it as a whole."""
+def _ignore_in_git(root_fd: int) -> None:
+    """Make git ignore the node root, in case it lies in a repository or a project."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError):  # it is there already, or the disk is full: nothing depends on it
+    with suppress(OSError):  # it exists, or the disk is full: nothing depends on it
         handle = os.open(".gitignore", flags, 0o600, dir_fd=root_fd)
         os.write(handle, b"*\n")
         os.close(handle)
 
 
-def _kind(path: str) -> str:
-    """Why a path cannot be opened as a directory without following links; empty if it can."""
+def _refused_kind(path: str) -> str:
+    """Return why a path cannot be opened as a directory, links not followed; empty if it can."""
     try:
         mode = Path(path).lstat().st_mode
     except OSError:
         return ""
     if stat.S_ISLNK(mode):
         return "it is a symbolic link, which may lead anywhere"
-    return "" if stat.S_ISDIR(mode) else "it is not a directory"
+    if not stat.S_ISDIR(mode):
+        return "it is not a directory"
+    return ""

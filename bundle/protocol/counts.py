@@ -1,4 +1,4 @@
-"""Counts in words: the one place that knows a noun's singular from its plural."""
+"""Counts in words, with the noun in the singular or the plural."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ def counted(number: int, noun: str, several: str = "") -> str:
     """Return a count with its noun: ``1 node``, ``3 nodes``, ``12,000 files``.
 
     Args:
-        number: how many there are.
-        noun: what one of them is called, ``other layer``.
+        number: the count.
+        noun: the singular, ``other layer``.
         several: the plural, where it is not the singular with an s: ``entries``.
     """
-    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+    if number == 1:
+        return f"1 {noun}"
+    plural = several or f"{noun}s"
+    return f"{number:,} {plural}"

@@ -1,4 +1,4 @@
-"""Digests, and the one form of JSON that is digested."""
+"""Digests, and the canonical form of JSON that they are made of."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Digest(str):
 
     @classmethod
     def of(cls, data: bytes) -> Digest:
-        """The digest of these bytes."""
+        """Return the digest of these bytes."""
         return cls(hashlib.sha256(data).hexdigest())
 
 
 def canonical_json(value: object) -> bytes:
-    """The one byte string that stands for a JSON value: sorted keys, no spaces, ASCII."""
+    """Return the canonical bytes of a JSON value: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

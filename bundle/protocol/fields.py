@@ -1,16 +1,16 @@
-"""Values that are of the type their dataclass declares; what came as JSON may be of any."""
+"""A check that a dataclass holds values of the types it declares; JSON may hold any."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 
-_NUMBERS = 1 << 62
-"""Where a count, a size or a number of seconds is no longer one."""
+_NUMBER_LIMIT = 1 << 62
+"""No count, size or number of seconds is as large as this."""
 
 
 def check(value: object) -> None:
-    """Compare the fields of a dataclass with what they are declared as.
+    """Compare the fields of a dataclass with their declared types.
 
     The types are read as text, as Python 3.9 cannot evaluate ``int | None``.
 
@@ -20,42 +20,51 @@ def check(value: object) -> None:
     if not dataclasses.is_dataclass(value):
         raise ValueError(f"{value!r:.100} is no dataclass")
     for field in dataclasses.fields(value):
-        held = getattr(value, field.name)
-        if not any(_is(held, kind) for kind in str(field.type).split(" | ")):
-            raise ValueError(f"{field.name} is {held!r:.100}, not {field.type}")
+        content = getattr(value, field.name)
+        declared = str(field.type)
+        if not any(_is_of_type(content, name) for name in declared.split(" | ")):
+            raise ValueError(f"{field.name} is {content!r:.100}, not {declared}")
 
 
-def _is(held: object, kind: str) -> bool:
-    test = _TESTS.get(kind)
-    return type(held).__name__ == kind if test is None else test(held)
+def _is_of_type(value: object, name: str) -> bool:
+    test = _TESTS.get(name)
+    if test is None:
+        return type(value).__name__ == name
+    return test(value)
 
 
-def _is_text(held: object) -> bool:
-    return isinstance(held, str) and "\0" not in held
+def _is_none(value: object) -> bool:
+    return value is None
 
 
-def _is_number(held: object) -> bool:
-    return type(held) is int and -_NUMBERS < held < _NUMBERS
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
-def _is_texts(held: object) -> bool:
-    return isinstance(held, tuple) and all(map(_is_text, held))
+def _is_number(value: object) -> bool:
+    return type(value) is int and -_NUMBER_LIMIT < value < _NUMBER_LIMIT
 
 
-def _is_pair(held: object) -> bool:
-    return isinstance(held, tuple) and len(held) == 2 and all(map(_is_number, held))
+def _is_tuple_of_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_text, value))
 
 
-def _is_table(held: object) -> bool:
-    return isinstance(held, dict) and all(_is_text(one) for item in held.items() for one in item)
+def _is_pair_of_numbers(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _is_table_of_texts(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(map(_is_text, value)) and all(map(_is_text, value.values()))
 
 
 _TESTS: dict[str, Callable[[object], bool]] = {
-    "None": lambda held: held is None,
+    "None": _is_none,
     "str": _is_text,
     "int": _is_number,
-    "tuple[str, ...]": _is_texts,
-    "tuple[int, int]": _is_pair,
-    "dict[str, str]": _is_table,
+    "tuple[str, ...]": _is_tuple_of_texts,
+    "tuple[int, int]": _is_pair_of_numbers,
+    "dict[str, str]": _is_table_of_texts,
 }
-"""By how a type is written; anything else is the name of a class."""
+"""Tests by the text of a type; any other text is the name of a class."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,12 +24,14 @@ from .requires import Requires, check_requires
 
 VERSION = 4
 NAME_BYTES = 200
-"""What a job's name, its id and a node may have together: a file's name has 255 bytes."""
+"""Bytes that a job's name, its id and a node may have together: a file's name has 255."""
+_JOB_LISTS = ("nodes", "room", "packages", "imports", "python_hints", "outputs", "keep")
+_LAUNCH_LISTS = ("command", "pass_env", "container_mounts")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the ranks are started."""
+    """The settings by which the ranks are started."""
 
     command: tuple[str, ...]
     """A script or ``-m MODULE``, and its arguments; empty when nothing is launched."""
@@ -44,9 +46,9 @@ class Launch:
     omp_num_threads: int | None
     """CPU threads of one rank; None for its share of the CPUs."""
     max_restarts: int
-    """How often torchrun starts failed ranks again."""
+    """Times that torchrun starts failed ranks again."""
     elastic: tuple[int, int] | None = None
-    """Fewest and most nodes that a group of ranks goes on with; None: all of them, or it ends."""
+    """Minimum and maximum of nodes that the ranks go on with; None: all of them, or they end."""
     pass_env: tuple[str, ...] = ()
     """Names of secret variables that the ranks get; only names ever travel in a job."""
     container_image: str | None = None
@@ -54,12 +56,12 @@ class Launch:
     container_mounts: tuple[str, ...] = ()
     """``SOURCE:TARGET`` pairs for it, besides the node root."""
     grace_seconds: int = 7
-    """Seconds that ranks which are told to end get to save what they have."""
+    """Grace period of the ranks after SIGTERM, in seconds."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything the far side must know."""
+    """Everything that the far side needs to know."""
 
     id: str
     """The allocation's id, or one made up for a local job."""
@@ -74,7 +76,7 @@ class Job:
     bundle_id: str
     """The bundle's id."""
     requires: Requires
-    """What a node must have."""
+    """Requirements that each node must meet."""
     room: tuple[int, int]
     """Bytes and inodes that a fresh environment takes."""
     packages: tuple[str, ...]
@@ -84,59 +86,57 @@ class Job:
     node_root: str
     """``auto``, or the directory under which the node root is made."""
     run_dir: str
-    """Where ranks run, if the node sees it."""
+    """Directory that ranks run in, if the node sees it."""
     log_dir: str
-    """Where the driver writes logs."""
+    """Directory that the driver writes logs to."""
     action: str
     """``verify`` or ``run``."""
     import_modules: bool
-    """Whether the probe really imports the modules, or only looks for them."""
+    """True if the probe imports the modules; else it only looks for them."""
     python_hints: tuple[str, ...]
     """Interpreters to try first on a node."""
     launch: Launch
-    """How the ranks are started."""
+    """The settings by which the ranks are started."""
     attempt: int = 0
-    """How often Slurm has started the job before (a requeue)."""
+    """Times that Slurm has started the job before (a requeue)."""
     wanted: tuple[int, int] | None = None
-    """Fewest and most nodes to take of an allocation; None: all that it has."""
+    """Minimum and maximum of nodes to take from an allocation; None: all that it has."""
     min_nodes: int | None = None
     """Nodes that fail are left out as long as so many remain; None: all must do."""
     stage: str = "auto"
-    """``auto``, ``always`` or ``never``: whether the bundle is broadcast."""
+    """``auto``, ``always`` or ``never``: when the bundle is broadcast."""
     cpus_per_task: int | None = None
     """CPUs of each node's part; None for all that the allocation has there."""
     outputs: tuple[str, ...] = ()
     """Paths below the run directory that come back where nodes do not share it."""
     dry_run: bool = False
-    """Whether to stop after the plan."""
+    """True to stop after the plan."""
     keep: tuple[str, ...] = ()
     """Ids of the bundles whose environments a ``clean`` leaves alone."""
     deep: bool = False
-    """Whether ``verify`` also reads every file again, and tries the network."""
+    """True if ``verify`` also reads every file again and tries the network."""
     rates: Rates | None = None
-    """How quick the cluster is, as earlier jobs have shown; None for what is assumed."""
+    """Speed of the cluster as earlier jobs have shown it; None for the assumed one."""
     log_mode: str = log_modes.PRIVATE
-    """Who may read its files: ``private``, its user alone; ``group``, the log directory's group."""
-
+    """Readers of its files: ``private``, its user alone; ``group``, the log directory's group."""
     trusted_bundle: bool = False
-    """Whether the offline root that sends it has made it: else each of its files is compared with
-    its digest while it is unpacked."""
+    """True if the offline root that sends the bundle also built it; else each of its files is
+    compared with its digest while it is unpacked."""
     show_all: bool = False
-    """Whether every node's output is printed as it comes, or only the first node's; logs have all.
-    """
+    """True to print every node's output as it comes, not only the first node's; logs have all."""
 
     @property
     def one_step(self) -> bool:
-        """Whether a step of Slurm's that takes its other phases may launch the ranks, too.
+        """True if the Slurm step that runs the other phases may launch the ranks, too.
 
-        Ranks that Slurm starts are tasks of their own, and what only ranks may know is for their
-        own step alone; nor can nodes leave and stay by themselves in the step of all phases.
+        Ranks that Slurm starts are tasks of their own; secret variables are for the ranks' own
+        step alone; and nodes cannot come and go in the step of all phases.
         """
         settings = self.launch
         return not (settings.launcher == "srun" or settings.pass_env or settings.elastic)
 
     def to_json(self) -> dict[str, Any]:
-        """The job as a JSON object."""
+        """Return the job as a JSON object."""
         return {"v": VERSION, **asdict(self)}
 
 
@@ -144,32 +144,13 @@ def parse(raw: Mapping[str, Any]) -> Job:
     """Read a job.
 
     Raises:
-        NodeError: another version, or a field is missing or unknown.
+        NodeError: it is of another version, or a field is missing, unknown or wrong.
     """
     try:
-        fields = dict(raw)
-        version = fields.pop("v")
-        if version != VERSION:
-            raise ValueError(f"version {version!r}, this program speaks {VERSION}")
-        launch = dict(fields.pop("launch"))
-        for value, kind in ((launch, Launch), (fields, Job)):
-            known = {one.name for one in dataclasses.fields(kind)} - {"launch"}
-            if missing := sorted(known - value.keys()):
-                raise ValueError(f"{', '.join(missing)}: missing")
-        requires = fields.pop("requires")
-        fields["rates"] = rates_from(fields["rates"])
-        for key in ("nodes", "room", "packages", "imports", "python_hints", "outputs", "keep"):
-            fields[key] = tuple(fields[key])
-        for key in ("command", "pass_env", "container_mounts"):
-            launch[key] = tuple(launch[key])
-        for table, key in ((launch, "elastic"), (fields, "wanted")):
-            if table[key] is not None:
-                table[key] = tuple(table[key])
-        job = Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
-        for whole in (job, job.launch, job.requires):
-            kinds.check(whole)
+        job = _from_json(raw)
+        for value in (job, job.launch, job.requires):
+            kinds.check(value)
         check(job)
-        return job
     except (KeyError, TypeError, ValueError) as exc:
         raise NodeError(
             Problem(
@@ -179,11 +160,52 @@ def parse(raw: Mapping[str, Any]) -> Job:
                 fix="start the job with the same version of stager that built the bundle",
             )
         ) from exc
+    return job
+
+
+def _from_json(raw: Mapping[str, Any]) -> Job:
+    """Build a job whose fields may still hold values of any type.
+
+    Raises:
+        KeyError, TypeError, ValueError: a field is missing or unknown, or is no list.
+    """
+    fields = dict(raw)
+    version = fields.pop("v")
+    if version != VERSION:
+        raise ValueError(f"version {version!r}, this program speaks {VERSION}")
+    launch = dict(fields.pop("launch"))
+    _require_fields(launch, Launch)
+    _require_fields(fields, Job, nested="launch")
+    requires = fields.pop("requires")
+    fields["rates"] = rates_from(fields["rates"])
+    _make_tuples(launch, _LAUNCH_LISTS, "elastic")
+    _make_tuples(fields, _JOB_LISTS, "wanted")
+    return Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
+
+
+def _require_fields(values: Mapping[str, Any], kind: type, nested: str = "") -> None:
+    """Refuse a table in which a field of the dataclass is missing.
+
+    Raises:
+        ValueError: a field is missing; the message names all of them.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    missing = sorted(names - {nested} - values.keys())
+    if missing:
+        raise ValueError(f"{', '.join(missing)}: missing")
+
+
+def _make_tuples(values: dict[str, Any], lists: Iterable[str], optional: str) -> None:
+    """Turn the lists of a table into tuples, in place; one of them may be null."""
+    for name in lists:
+        values[name] = tuple(values[name])
+    if values[optional] is not None:
+        values[optional] = tuple(values[optional])
 
 
 def redacted(job: Job) -> Job:
-    """Return the job as it may be kept and shown: without the secrets among its arguments."""
-    from ..redaction.masking import (  # an agent needs them later, if at all
+    """Return the job as it may be kept and shown, without the secrets among its arguments."""
+    from ..redaction.masking import (  # an agent needs this later, if at all
         masked,
         without_url_secrets,
     )
@@ -212,47 +234,66 @@ def load(path: str) -> Job:
     return parse(raw)
 
 
-def _bytes(name: str) -> int:
-    return len(os.fsencode(name))
-
-
-def _cut(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:80]}..."
-
-
 def check(job: Job) -> None:
-    """Refuse what would become the name of a file elsewhere, or the start of no rank.
+    """Refuse a job with a value that could not name a file, or start no rank.
 
-    To be asked again when values come in later, as those of an allocation do.
+    Call it again when values are filled in later, as those of an allocation are.
 
     Raises:
         ValueError: a field cannot be used; the message names it.
     """
     Digest(job.bundle_id)
     check_requires(job.requires)
-    if job.allocation not in ("local", "slurm"):
-        raise ValueError(f"allocation {job.allocation!r} is neither local nor slurm")
+    _check_choice("allocation", job.allocation, ("local", "slurm"))
     if job.allocation == "slurm" and not job.id and not job.nodes:
         # To be bound to an allocation first; slurm.bind then checks it again.
         job = replace(job, id="unbound", nodes=("unbound",))
-    for what, name in [("id", job.id), ("name", job.name), *(("node", n) for n in job.nodes)]:
-        if (
-            not isinstance(name, str)
-            or not name.isprintable()
-            or "/" in name
-            or name.strip(".") == ""
-        ):
-            raise ValueError(f"{what} {_cut(name)} cannot be part of a file's name")
-    longest = max((f"{job.name}.{job.id}.{node}" for node in job.nodes), key=_bytes, default="")
-    if _bytes(longest) > NAME_BYTES:
-        raise ValueError(
-            f"name, id and node have {_bytes(longest)} bytes together ({_cut(longest)}): the names "
-            f"of logs begin with them, and have room for {NAME_BYTES}"
-        )
+    _check_names(job)
+    _check_choice("log_mode", job.log_mode, log_modes.MODES)
+    _check_choice("action", job.action, ("verify", "run", "clean"))
+
+
+def _check_choice(field: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{field} {value!r} is none of {', '.join(choices)}")
+
+
+def _check_names(job: Job) -> None:
+    """Refuse names of which no log's name can be made, and nodes that are none or the same.
+
+    Raises:
+        ValueError: a name cannot be used; the message names its field.
+    """
+    _check_file_name("id", job.id)
+    _check_file_name("name", job.name)
+    for node in job.nodes:
+        _check_file_name("node", node)
     if not job.nodes or len(set(job.nodes)) != len(job.nodes):
         raise ValueError("the nodes must be one or more, and different")
-    if job.log_mode not in log_modes.MODES:
-        raise ValueError(f"log_mode {job.log_mode!r} is none of {', '.join(log_modes.MODES)}")
-    if job.action not in ("verify", "run", "clean"):
-        raise ValueError(f"action {job.action!r} is none of verify, run, clean")
+    longest = max((f"{job.name}.{job.id}.{node}" for node in job.nodes), key=_size_in_bytes)
+    if _size_in_bytes(longest) > NAME_BYTES:
+        raise ValueError(
+            f"name, id and node have {_size_in_bytes(longest)} bytes together "
+            f"({_shortened(longest)}): the names of logs begin with them, and have room for "
+            f"{NAME_BYTES}"
+        )
+
+
+def _check_file_name(field: str, name: object) -> None:
+    """Refuse what cannot be a part of a file's name.
+
+    Raises:
+        ValueError: it is no text, is empty, or has a slash or an unprintable character.
+    """
+    usable = isinstance(name, str) and name.isprintable() and name.strip(".") != ""
+    if not usable or "/" in str(name):
+        raise ValueError(f"{field} {_shortened(name)} cannot be part of a file's name")
+
+
+def _size_in_bytes(name: str) -> int:
+    return len(os.fsencode(name))
+
+
+def _shortened(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:80]}..."

@@ -1,4 +1,4 @@
-"""Who may read a job's files: its user alone, or also the group of the log directory."""
+"""Readers of a job's files: its user alone, or also the group of the log directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output as it travels: JSON events that hold any bytes exactly, and are readable for text.
+"""Output of ranks in JSON events, which hold any bytes exactly and are readable if it is text.
 
 ``{"event": "output", "rank": 3, "text": "..."}``, or ``"base64"`` in place of ``"text"`` for bytes
 that are not UTF-8.
@@ -15,7 +15,7 @@ from .counts import counted
 
 
 def encoded(data: bytes) -> dict[str, str]:
-    """Return the part of an event that holds these bytes."""
+    """Return these bytes as part of an event."""
     try:
         return {"text": data.decode()}
     except UnicodeDecodeError:
@@ -30,32 +30,39 @@ def decoded(event: Mapping[str, Any]) -> bytes:
 
 
 def shown(event: Mapping[str, Any]) -> list[str]:
-    """Return the lines that an event holds, as far as they are text."""
+    """Return the output in an event as lines of text."""
     lines = decoded(event).decode(errors="replace").split("\n")
-    return lines if lines[-1] else lines[:-1]
+    if lines[-1] == "":
+        lines.pop()
+    return lines
 
 
 def readable(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event with ``lines`` in place of its bytes, for those who show it."""
+    """Return an event with ``lines`` in place of its bytes, to be shown."""
     rest = {key: value for key, value in event.items() if key not in ("text", "base64")}
     return {**rest, "lines": shown(event)}
 
 
 def line(event: Mapping[str, Any]) -> bytes:
     """Return an event as JSON in one line, without a line end."""
-    # What is no ASCII stays as it is in output, which is UTF-8; names of files may be none.
-    return json.dumps(event, ensure_ascii=event.get("event") != "output").encode()
+    # Output is UTF-8 and stays readable; file names in other events may be invalid UTF-8.
+    is_output = event.get("event") == "output"
+    return json.dumps(event, ensure_ascii=not is_output).encode()
 
 
 def described(loss: Mapping[str, Any]) -> str:
-    """Return a loss in words: ``rank 3 (120 bytes)``."""
-    who = "the node's ranks" if loss.get("rank") is None else f"rank {loss['rank']}"
+    """Return a loss of output in words: ``rank 3 (120 bytes)``."""
+    rank = loss.get("rank")
+    source = "the node's ranks" if rank is None else f"rank {rank}"
     if "bytes" in loss:
-        return f"{who} ({counted(loss['bytes'], 'byte')})"
-    many = counted(loss["frames"], "frame") if "frames" in loss else "some frames"
-    return f"{who} ({many} of messages)"
+        amount = counted(loss["bytes"], "byte")
+    elif "frames" in loss:
+        amount = f"{counted(loss['frames'], 'frame')} of messages"
+    else:
+        amount = "some frames of messages"
+    return f"{source} ({amount})"
 
 
 def lost(loss: Mapping[str, Any]) -> str:
-    """Return what is wrong where output is lost, as the driver's problem and a warning say it."""
+    """Return the message about lost output that the driver and a warning show."""
     return f"output of {described(loss)} is lost"

@@ -1,4 +1,4 @@
-"""What is wrong on a node, in a form that travels as JSON and reads as one sentence."""
+"""A problem on a node, in a form that travels as JSON and reads as one sentence."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ class Problem:
     """One thing that keeps a node from running the job."""
 
     what: str
-    """What is wrong: ``the environment does not fit``."""
+    """The fault: ``the environment does not fit``."""
     where: str
     """The directory, host, interface or module it concerns."""
     why: str
-    """What was found, with numbers: ``needs 1.4 GB, 0.2 GB are free``."""
+    """The finding, with numbers: ``needs 1.4 GB, 0.2 GB are free``."""
     fix: str
-    """What the user can do about it."""
+    """The remedy: a thing that the user can do."""
 
     def __str__(self) -> str:
-        tail = "".join(f"; {part}" for part in (self.why, self.fix) if part)
-        return f"{self.where}: {self.what}{tail}" if self.where else f"{self.what}{tail}"
+        fault = f"{self.where}: {self.what}" if self.where else self.what
+        return "; ".join(filter(None, (fault, self.why, self.fix)))
 
     def to_json(self) -> dict[str, str]:
-        """The four fields as a JSON object."""
+        """Return the four fields as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, str]) -> Problem:
-        """The reverse of :meth:`to_json`; raises KeyError where a field is missing."""
+        """Read :meth:`to_json`'s output; raises KeyError if a field is missing."""
         return cls(what=raw["what"], where=raw["where"], why=raw["why"], fix=raw["fix"])
 
 

@@ -1,6 +1,6 @@
-"""How quick a cluster is: what the model of ``forecast`` takes for its seconds.
+"""The speed of a cluster, from which the model of ``forecast`` computes seconds.
 
-They travel in a job as JSON, once earlier jobs have shown what they are.
+Once earlier jobs have measured the rates, they travel in a job as JSON.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rates:
-    """How quick a cluster is, in seconds unless said otherwise.
+    """The speed of a cluster, in seconds unless said otherwise.
 
-    The defaults are assumed: measured on one machine of 2 cores, nodes in memory (tmpfs) and a
-    bridge between them, or taken from what others have published. A disk may take twice as long
-    to unpack to.
+    The defaults are assumed: measured on one machine of 2 cores, with nodes in memory (tmpfs) and
+    a bridge between them, or taken from publications. Unpacking to a disk may take twice as long.
     """
 
     link: float = 600e6
@@ -51,18 +50,18 @@ class Rates:
     """For the launcher to start: an import of torch. Nothing where ``srun`` starts the ranks."""
 
     def __post_init__(self) -> None:
-        """Refuse what no clock has shown: the model divides and multiplies by these.
+        """Refuse rates that no clock can show: the model divides and multiplies by them.
 
         Raises:
-            ValueError: a rate is no number above zero; the message names it.
+            ValueError: a rate is not a number above zero; the message names it.
         """
         for name, value in asdict(self).items():
-            good = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not good or not 0 < value < math.inf:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
                 raise ValueError(f"rates.{name} is {value!r}")
 
     def scaled(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
-        """The same for a cluster on which these take so many times as long."""
+        """Return the rates of a cluster on which these take so many times as long."""
         return replace(
             self,
             link=self.link / send,
@@ -83,16 +82,17 @@ ASSUMED = Rates()
 
 
 def rates_from(raw: Mapping[str, Any] | None) -> Rates | None:
-    """Rates as they travel in JSON; None stands for those that are assumed.
+    """Read rates from JSON; None stands for the assumed ones.
 
     Raises:
         TypeError: a rate is missing or unknown.
-        ValueError: one is no number above zero.
+        ValueError: one is not a number above zero.
     """
     if raw is None:
         return None
     if not isinstance(raw, Mapping):
         raise TypeError("rates: no object")
-    if missing := sorted(asdict(ASSUMED).keys() - raw.keys()):
+    missing = sorted(asdict(ASSUMED).keys() - raw.keys())
+    if missing:
         raise TypeError(f"rates: {', '.join(missing)}: missing")
     return Rates(**raw)

@@ -1,4 +1,4 @@
-"""What a node must have for a bundle to run there."""
+"""The requirements that a node must meet to run a bundle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIBC_VERSION = re.compile(r"(?:\d{1,4}(?:\.\d{1,4}){0,3})?")
 
 @dataclass(frozen=True)
 class Requires:
-    """What a node must have for the bundle to run there."""
+    """Requirements of a bundle on a node."""
 
     python: str
     """Version of CPython as ``major.minor``."""
@@ -24,7 +24,7 @@ class Requires:
 
 
 def check_requires(needs: Requires) -> None:
-    """Refuse what no node can be compared with.
+    """Refuse requirements that no node can be compared with.
 
     Raises:
         ValueError: a value is of another type or form; the message names it.
@@ -38,7 +38,7 @@ def check_requires(needs: Requires) -> None:
 
 
 def printable(value: object, what: str) -> str:
-    """Return the value where it is printable text.
+    """Return a value that is printable text.
 
     Raises:
         ValueError: it is of another type, or holds what cannot be printed.

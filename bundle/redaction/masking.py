@@ -1,7 +1,7 @@
-"""Taking secrets out of what is kept or shown: the variables of a program, arguments, URLs.
+"""Removal of secrets from what is kept or shown: variables, arguments, URLs.
 
-Whatever one side writes to a log, a job file, an event or a message goes through here; which names
-mean a secret is said in :mod:`bundle.redaction.secret_names`.
+Whatever one side writes to a log, a job file, an event or a message goes through here.
+:mod:`bundle.redaction.secret_names` defines which names mean a secret.
 """
 
 from __future__ import annotations
@@ -9,40 +9,41 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from .secret_names import is_secret
 
 HIDDEN = "***"
-"""What stands in the place of a secret."""
+"""The replacement of a secret."""
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*://)([^\s\"'<>`]*)", re.I)
 _HOST = re.compile(r"(?:[\w.-]*|\[[0-9a-f:.]*\])(?::[0-9]{0,5})?", re.I)
 _PAIR = re.compile(r"([^=&;]*=)[^&;]*")
 _QUOTE = re.compile(r"\\.|\"(?:\\.|[^\"\\])*\"?|'[^']*'?", re.S)
-"""A part of a shell's line that is in quotes, and to be passed over where it is not."""
+"""A quoted part of a shell command, or an escaped character outside quotes."""
 _QUOTED = r"(?P<open>\\*[\"'])(?:(?!(?<!\\)(?P=open)).)*(?:(?P=open)|$)"
 _VALUE = re.compile(_QUOTED, re.S)
-_NEXT = r"(?![A-Za-z_][\w.-]*=)"
-"""What follows a comma within a value: no name of another one."""
-_WORD = re.compile(rf"(?:{_QUOTED}|\\.|,{_NEXT}|[^\s,;&|\"'\\])*", re.S)
-"""A word of a shell's line, whatever is in quotes in it."""
-_REST = re.compile(rf"(?:[,;&]{_NEXT}|[^,;&])*", re.S)
-_LINE = re.compile(r"[^\n]*")
-_ITEM = re.compile(r"[^,}\]\n]*")
-_NAME = re.compile(
+_NOT_A_NAME = r"(?![A-Za-z_][\w.-]*=)"
+"""The rest of a value after a comma: no ``NAME=`` begins there."""
+_SHELL_WORD = re.compile(rf"(?:{_QUOTED}|\\.|,{_NOT_A_NAME}|[^\s,;&|\"'\\])*", re.S)
+"""One word of a shell command, with everything quoted in it."""
+_ARGUMENT_VALUE = re.compile(rf"(?:[,;&]{_NOT_A_NAME}|[^,;&])*", re.S)
+_TEXT_LINE = re.compile(r"[^\n]*")
+_JSON_ITEM = re.compile(r"[^,}\]\n]*")
+_NAME_AND_SIGN = re.compile(
     r"(?<!\w)(?<!\w[.-])(?P<name>\w[\w.-]*)(?P<sign>[:+?]?="
     r"|\s{1,9}(?:=>|[:+?]?=(?!=))\s{0,9}"
-    r"|(?P<own>\\*[\"'])\s*:\s*"
+    r"|(?P<own_quote>\\*[\"'])\s*:\s*"
     r"|\s*:(?:\s+|(?=\\*[\"']))"
     r"|:(?!//)(?=\S)"
     r"|\s+(?!--[a-z])(?=\S))"
 )
 _BRACKET = re.compile(rf"{_QUOTED}|[\[\]{{}}()]", re.S)
-"""A bracket of a list or a table, or a text in quotes, whose brackets are none."""
-_LISTED = 512
-"""Characters of a list that are looked through for its end, where a bracket may begin a word."""
+"""A bracket of a list or a table, or a quoted text, whose brackets do not count."""
+_LIST_REACH = 512
+"""Characters searched for the end of a list, where a bracket may also begin a word."""
 _HEADER = re.compile(r"authorization|cookie|\w+(?:-\w+)+", re.I)
-"""Names of headers that are known as such without a blank after the colon."""
+"""Header names, recognised even without a blank after the colon."""
 _REGISTRY = r"(?:docker|podman|nerdctl|buildah|skopeo|apptainer|singularity|oras|helm)"
 _DASHES = re.compile(r"(?:^|[\s\"'])--?$")
 _BLANK = re.compile(r"\s")
@@ -50,24 +51,49 @@ _LOGIN = re.compile(
     rf"\b(?:{_REGISTRY}\b[^\n;|&]{{0,200}}?\slogin|sshpass)\b[^\n;|&]{{0,200}}?\s-p[\s=]*"
     r"|(?<!\S)(?:-u|-U|--user|--proxy-user)(?:\s+|=)"
 )
-_USER = re.compile(r"(-u|-U|--user|--proxy-user)(=?)(.*)", re.S)
-_NUMBERS = re.compile(r"\d*:\d*")
-"""A user and a group, as programs that run containers take them."""
-_BARE = re.compile(
+_USER_OPTION = re.compile(r"(-u|-U|--user|--proxy-user)(=?)(.*)", re.S)
+_NUMERIC_IDS = re.compile(r"\d*:\d*")
+"""A numeric user and group, as container programs take them."""
+_REGISTRY_LOGIN = re.compile(
     r"(?<![\w./:@+-])[\w.+-]+:[^\s:@/\"'<>]+@(?!sha\d)(?=(?:[\w-]+\.)+[\w-]|localhost\b|[\w.-]+[:#/])"
 )
-"""A user and a password before a registry that has no scheme."""
-_WHOLE = re.compile(r"([-+~]*)([A-Za-z_][\w.-]*)=.*", re.S)
+"""A user and a password before a registry without a scheme."""
+_ASSIGNMENT = re.compile(r"([-+~]*)([A-Za-z_][\w.-]*)=.*", re.S)
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
-_ANOTHER = re.compile(r"--[a-z][\w-]*(=.*)?", re.S)
-_TOKENS = re.compile(r"(--?tokens)(?:=(.*))?", re.S | re.I)
-"""An option that may mean tokens of a text, or many that are secret: its value has a say."""
-_TOKEN = re.compile(r"(?!\d[\d_.]*(?:e\d+)?[a-z]?\Z)(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w+=-]{6,}", re.I)
-"""Letters and digits as no number has them, and no path or name of a file."""
+_LONG_OPTION = re.compile(r"--[a-z][\w-]*(=.*)?", re.S)
+_TOKENS_OPTION = re.compile(r"(--?tokens)(?:=(.*))?", re.S | re.I)
+"""An option that may mean tokens of a text or secret ones: its value decides."""
+_TOKEN_VALUE = re.compile(
+    r"(?!\d[\d_.]*(?:e\d+)?[a-z]?\Z)(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w+=-]{6,}", re.I
+)
+"""Letters and digits mixed as in a secret token, not a number, a path or a file name."""
+_OPENING = ("[", "{", "(")
+
+
+@dataclass(frozen=True)
+class _Name:
+    """The name of a secret in a text, with the sign that its value follows."""
+
+    text: str
+    """The whole text."""
+    name: str
+    """The name itself."""
+    sign: str
+    """The text between name and value: ``=``, ``: ``, a blank."""
+    quoted_in_json: bool
+    """True if the name has quotes of its own: ``{"api_key": ...}``."""
+    before: str
+    """The characters just before the name."""
+    value_start: int
+    """The index after the sign."""
+    closing_quote: int
+    """The index of the quote that closes around name and value; -1 for none."""
+    sole_argument: bool
+    """True if no blank stands before the name: an argument, whose value may have blanks."""
 
 
 def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
-    """Return the variables of a program without secrets, but for those that are named.
+    """Return the variables of a program without secrets, except those that ``passed`` names.
 
     What is left out reaches no rank, and so no file, log or list of processes on a node.
     """
@@ -75,187 +101,255 @@ def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str
 
 
 def masked(argv: Sequence[str]) -> list[str]:
-    """Return arguments as they may be shown: what is given to a secret's name is left out.
+    """Return arguments as they may be shown, with the values of secret names hidden.
 
     An option hides the argument after it, unless that is an option itself.
     """
     shown = [_masked_word(word) for word in argv]
-    begins = _password_options(argv)
-    for at, word in enumerate(argv):
-        after = argv[at + 1 : at + 2]
-        if at > begins and word.startswith("-p") and word != "-p":
-            shown[at] = f"-p{HIDDEN}"
-        elif after and (_hides_next(word, after[0]) or (word == "-p" and at > begins)):
-            shown[at + 1] = HIDDEN
+    login = _login_index(argv)
+    for index, word in enumerate(argv):
+        takes_password = index > login and word.startswith("-p")
+        if takes_password and word != "-p":
+            shown[index] = f"-p{HIDDEN}"
+            continue
+        if index + 1 == len(argv):
+            break
+        if takes_password or _hides_next(word, argv[index + 1]):
+            shown[index + 1] = HIDDEN
     return shown
 
 
-def _password_options(argv: Sequence[str]) -> int:
-    """Return after which argument ``-p`` takes a password: that of ``docker login``; else the last.
+def _login_index(argv: Sequence[str]) -> int:
+    """Return the index after which ``-p`` takes a password, as in ``docker login -p``.
 
-    The arguments before it decide; it may be any one of some thousands.
+    The length of the arguments where there is no such command. It is one pass, as there may be
+    thousands of arguments.
     """
     login = registry = False
-    for at, word in enumerate(argv):
+    for index, word in enumerate(argv):
         program = word.rpartition("/")[2]
         login = login or word == "login"
         registry = registry or re.fullmatch(_REGISTRY, program) is not None
         if program == "sshpass" or (login and registry):
-            return at
+            return index
     return len(argv)
 
 
-def _hides_next(word: str, after: str) -> bool:
-    """Tell whether the argument after an option is a secret."""
+def _hides_next(word: str, following: str) -> bool:
+    """Return True if the argument after an option is a secret."""
     option = _OPTION.fullmatch(word)
-    if option is None or _ANOTHER.fullmatch(after):
+    if option is None or _LONG_OPTION.fullmatch(following):
         return False
-    if _TOKENS.fullmatch(word):
-        return _TOKEN.fullmatch(after) is not None
-    return is_secret(option[1]) or bool(_USER.fullmatch(word) and _is_login(after))
+    if _TOKENS_OPTION.fullmatch(word):
+        return _TOKEN_VALUE.fullmatch(following) is not None
+    if is_secret(option[1]):
+        return True
+    return _USER_OPTION.fullmatch(word) is not None and _is_login(following)
 
 
 def without_url_secrets(text: str) -> str:
-    """Return a text with the users, passwords and query values of all its URLs taken out.
+    """Return a text with the users, passwords and query values of all its URLs removed.
 
     Tokens of downloads stand in queries under any name, so no value of a query stays.
     """
     return _URL.sub(_shown_url, text) if "://" in text else text
 
 
-def _shown_url(found: re.Match[str]) -> str:
-    scheme, rest = found.groups()
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    tail = rest[len(authority) :]
-    if "@" in authority:
-        rest = authority.rpartition("@")[2] + tail
-    elif "@" in tail and not _HOST.fullmatch(authority):  # a password with a slash in it
-        rest = tail.rpartition("@")[2]
+def _shown_url(match: re.Match[str]) -> str:
+    scheme, rest = match.groups()
+    rest = _without_user(rest)
     rest, hash_sign, fragment = rest.partition("#")
-    place, mark, query = rest.partition("?")
+    location, mark, query = rest.partition("?")
     if "=" in query:
         query = _PAIR.sub(rf"\1{HIDDEN}", query)
     elif query:
         query = HIDDEN
-    return f"{scheme}{place}{mark}{query}{hash_sign}{_hide_values(fragment)}"
+    return f"{scheme}{location}{mark}{query}{hash_sign}{_hide_values(fragment)}"
+
+
+def _without_user(rest: str) -> str:
+    """Return what follows the scheme of a URL without a user and a password."""
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    tail = rest[len(authority) :]
+    if "@" in authority:
+        return authority.rpartition("@")[2] + tail
+    if "@" in tail and not _HOST.fullmatch(authority):  # a password with a slash in it
+        return tail.rpartition("@")[2]
+    return rest
 
 
 def _masked_word(word: str) -> str:
-    whole = _WHOLE.fullmatch(word)
-    if whole and is_secret(whole[2]):
-        return f"{whole[1]}{whole[2]}={HIDDEN}"
-    tokens = _TOKENS.fullmatch(word)
-    if tokens and _TOKEN.fullmatch(tokens[2] or ""):
+    assignment = _ASSIGNMENT.fullmatch(word)
+    if assignment and is_secret(assignment[2]):
+        return f"{assignment[1]}{assignment[2]}={HIDDEN}"
+    tokens = _TOKENS_OPTION.fullmatch(word)
+    if tokens and _TOKEN_VALUE.fullmatch(tokens[2] or ""):
         return f"{tokens[1]}={HIDDEN}"
-    user = _USER.fullmatch(word)
+    user = _USER_OPTION.fullmatch(word)
     if user and _is_login(user[3]):  # ``--user=user:...``, which has no other end
         return f"{user[1]}{user[2]}{HIDDEN}"
-    word = _hide_values(_BARE.sub(f"{HIDDEN}@", without_url_secrets(word)))
-    return _hide_logins(word) if " " in word or word.startswith("-") else word
+    word = _REGISTRY_LOGIN.sub(f"{HIDDEN}@", without_url_secrets(word))
+    word = _hide_values(word)
+    if " " in word or word.startswith("-"):
+        return _hide_logins(word)
+    return word
 
 
 def _hide_values(text: str) -> str:
-    """Hide what is given to a secret's name anywhere: ``--export=ALL,HF_TOKEN=...``."""
-    parts, done = [], 0
+    """Hide the values of secret names anywhere in a text: ``--export=ALL,HF_TOKEN=...``."""
+    parts = []
+    copied = 0
     quotes = list(_quotes(text))
     blank = _BLANK.search(text)
-    for found in _NAME.finditer(text):
-        if found.start() < done or not is_secret(found["name"]):
+    first_blank = blank.start() if blank else len(text)
+    for match in _NAME_AND_SIGN.finditer(text):
+        if match.start() < copied or not is_secret(match["name"]):
             continue
-        # The quotes that the name is in, unless they are its own: ``{"api_key": "..."}``.
-        last = bisect.bisect(quotes, (found.start(), 0)) - 1
-        close = quotes[last][1] if last >= 0 else -1
-        # An argument without a blank before it is no shell's line, and its value may have some.
-        alone = blank is None or blank.start() > found.start()
-        start, end = _value(text, found, close if found.end("name") < close else -1, alone)
+        start, end = _value_range(_name_in_context(match, quotes, first_blank))
         if end > start:
-            parts += [text[done:start], HIDDEN]
-            done = end
-    return "".join([*parts, text[done:]])
+            parts += [text[copied:start], HIDDEN]
+            copied = end
+    return "".join([*parts, text[copied:]])
+
+
+def _name_in_context(
+    match: re.Match[str], quotes: Sequence[tuple[int, int]], first_blank: int
+) -> _Name:
+    """Return a name with what surrounds it.
+
+    The quotes around it count unless they are its own, as in ``{"api_key": "..."}``.
+    """
+    last_opened = bisect.bisect(quotes, (match.start(), 0)) - 1
+    closing_quote = quotes[last_opened][1] if last_opened >= 0 else -1
+    if closing_quote <= match.end("name"):
+        closing_quote = -1
+    return _Name(
+        text=match.string,
+        name=match["name"],
+        sign=match["sign"],
+        quoted_in_json=bool(match["own_quote"]),
+        before=match.string[max(0, match.start() - 3) : match.start()],
+        value_start=match.end(),
+        closing_quote=closing_quote,
+        sole_argument=first_blank > match.start(),
+    )
 
 
 def _quotes(text: str) -> Iterator[tuple[int, int]]:
-    """Where a shell's quotes open and close, or the text ends in them."""
-    for found in _QUOTE.finditer(text):
-        mark, closed = found[0][0], len(found[0]) > 1 and found[0][-1] == found[0][0]
-        if mark != "\\":
-            yield found.start(), found.end() - closed
+    """Yield where each pair of a shell's quotes opens and closes; the text's end closes, too."""
+    for match in _QUOTE.finditer(text):
+        quote = match[0][0]
+        if quote == "\\":
+            continue
+        closed = len(match[0]) > 1 and match[0][-1] == quote
+        yield match.start(), match.end() - closed
 
 
-def _value(text: str, found: re.Match[str], close: int, alone: bool) -> tuple[int, int]:
-    """Where the value of a name is, which is in quotes that close there; empty for no value."""
-    sign, at, before = found["sign"], found.end(), text[max(0, found.start() - 3) : found.start()]
-    prose = sign.isspace() and not _DASHES.search(before)
-    quoted = None if prose else _VALUE.match(text, at)
-    if prose or (sign == ":" and not quoted and not _is_header(found["name"], before)):
-        return at, at
-    if sign.isspace():
-        end = _end(_WORD, text, at)
-        return at, end if quoted or close < 0 else min(end, close)
-    colon = ":" in sign and "=" not in sign
+def _value_range(name: _Name) -> tuple[int, int]:
+    """Return where the value of a name begins and ends; an empty range for no value."""
+    if name.sign.isspace():
+        return _range_after_blank(name)
+    if ":" in name.sign and "=" not in name.sign:
+        return _range_after_colon(name)
+    return _range_after_equals(name)
+
+
+def _range_after_blank(name: _Name) -> tuple[int, int]:
+    """Return the range of ``--token VALUE``; none where the name is a word of prose."""
+    start = name.value_start
+    if not _DASHES.search(name.before):
+        return start, start
+    end = _end_of(_SHELL_WORD, name.text, start)
+    if name.closing_quote >= 0 and not _VALUE.match(name.text, start):
+        end = min(end, name.closing_quote)
+    return start, end
+
+
+def _range_after_colon(name: _Name) -> tuple[int, int]:
+    """Return the range of a header's or a table's value."""
+    text, start = name.text, name.value_start
+    quoted = _VALUE.match(text, start)
     if quoted:
-        return _inside(quoted) if colon else (at, _end(_WORD, text, at))
-    if (found["own"] or not colon) and (end := _end_of_list(text, at, in_json=bool(found["own"]))):
-        return at, end
-    if close >= 0:
-        return at, _end_of_quotes(text, close)
-    pattern = _REST if alone else _WORD
-    if colon:
-        pattern = _ITEM if found["own"] else _LINE
-    return at, _end(pattern, text, at)
+        return _between_quotes(quoted)
+    if name.sign == ":" and not _is_header(name):
+        return start, start
+    if name.quoted_in_json and text.startswith(_OPENING, start):
+        return start, _end_of_list(text, start, len(text)) or len(text)
+    if name.closing_quote >= 0:
+        return start, _end_of_quotes(text, name.closing_quote)
+    return start, _end_of(_JSON_ITEM if name.quoted_in_json else _TEXT_LINE, text, start)
 
 
-def _inside(quoted: re.Match[str]) -> tuple[int, int]:
-    mark = quoted["open"]
-    closed = quoted[0].endswith(mark) and len(quoted[0]) > len(mark)
-    return quoted.start() + len(mark), quoted.end() - closed * len(mark)
+def _range_after_equals(name: _Name) -> tuple[int, int]:
+    """Return the range of ``NAME=VALUE``."""
+    text, start = name.text, name.value_start
+    if _VALUE.match(text, start):
+        return start, _end_of(_SHELL_WORD, text, start)
+    if text.startswith(_OPENING, start):
+        end = _end_of_list(text, start, start + _LIST_REACH)
+        if end:
+            return start, end
+    if name.closing_quote >= 0:
+        return start, _end_of_quotes(text, name.closing_quote)
+    pattern = _ARGUMENT_VALUE if name.sole_argument else _SHELL_WORD
+    return start, _end_of(pattern, text, start)
 
 
-def _end_of_list(text: str, at: int, *, in_json: bool) -> int:
-    """Return where a list or a table ends that begins there; 0 where there is none.
+def _between_quotes(quoted: re.Match[str]) -> tuple[int, int]:
+    quote = quoted["open"]
+    closed = quoted[0].endswith(quote) and len(quoted[0]) > len(quote)
+    return quoted.start() + len(quote), quoted.end() - closed * len(quote)
 
-    In JSON nothing else begins with a bracket, so one that has no end goes on to that of the text.
-    """
-    if text[at : at + 1] not in tuple("[{("):
-        return 0
+
+def _end_of_list(text: str, start: int, limit: int) -> int:
+    """Return where the list or table that begins at ``start`` ends; 0 for not before ``limit``."""
     depth = 0
-    for found in _BRACKET.finditer(text, at, len(text) if in_json else at + _LISTED):
-        if not found["open"]:
-            depth += 1 if found[0] in "[{(" else -1
+    for match in _BRACKET.finditer(text, start, limit):
+        if match["open"]:
+            continue
+        depth += 1 if match[0] in _OPENING else -1
         if depth == 0:
-            return found.end()
-    return len(text) if in_json else 0
+            return match.end()
+    return 0
 
 
-def _end_of_quotes(text: str, close: int) -> int:
-    """Where a value ends that is in quotes: there, or where what is glued to them ends."""
-    if text[close + 1 : close + 2] in ("", ",", ":", "]", "}", ")"):
-        return close
-    end = _end(_WORD, text, close + 1)
-    return end - 1 if text[end - 1] == text[close] else end
+def _end_of_quotes(text: str, closing_quote: int) -> int:
+    """Return where a quoted value ends: at its quote, or where what is glued to that ends."""
+    if text[closing_quote + 1 : closing_quote + 2] in ("", ",", ":", "]", "}", ")"):
+        return closing_quote
+    end = _end_of(_SHELL_WORD, text, closing_quote + 1)
+    return end - 1 if text[end - 1] == text[closing_quote] else end
 
 
-def _is_header(name: str, before: str) -> bool:
-    """Tell whether a name and a colon without a blank begin a header, and are no tag."""
-    return bool(_HEADER.fullmatch(name)) and before[-1:] in ("", " ", "\t", "=", "'", '"')
+def _is_header(name: _Name) -> bool:
+    """Return True if a name and a colon without a blank are a header's, not an image's tag."""
+    if not _HEADER.fullmatch(name.name):
+        return False
+    return name.before[-1:] in ("", " ", "\t", "=", "'", '"')
 
 
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return found.end() if found else at
+def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
+    match = pattern.match(text, start)
+    return match.end() if match else start
 
 
 def _hide_logins(text: str) -> str:
-    """Hide passwords that no name tells of: ``docker login -p ...``, ``curl -u user:...``."""
-    parts, done = [], 0
-    for found in _LOGIN.finditer(text):
-        end = _end(_WORD, text, found.end())
-        value = text[found.end() : end].strip("\"'")
-        if found.start() >= done and (found[0].lstrip()[0] != "-" or _is_login(value)):
-            parts += [text[done : found.end()], HIDDEN]
-            done = end
-    return "".join([*parts, text[done:]])
+    """Hide passwords without a name: ``docker login -p ...``, ``curl -u user:...``."""
+    parts = []
+    copied = 0
+    for match in _LOGIN.finditer(text):
+        if match.start() < copied:
+            continue
+        end = _end_of(_SHELL_WORD, text, match.end())
+        value = text[match.end() : end].strip("\"'")
+        is_user_option = match[0].lstrip().startswith("-")
+        if is_user_option and not _is_login(value):
+            continue
+        parts += [text[copied : match.end()], HIDDEN]
+        copied = end
+    return "".join([*parts, text[copied:]])
 
 
 def _is_login(value: str) -> bool:
-    return ":" in value and not _NUMBERS.fullmatch(value)
+    """Return True for ``user:password``."""
+    return ":" in value and not _NUMERIC_IDS.fullmatch(value)

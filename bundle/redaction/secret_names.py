@@ -1,35 +1,36 @@
 """Names that mean a secret (``HF_TOKEN``, ``db_password``, ``X-Api-Key``), and names that do not.
 
-Machine learning is full of tokens and keys that are none: ``pad_token``, ``num_tokens``,
-``missing_keys``. So a name is taken apart into words, and the words decide. This is the only
-definition of such names: variables that ranks do not get, arguments that are masked and texts that
-are redacted all ask here.
+Machine learning is full of tokens and keys that are not secret: ``pad_token``, ``num_tokens``,
+``missing_keys``. So a name is split into words, and the words decide. This is the only definition
+of such names: the variables withheld from ranks, the arguments that are masked and the texts that
+are redacted all use it.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_NEEDLE = re.compile(
+_HINT = re.compile(
     "tok|pas|secret|cred|key|auth|cookie|jwt|pwd|pw|session|bearer|webhook|otp|pat|wort|docker|sess",
     re.I,
 )
-"""Without one of these, which most variables are, a name means no secret."""
+"""A name without any of these means no secret; most variables have none."""
 _WORD = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
-def _set(words: str) -> frozenset[str]:
+def _word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-_IDLE = _set("""
+_NEUTRAL_ENDINGS = _word_set("""
     value values val str string text raw env var b64 base64 encoded header headers data plain
     plaintext field input arg option param default new old current tmp temp my the your
 """)
 """Words at the end of a name that change nothing."""
-_HARMLESS = _set("""
+_DESCRIPTIVE_ENDINGS = _word_set("""
     path paths file files filename dir directory folder name names type types count counts len
     length size limit index indices position positions url uri endpoint method methods expiry
     expires expiration expired ttl age at sock socket provider class format scope scopes status
@@ -39,23 +40,26 @@ _HARMLESS = _set("""
     ok valid missing exists version timeout cache store handler callback reader writer
     dropout padding weight weights bias shape norm proj projection states layer layers head heads
 """)
-"""Words at the end of a name that make it tell something about a secret, and not the secret."""
+"""Words at the end of a name that describe a secret without being one: ``token_count``."""
 _ALWAYS = {
-    "password": _set(
+    "password": _word_set(
         "password passwords passwd passphrase passphrases passwort kennwort passe pwd pw"
     ),
-    "secret": _set("secret secrets otp totp webhook clientsecret"),
-    "credential": _set("credential credentials cred creds dockerconfigjson"),
-    "api-key": _set("apikey apikeys"),
-    "private-key": _set("privatekey privkey secretkey sshkey"),
-    "token": _set("jwt apitoken authtoken accesstoken refreshtoken bearertoken idtoken hftoken"),
-    "key": _set("accesskey authkey accountkey signingkey masterkey sharedkey"),
-    "cookie": _set("cookie cookies"),
-    "authorization": _set("authorization auth authn oauth xauth bearer"),
-    "session-key": _set("sessionkey sessionid phpsessid jsessionid"),
+    "secret": _word_set("secret secrets otp totp webhook clientsecret"),
+    "credential": _word_set("credential credentials cred creds dockerconfigjson"),
+    "api-key": _word_set("apikey apikeys"),
+    "private-key": _word_set("privatekey privkey secretkey sshkey"),
+    "token": _word_set(
+        "jwt apitoken authtoken accesstoken refreshtoken bearertoken idtoken hftoken"
+    ),
+    "key": _word_set("accesskey authkey accountkey signingkey masterkey sharedkey"),
+    "cookie": _word_set("cookie cookies"),
+    "authorization": _word_set("authorization auth authn oauth xauth bearer"),
+    "session-key": _word_set("sessionkey sessionid phpsessid jsessionid"),
 }
-_KIND = {word: kind for kind, words in _ALWAYS.items() for word in words}
-_KEYS = _set("""
+"""Words that mean a secret wherever they end a name, by the kind of secret."""
+_KIND_OF_WORD = {word: kind for kind, words in _ALWAYS.items() for word in words}
+_SECRET_KEY_PREFIXES = _word_set("""
     api private secret access session signing sign encryption encrypt decryption ssh auth account
     master deploy deployment storage license licence wandb service shared rsa dsa ecdsa ed25519 pgp
     gpg hmac aes crypt client admin root subscription openai anthropic hf huggingface hub comet
@@ -64,7 +68,7 @@ _KEYS = _set("""
     registry clearml
 """)
 """Words before ``key`` that make it a secret one."""
-_TOKENS = _set("""
+_SECRET_TOKEN_PREFIXES = _word_set("""
     api auth access refresh bearer session secret private personal hf hub huggingface github gh
     gitlab git id csrf xsrf jwt oauth oauth2 security service user bot slack wandb pypi npm deploy
     ci job registry admin root login client device push upload account openai vault jupyter notebook
@@ -72,153 +76,240 @@ _TOKENS = _set("""
     anthropic cohere replicate comet neptune read write hugging face
 """)
 """Words before ``token`` that make it surely a secret."""
-_OTHER_TOKENS = _set("""
+_TEXT_TOKEN_PREFIXES = _word_set("""
     pad padding eos bos unk mask sep cls special image video audio vision num max min n per next
     last first prev previous start end stop begin total generated input output prompt target source
     context decoder encoder forced bad unexpected sub word text char byte unknown additional extra
     added each every single new one two mean avg average cost tokens batch padded masked
     ignore separator class placeholder patch time implicit
 """)
-"""Words before ``token`` that make it a piece of a text."""
-_PASSES = _set("""
+"""Words before ``token`` that make it a piece of a text: ``pad_token``."""
+_PASSWORD_PREFIXES = _word_set("""
     db user smtp imap mysql pg postgres redis ftp http https proxy login admin root ssh sudo ldap
     rabbitmq mongo mongodb mail email database sql svc service account registry git
 """)
 """Words before ``pass`` that make it surely a password."""
-_OTHER_PASSES = _set("""
+_PASSAGE_PREFIXES = _word_set("""
     forward backward single one two three first second third multi full last next data train eval
     num n each per test high low band by all optimizer gradient pre post validation epoch step
 """)
-"""Words before ``pass`` that make it a way through something."""
-_SHORT = _set("pwd pw passe otp")
-_ENDINGS = sorted((_ALWAYS["password"] | _ALWAYS["secret"] | _ALWAYS["api-key"]) - _SHORT)
-"""Ends of a word that mean a secret whatever is before them: ``PGPASSWORD``."""
-_NO_PASSES = _set("""
+"""Words before ``pass`` that make it a pass over data: ``forward_pass``."""
+_SHORT_PASSWORD_WORDS = _word_set("pwd pw passe otp")
+_GLUED_ENDINGS = sorted(
+    (_ALWAYS["password"] | _ALWAYS["secret"] | _ALWAYS["api-key"]) - _SHORT_PASSWORD_WORDS
+)
+"""Endings of a compound word that mean a secret whatever stands before: ``PGPASSWORD``."""
+_WORDS_ENDING_IN_PASS = _word_set("""
     bypass compass encompass surpass overpass underpass trespass askpass subpass midpass allpass
     renderpass singlepass
 """)
-"""Words that end with ``pass`` and are no password's."""
-SPLIT = _set("key keys token tokens pass")
-"""The same where what is before is one of the words above: ``githubtoken``."""
-_QUERY = {
-    "key": "key", "sig": "signature", "signature": "signature", "code": "code", "pass": "password",
-    "x-amz-signature": "signature", "x-amz-credential": "credential", "sas": "signature",
-    "x-goog-signature": "signature", "x-goog-credential": "credential", "pw": "password",
-    "awsaccesskeyid": "key", "x-amz-security-token": "token",
-}  # fmt: skip
+"""Words that end in ``pass`` and have nothing to do with a password."""
+SPLIT = _word_set("key keys token tokens pass")
+"""Endings of a compound word that begins with one of the prefixes above: ``githubtoken``."""
+_KIND_IN_QUERY = {
+    "awsaccesskeyid": "key",
+    "code": "code",
+    "key": "key",
+    "pass": "password",
+    "pw": "password",
+    "sas": "signature",
+    "sig": "signature",
+    "signature": "signature",
+    "x-amz-credential": "credential",
+    "x-amz-security-token": "token",
+    "x-amz-signature": "signature",
+    "x-goog-credential": "credential",
+    "x-goog-signature": "signature",
+}
 """Names that mean a secret in the query of a URL, and nothing elsewhere."""
-_ALONE = _set("key pass session")
-"""Whole names that are too common in texts, and still a secret's as a variable or an option."""
-_PARTS = ("password", "passwd", "passphrase", "apikey", "credential")
-"""The same wherever they are in the name of a variable or an option."""
-_SYSTEM = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))
-"""Variables of every shell and session, which tell no secret."""
+_BARE_NAMES = _word_set("key pass session")
+"""Names that are too common in texts, but mean a secret as a variable or an option."""
+_INFIXES = ("password", "passwd", "passphrase", "apikey", "credential")
+"""Parts that mean a secret anywhere in the name of a variable or an option."""
+_HARMLESS_VARIABLES = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))
+"""Variables of every shell and session, which hold no secret."""
+_KINDS_ANYWHERE = ("password", "secret", "credential", "api-key", "private-key")
+"""Kinds of which a word at any place of a name is enough."""
+_KIND_OF_KEY = {"api": "api-key", "private": "private-key", "session": "session-key"}
+"""Kinds of keys by the word before ``key``; any other is a ``key``."""
+_COMPOUND_PREFIXES = {
+    "key": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
+    "keys": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
+    "pass": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
+    "token": _SECRET_TOKEN_PREFIXES,
+    "tokens": _SECRET_TOKEN_PREFIXES,
+}
+"""First parts of a compound word, by its ending."""
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a name says about its value."""
+    """The kind of secret that a name stands for."""
 
     kind: str
-    """What kind of secret it is."""
+    """The kind: ``password``, ``token``, ``api-key``."""
     sure: bool = True
-    """Whether it is one; else the value has a say: ``token`` alone may be anything."""
+    """False where the value must decide: ``token`` alone may be anything."""
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable or an option of this name holds what nobody else should see.
+    """Return True if a variable or an option of this name holds a secret.
 
     A name is all there is to go by, so names that may mean anything in a text (``KEY``, ``PASS``,
     ``TOKEN_2``) count here.
     """
-    if name in _SYSTEM or not _NEEDLE.search(name):
+    if name in _HARMLESS_VARIABLES or not _HINT.search(name):
         return False
     raw = name.encode(errors="replace")
-    if meaning(raw) is not None or name.lower() in _ALONE:
+    if meaning(raw) is not None or name.lower() in _BARE_NAMES:
         return True
     words = _words(raw)
-    if not words or words[-1] in _HARMLESS or words[0] == "no":
+    if not words or words[0] == "no" or words[-1] in _DESCRIPTIVE_ENDINGS:
         return False
-    joined = name.lower().replace("_", "").replace("-", "")
-    return "token" in words[:-1] or words[0] == "auth" or any(part in joined for part in _PARTS)
+    if words[0] == "auth" or "token" in words[:-1]:
+        return True
+    letters = name.lower().replace("_", "").replace("-", "")
+    return any(infix in letters for infix in _INFIXES)
 
 
 @functools.lru_cache(maxsize=4096)
 def meaning(name: bytes, *, query: bool = False) -> Meaning | None:
-    """Return what a name in a text means; None for no secret.
+    """Return the meaning of a name in a text; None if it means no secret.
 
     Args:
         name: letters, digits, dots, dashes and underscores.
-        query: whether it stands in the query of a URL.
+        query: True if it stands in the query of a URL.
     """
-    if query and (kind := _QUERY.get(name.decode("ascii", "replace").lower())):
-        return Meaning(kind=kind)
+    if query:
+        kind = _KIND_IN_QUERY.get(name.decode("ascii", "replace").lower())
+        if kind:
+            return Meaning(kind)
     words = _words(name)
     if not words or words[0] == "no":
         return None
-    if name == b"KEY":  # in small letters it is a part of most tables and lists
-        return Meaning(kind="key", sure=False)
-    words[-1:] = _taken_apart(words[-1])
-    last, before = words[-1], words[:-1]
-    kind, sure = "", True
-    if last in ("id", "ids"):
-        kind = {"session": "session-key", "key": "key"}.get(before[-1] if before else "", "")
-    elif last in ("pwd", "pw"):
-        kind, sure = "password" if before != ["old"] else "", bool(before)
-    elif last in ("key", "keys", "token", "tokens", "pass", "pat"):
-        kind, sure = _by_last(last, before)
-    elif last not in _HARMLESS:
-        ending = next((one for one in _ENDINGS if last.endswith(one)), last)
-        kind = _KIND.get(ending) or _within(words)
-    return Meaning(kind=kind, sure=sure) if kind else None
+    if name == b"KEY":  # in lower case it is a part of most tables and lists
+        return Meaning("key", sure=False)
+    words[-1:] = _split_compound(words[-1])
+    *before, last = words
+    rule = _RULES.get(last)
+    if rule is not None:
+        return rule(before)
+    if last in _DESCRIPTIVE_ENDINGS:
+        return None
+    kind = _kind_of_ending(last) or _kind_of_inner_words(words)
+    return Meaning(kind) if kind else None
 
 
 def _words(name: bytes) -> list[str]:
-    """Return the words of a name, without those at its end that change nothing."""
+    """Return the words of a name, without the neutral ones and the numbers at its end."""
     words = [word.decode().lower() for word in _WORD.findall(name)]
-    while len(words) > 1 and (words[-1] in _IDLE or words[-1].isdigit()):
+    while len(words) > 1 and (words[-1] in _NEUTRAL_ENDINGS or words[-1].isdigit()):
         words.pop()
     return words
 
 
-def _taken_apart(word: str) -> list[str]:
-    """``githubtoken`` as two words."""
-    for end in SPLIT:
-        before = word.removesuffix(end)
-        if before != word and before in (_TOKENS if end[0] == "t" else _KEYS | _PASSES):
-            return [before, end]
-    before = word.removesuffix("pass")
-    if before not in ("", word) and word not in _NO_PASSES and before not in _OTHER_PASSES:
-        return [before, "pass"]  # ``MYPASS``
-    return [word]
+def _split_compound(word: str) -> list[str]:
+    """Split ``githubtoken`` and ``mypass`` into two words; leave any other word alone."""
+    for ending in SPLIT:
+        prefix = word.removesuffix(ending)
+        if prefix != word and prefix in _COMPOUND_PREFIXES[ending]:
+            return [prefix, ending]
+    prefix = word.removesuffix("pass")
+    if prefix in ("", word) or word in _WORDS_ENDING_IN_PASS or prefix in _PASSAGE_PREFIXES:
+        return [word]
+    return [prefix, "pass"]
 
 
-def _within(words: list[str]) -> str:
-    """The kind of a name that means a secret by a word, or by two, that are not at its end."""
+def _kind_of_ending(word: str) -> str:
+    """Return the kind of secret that the end of a word means; empty for none."""
+    for ending in _GLUED_ENDINGS:
+        if word.endswith(ending):
+            return _KIND_OF_WORD[ending]
+    return _KIND_OF_WORD.get(word, "")
+
+
+def _kind_of_inner_words(words: Sequence[str]) -> str:
+    """Return the kind of secret that a word, or two, before the end mean; empty for none."""
     for word in words[:-1]:
-        if _KIND.get(word) in ("password", "secret", "credential", "api-key", "private-key"):
-            return _KIND[word]
+        kind = _KIND_OF_WORD.get(word, "")
+        if kind in _KINDS_ANYWHERE:
+            return kind
     pairs = list(zip(words, words[1:]))  # noqa: RUF007 - pairwise came with Python 3.10
-    if any("".join(pair) in _KIND for pair in pairs):
+    if any(first + second in _KIND_OF_WORD for first, second in pairs):
         return "secret"
-    # ``GITHUB_TOKEN_PROD``, ``API_KEY_PROD``; not the pair at the end, whose words have said no.
+    # ``GITHUB_TOKEN_PROD``, ``API_KEY_PROD``; the pair at the end has been judged already.
     inner = pairs[:-1]
-    if any(word == "token" and before in _TOKENS for before, word in inner):
+    if any(second == "token" and first in _SECRET_TOKEN_PREFIXES for first, second in inner):
         return "token"
-    return "key" if any(word == "key" and before in _KEYS for before, word in inner) else ""
+    if any(second == "key" and first in _SECRET_KEY_PREFIXES for first, second in inner):
+        return "key"
+    return ""
 
 
-def _by_last(last: str, before: list[str]) -> tuple[str, bool]:
-    """The kind of a name that ends with a word that may mean anything, and whether it is sure."""
+def _meaning_of_id(before: Sequence[str]) -> Meaning | None:
+    """Judge a name that ends in ``id``."""
+    if not before:
+        return None
+    kind = {"session": "session-key", "key": "key"}.get(before[-1])
+    return Meaning(kind) if kind else None
+
+
+def _meaning_of_pwd(before: Sequence[str]) -> Meaning | None:
+    """Judge a name that ends in ``pwd`` or ``pw``; alone, it is often the working directory."""
+    if list(before) == ["old"]:
+        return None
+    return Meaning("password", sure=bool(before))
+
+
+def _meaning_of_key(before: Sequence[str]) -> Meaning | None:
+    """Judge a name that ends in ``key``."""
     previous = before[-1] if before else ""
-    strong = any(word in _KIND for word in before)
-    if last in ("key", "keys"):
-        kind = {"api": "api-key", "private": "private-key", "session": "session-key"}
-        return kind.get(previous, "key") if strong or previous in _KEYS else "", True
-    if last == "pass":
-        other = not before or previous in _OTHER_PASSES
-        return "" if other else "password", strong or previous in _PASSES
-    if strong or previous in _TOKENS:
-        return "token", True
-    other = last != "token" or previous in _OTHER_TOKENS or previous.isdigit()
-    return "" if other else "token", False
+    if previous not in _SECRET_KEY_PREFIXES and not _has_secret_word(before):
+        return None
+    return Meaning(_KIND_OF_KEY.get(previous, "key"))
+
+
+def _meaning_of_pass(before: Sequence[str]) -> Meaning | None:
+    """Judge a name that ends in ``pass``."""
+    if not before or before[-1] in _PASSAGE_PREFIXES:
+        return None
+    sure = before[-1] in _PASSWORD_PREFIXES or _has_secret_word(before)
+    return Meaning("password", sure=sure)
+
+
+def _meaning_of_token(before: Sequence[str]) -> Meaning | None:
+    """Judge a name that ends in ``token``."""
+    surely = _meaning_of_tokens(before)
+    if surely is not None:
+        return surely
+    previous = before[-1] if before else ""
+    if previous in _TEXT_TOKEN_PREFIXES or previous.isdigit():
+        return None
+    return Meaning("token", sure=False)
+
+
+def _meaning_of_tokens(before: Sequence[str]) -> Meaning | None:
+    """Judge a name that ends in ``tokens`` or ``pat``, which mean a secret only after a hint."""
+    previous = before[-1] if before else ""
+    if previous in _SECRET_TOKEN_PREFIXES or _has_secret_word(before):
+        return Meaning("token")
+    return None
+
+
+def _has_secret_word(words: Sequence[str]) -> bool:
+    return any(word in _KIND_OF_WORD for word in words)
+
+
+_RULES: dict[str, Callable[[Sequence[str]], Meaning | None]] = {
+    "id": _meaning_of_id,
+    "ids": _meaning_of_id,
+    "key": _meaning_of_key,
+    "keys": _meaning_of_key,
+    "pass": _meaning_of_pass,
+    "pat": _meaning_of_tokens,
+    "pw": _meaning_of_pwd,
+    "pwd": _meaning_of_pwd,
+    "token": _meaning_of_token,
+    "tokens": _meaning_of_tokens,
+}
+"""Last words that may mean anything: the words before them decide."""

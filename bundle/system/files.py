@@ -1,4 +1,4 @@
-"""A node's file systems: where an environment may be put, and the directory made for it there."""
+"""File systems of a node: mounts, and the choice of a directory for environments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -36,11 +36,11 @@ class Mount:
     """One line of /proc/self/mountinfo."""
 
     id: int
-    """Its number."""
+    """The number of the mount."""
     parent: int
     """The number of the mount it lies on."""
     point: str
-    """Where it is mounted."""
+    """Its mount point."""
     fstype: str
     """Type of the file system, for example ``ext4``."""
     options: frozenset[str]
@@ -48,47 +48,70 @@ class Mount:
 
     @property
     def shared(self) -> bool:
-        """Whether other nodes see the same files, so that nothing is gained by copying there."""
+        """True if other nodes see the same files, so that a copy there gains nothing."""
         kind, _, daemon = self.fstype.partition(".")
         if kind == "fuse":
             return daemon.lower() in _SHARED_FUSE.split()
         return kind in _SHARED.split()
 
+    def is_mounted_on(self, other: Mount) -> bool:
+        """Return True if this mount lies directly on another one; a root names itself."""
+        return self.parent == other.id and self.id != other.id
+
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Read /proc/self/mountinfo, see proc(5); lines that are not mounts are passed over."""
+    """Read /proc/self/mountinfo, see proc(5); lines that are not mounts are skipped."""
     mounts = []
     for line in text.splitlines():
-        left, separator, right = line.partition(" - ")
-        front, back = left.split(" "), right.split(" ")
-        if not separator or len(front) < 6 or len(back) < 3:
+        mount_part, separator, system_part = line.partition(" - ")
+        mount, system = mount_part.split(" "), system_part.split(" ")
+        if not separator or len(mount) < 6 or len(system) < 3:
             continue
-        options = frozenset(f"{front[5]},{back[2]}".split(","))
-        mounts.append(Mount(int(front[0]), int(front[1]), _plain(front[4]), back[0], options))
+        mounts.append(
+            Mount(
+                id=int(mount[0]),
+                parent=int(mount[1]),
+                point=_unescaped(mount[4]),
+                fstype=system[0],
+                options=frozenset(f"{mount[5]},{system[2]}".split(",")),
+            )
+        )
     return mounts
 
 
 def mount_for(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount a path without links lies on, found the way the kernel walks.
+    """Return the mount that a path without links lies on, found the way the kernel walks.
 
     From the root, a mount further up hides those made below it before; of two on the same
     directory the later one counts. Where the root is not listed (after a chroot) the longest
     mount point decides, and of equal ones the last.
     """
-    held = [mount for mount in mounts if _covers(mount.point, path)]
-    ids = {mount.id for mount in held}
-    here = next((m for m in held if m.point == "/" and m.parent not in ids - {m.id}), None)
-    if here is None:
-        return max(reversed(held), key=lambda mount: len(mount.point), default=None)
+    covering = [mount for mount in mounts if _covers(mount.point, path)]
+    current = _root_of(covering)
+    if current is None:
+        return max(reversed(covering), key=_depth, default=None)
     while True:
-        above = [m for m in held if m.parent == here.id and m.id != here.id]
-        if not above:
-            return here
-        here = min(reversed(above), key=lambda mount: len(mount.point))
+        children = [mount for mount in covering if mount.is_mounted_on(current)]
+        if not children:
+            return current
+        current = min(reversed(children), key=_depth)
+
+
+def _root_of(mounts: Sequence[Mount]) -> Mount | None:
+    """Return the first mount of ``/`` that lies on no other of these mounts; None for none."""
+    ids = {mount.id for mount in mounts}
+    for mount in mounts:
+        if mount.point == "/" and mount.parent not in ids - {mount.id}:
+            return mount
+    return None
+
+
+def _depth(mount: Mount) -> int:
+    return len(mount.point)
 
 
 def mount_of(path: str) -> Mount:
-    """The mount that holds an existing path on this machine.
+    """Return the mount that holds an existing path on this machine.
 
     Raises:
         NodeError: the path does not exist, or /proc is not there.
@@ -98,15 +121,15 @@ def mount_of(path: str) -> Mount:
         text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError as exc:
         raise fault("cannot be examined", path, exc.strerror or str(exc)) from exc
-    found = mount_for(os.path.realpath(path), parse_mounts(text))
-    if found is None:
+    mount = mount_for(os.path.realpath(path), parse_mounts(text))
+    if mount is None:
         raise fault("cannot be examined", path, "/proc/self/mountinfo does not list its mount")
-    return found
+    return mount
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What matters about a directory before writing to it."""
+    """The properties of a directory that matter before writing to it."""
 
     path: str
     """The directory."""
@@ -117,23 +140,23 @@ class Facts:
     free_inodes: int | None
     """Files that may still be made; None where the file system does not count them."""
     noexec: bool
-    """Whether programs and libraries there cannot be run."""
+    """True if programs and libraries there cannot be run."""
     read_only: bool
-    """Whether nothing can be written."""
+    """True if nothing can be written."""
     shared: bool
-    """Whether it is on a network file system."""
+    """True if it is on a network file system."""
 
     @property
     def tmpfs(self) -> bool:
-        """Whether files there take memory."""
+        """True if files there occupy memory."""
         return self.fstype in ("tmpfs", "ramfs")
 
 
 def facts_of(path: str) -> Facts:
     """Examine an existing directory.
 
-    Both the kernel's flags and the listed mount options are looked at: statvfs of network and FUSE
-    file systems does not always carry the flags.
+    Both the kernel's flags and the listed mount options count: statvfs of network and FUSE file
+    systems does not always carry the flags.
 
     Raises:
         NodeError: it does not exist.
@@ -152,7 +175,7 @@ def facts_of(path: str) -> Facts:
 
 
 def refusals(facts: Facts, needed_bytes: int, needed_inodes: int) -> list[str]:
-    """Every reason why an environment of this size cannot be put there."""
+    """Return every reason why an environment of this size does not fit there."""
     reasons = []
     if facts.read_only:
         reasons.append("it is mounted read-only")
@@ -166,25 +189,26 @@ def refusals(facts: Facts, needed_bytes: int, needed_inodes: int) -> list[str]:
 
 
 def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mapping[str, str]) -> str:
-    """The directory under which the node root is to be made.
+    """Return the directory under which the node root is to be made.
 
     ``$STAGER_NODE_ROOT`` wins over the setting. ``auto`` takes the first of ``$SLURM_TMPDIR``,
     ``$TMPDIR``, ``/tmp`` and ``/dev/shm`` that is local, writable, executable and has room. A
-    directory that was named is held to the same, but may be shared: the user chose it.
+    directory that was named must meet the same conditions, but may be shared: the user chose it.
 
     Args:
         setting: ``auto``, or an absolute path in which ``$NAME`` stands for the node's variable.
-        needed_bytes: room for what is to be written; 0 where all is there already.
-        needed_inodes: how many files and directories that makes.
+        needed_bytes: space for new files; 0 if nothing is to be written.
+        needed_inodes: number of new files and directories.
         env: the node's variables.
 
     Raises:
-        NodeError: no such directory; every candidate is listed with all that is wrong with it.
+        NodeError: no directory fits; every candidate is listed with all that is wrong with it.
     """
-    named = env.get(ROOT_VARIABLE) or setting
+    named = (env.get(ROOT_VARIABLE) or setting) != "auto"
+    candidates = named_places(setting, env) if named else automatic_places(env)
     refused = []
-    for source, path in automatic_places(env) if named == "auto" else named_places(setting, env):
-        reasons = _unfit(path, needed_bytes, needed_inodes, shared_ok=named != "auto")
+    for source, path in candidates:
+        reasons = _faults(path, needed_bytes, needed_inodes, shared_ok=named)
         if not reasons:
             return path
         refused.append(f"{source}{path}: {', '.join(reasons)}")
@@ -199,47 +223,61 @@ def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mappin
 
 
 def size(count: int) -> str:
-    """A number of bytes for people: ``1.4 GB``."""
-    amount, units = float(count), ("bytes", "kB", "MB", "GB")
-    for unit in units:
+    """Return a number of bytes for people: ``1.4 GB``."""
+    if count < 1000:
+        return f"{count} bytes"
+    amount = count / 1000
+    for unit in ("kB", "MB"):
         if amount < 1000:
-            break
-        if unit != units[-1]:
-            amount /= 1000
-    return f"{count} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+            return f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} GB"
 
 
 def automatic_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Candidates in order, with where each comes from; each directory once."""
+    """Yield the candidates in order, with the source of each; each directory once."""
     seen = set()
-    for name in ("$SLURM_TMPDIR", "$TMPDIR", "/tmp", "/dev/shm"):  # noqa: S108 - looked at, guarded
-        path = env.get(name[1:], "") if name.startswith("$") else name
-        if path and os.path.realpath(path) not in seen:
-            seen.add(os.path.realpath(path))
-            yield (f"{name} = " if path != name else ""), path
+    for source, path in (
+        ("$SLURM_TMPDIR = ", env.get("SLURM_TMPDIR", "")),
+        ("$TMPDIR = ", env.get("TMPDIR", "")),
+        ("", "/tmp"),  # noqa: S108 - examined, and guarded
+        ("", "/dev/shm"),  # noqa: S108 - the same
+    ):
+        real = os.path.realpath(path)
+        if path and real not in seen:
+            seen.add(real)
+            yield source, path
 
 
 def named_places(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The one candidate that the user named, with the node's variables put in."""
-    path = env.get(ROOT_VARIABLE)
-    if path:
-        yield f"${ROOT_VARIABLE} = ", path
+    """Yield the one candidate that the user named, with the node's variables filled in."""
+    named = env.get(ROOT_VARIABLE)
+    if named:
+        yield f"${ROOT_VARIABLE} = ", named
         return
+    path = _substituted(setting, env)
+    source = "" if path == setting else f"{setting} = "
+    yield source, path
+
+
+def _substituted(setting: str, env: Mapping[str, str]) -> str:
     try:
-        path = Template(setting).substitute(env)
+        return Template(setting).substitute(env)
     except KeyError as exc:
         why = f"the variable ${exc.args[0]} is not set on this node"
         raise fault("no directory can be chosen for the environment", setting, why) from exc
     except ValueError:  # a dollar sign that starts no name stands for itself
-        path = setting
-    yield (f"{setting} = " if path != setting else ""), path
+        return setting
 
 
-def _unfit(path: str, needed_bytes: int, needed_inodes: int, *, shared_ok: bool) -> list[str]:
+def _faults(path: str, needed_bytes: int, needed_inodes: int, *, shared_ok: bool) -> list[str]:
+    """Return every reason why a candidate cannot hold the node root."""
     if not path.startswith("/"):
         return ["it is not an absolute path"]
-    if not Path(path).is_dir():
-        return ["it is not a directory" if Path(path).exists() else "it does not exist"]
+    if not os.path.exists(path):
+        return ["it does not exist"]
+    if not os.path.isdir(path):
+        return ["it is not a directory"]
     try:
         facts = facts_of(path)
     except NodeError as exc:
@@ -247,42 +285,48 @@ def _unfit(path: str, needed_bytes: int, needed_inodes: int, *, shared_ok: bool)
     reasons = refusals(facts, needed_bytes, needed_inodes)
     if facts.shared and not shared_ok:
         reasons.insert(0, f"it is on a shared file system ({facts.fstype})")
-    ours = Path(path, f"stager-{os.geteuid()}")
-    if not facts.read_only and not os.access(ours if ours.is_dir() else path, os.W_OK | os.X_OK):
+    if not facts.read_only and not _is_writable(path):
         reasons.append("this user may not write to it")
     return reasons
+
+
+def _is_writable(base: str) -> bool:
+    """Return True if this user may write to its node root there, or make one."""
+    node_root = os.path.join(base, f"stager-{os.geteuid()}")
+    target = node_root if os.path.isdir(node_root) else base
+    return os.access(target, os.W_OK | os.X_OK)
 
 
 def _covers(point: str, path: str) -> bool:
     return point in ("/", path) or path.startswith(point + "/")
 
 
-def _plain(field: str) -> str:
+def _unescaped(field: str) -> str:
     """Undo the octal escapes of blanks and backslashes."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
 
 
 def fault(what: str, where: str, why: str) -> NodeError:
-    """The error about a directory that will not do; the remedy is to name another one."""
+    """Return the error about an unsuitable directory; the remedy is to name another one."""
     return NodeError(Problem(what=what, where=where, why=why, fix=MOVE_IT))
 
 
 def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:
-    """What is in a file, which is neither followed if it is a link nor waited for if it is a pipe.
+    """Return the content of a file; a link is not followed, a pipe is not waited for.
 
     Raises:
-        OSError: it cannot be read, is no file, or is longer than this.
+        OSError: it cannot be read, is not a regular file, or is longer than ``limit`` bytes.
     """
     handle = os.open(path, _OPEN)
     with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
             raise OSError(errno.EINVAL, "it is not a file of a possible size", path)
         return file.read()
 
 
 def digest_of(handle: int) -> str:
-    """The sha256 of an open file, from where it stands."""
+    """Return the sha256 of an open file, from its current position."""
     digest = hashlib.sha256()
     while data := os.read(handle, _CHUNK):
         digest.update(data)

@@ -18,90 +18,106 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Every host name a compressed list stands for, in its order, with zero padding kept.
+    """Return every host name in a compressed list, in its order, with zero padding kept.
 
     Raises:
-        NodeError: empty list, unbalanced brackets, a range that is not one, or too many hosts.
+        NodeError: the list is empty, or has unbalanced brackets, a wrong range or too many hosts.
     """
     hosts: list[str] = []
     for term in _terms(text):
         names = [""]
-        for numbers, literal in _pieces(text, term):
-            parts = _numbers(text, numbers) if literal is None else [literal]
-            if len(hosts) + len(names) * len(parts) > MAX_HOSTS:
+        for choices in _pieces(text, term):
+            if len(hosts) + len(names) * len(choices) > MAX_HOSTS:
                 raise _error(text, f"it stands for more than {MAX_HOSTS} hosts")
-            names = [name + part for name in names for part in parts]
+            names = [name + choice for name in names for choice in choices]
         hosts += names
     return hosts
 
 
 def fold(hosts: Sequence[str]) -> str:
-    """Host names as Slurm would write them: ``n[01-03,07],login1``; the reverse of expanding.
+    """Return host names as Slurm would write them: ``n[01-03,07],login1``.
 
-    Names are grouped by what stands before their last number, in the order of first appearance.
+    It is the reverse of :func:`expand_hostlist`. Names are grouped by what stands before their last
+    number, in the order of first appearance.
     """
     groups: dict[tuple[str, int], list[int]] = {}
     for host in hosts:
-        found = _NUMBERED.fullmatch(host)
-        if found is None:
+        numbered = _NUMBERED.fullmatch(host)
+        if numbered is None:
             groups.setdefault((host, 0), [])
             continue
+        prefix, digits = numbered.groups()
         # Numbers of one width only, as "n[8-10]" would lose the zeros of "n08".
-        groups.setdefault((found[1], len(found[2])), []).append(int(found[2]))
-    return ",".join(
-        _bracketed(prefix, width, sorted(numbers)) for (prefix, width), numbers in groups.items()
-    )
+        groups.setdefault((prefix, len(digits)), []).append(int(digits))
+    terms = []
+    for (prefix, width), numbers in groups.items():
+        terms.append(_term(prefix, width, sorted(numbers)) if width else prefix)
+    return ",".join(terms)
 
 
-def _bracketed(prefix: str, width: int, numbers: Sequence[int]) -> str:
-    if not width:
-        return prefix
-    runs: list[list[int]] = []
+def _term(prefix: str, width: int, numbers: Sequence[int]) -> str:
+    """Return the hosts of one prefix: ``n[01-03,07]``, or ``n01`` for a single one."""
+    if len(numbers) == 1:
+        return f"{prefix}{numbers[0]:0{width}}"
+    ranges = []
+    for first, last in _runs(numbers):
+        text = f"{first:0{width}}"
+        if last > first:
+            text += f"-{last:0{width}}"
+        ranges.append(text)
+    return f"{prefix}[{','.join(ranges)}]"
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of consecutive numbers."""
+    runs: list[tuple[int, int]] = []
     for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
         else:
-            runs.append([number])
-    shown = [
-        f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs
-    ]
-    alone = len(numbers) == 1
-    return prefix + (shown[0] if alone else f"[{','.join(shown)}]")
+            runs.append((number, number))
+    return runs
 
 
 def matches(pattern: str, host: str) -> bool:
-    """Whether a list in this notation holds the host, by its full or its short name."""
+    """Return True if a list in this notation has the host, by its full or its short name."""
     names = expand_hostlist(pattern)
     return host in names or host.partition(".")[0] in names
 
 
 def _terms(text: str) -> Iterator[str]:
-    """Split at the commas outside brackets."""
-    depth, term = 0, ""
+    """Yield the parts of a list between the commas outside brackets."""
+    term = ""
+    in_brackets = False
     for char in text.strip():
-        depth += (char == "[") - (char == "]")
-        if depth not in (0, 1):
-            raise _error(text, "its brackets do not match")
-        if char == "," and depth == 0:
+        if char == "," and not in_brackets:
             yield term
             term = ""
-        else:
-            term += char
-    if depth:
+            continue
+        term += char
+        if char in "[]":
+            if in_brackets == (char == "["):
+                raise _error(text, "its brackets do not match")
+            in_brackets = not in_brackets
+    if in_brackets:
         raise _error(text, "its brackets do not match")
     yield term
 
 
-def _pieces(text: str, term: str) -> Iterator[tuple[str, str | None]]:
-    """The bracketed and the plain pieces of one term, as (numbers, None) or ("", literal)."""
-    if not term or any(char.isspace() for char in term):
-        raise _error(text, "it holds an empty name" if not term else "it holds a blank")
+def _pieces(text: str, term: str) -> Iterator[list[str]]:
+    """Yield what each piece of a term may be: the numbers in brackets, or the piece itself."""
+    if not term:
+        raise _error(text, "it holds an empty name")
+    if any(char.isspace() for char in term):
+        raise _error(text, "it holds a blank")
     for match in _PIECE.finditer(term):
-        yield (match[1], None) if match[2] is None else ("", match[2])
+        numbers, literal = match.groups()
+        yield [literal] if numbers is None else _numbers(text, numbers)
 
 
 def _numbers(text: str, numbers: str) -> list[str]:
-    out: list[str] = []
+    """Return the numbers in a pair of brackets, with zero padding kept."""
+    expanded: list[str] = []
     for item in numbers.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
@@ -111,8 +127,8 @@ def _numbers(text: str, numbers: str) -> list[str]:
             raise _error(text, f"the range {item} runs backwards")
         if int(high) - int(low) >= MAX_HOSTS:
             raise _error(text, f"it stands for more than {MAX_HOSTS} hosts")
-        out += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
-    return out
+        expanded += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+    return expanded
 
 
 def _error(text: str, why: str) -> NodeError:

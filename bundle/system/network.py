@@ -29,7 +29,7 @@ _LINK_SETTING = "name the interface with [launch] interface in stager.toml, or w
 
 @dataclass(frozen=True)
 class Link:
-    """How this node reaches the head node."""
+    """The interface and address by which this node reaches the head node."""
 
     interface: str
     """Name of the interface, for example ``ens1f1``."""
@@ -38,7 +38,7 @@ class Link:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a numeric address leads back to the same machine; False for anything else."""
+    """Return True if a numeric address leads back to the same machine."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -48,13 +48,13 @@ def is_loopback(address: str) -> bool:
 
 
 def resolve(hostname: str) -> list[str]:
-    """Every address of a name, each once, in the order of the resolver's preference.
+    """Return every address of a name, each once, in the resolver's order of preference.
 
     Raises:
         NodeError: this machine cannot resolve the name.
     """
     try:
-        found = socket.getaddrinfo(_plain(hostname), None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(_for_resolver(hostname), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
         raise NodeError(
             Problem(
@@ -64,16 +64,16 @@ def resolve(hostname: str) -> list[str]:
                 fix="add it to DNS or to /etc/hosts on every node",
             )
         ) from exc
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-def _plain(hostname: str) -> str | bytes:
-    """Return a name for the resolver: bytes, where no table of characters has to be loaded."""
+def _for_resolver(hostname: str) -> str | bytes:
+    """Return a name for the resolver: bytes if possible, so that no codec has to be loaded."""
     return hostname.encode() if hostname.isascii() else hostname
 
 
 def route_to(address: str, port: int) -> str:
-    """The address of this machine from which it would send to another, numeric one.
+    """Return the address of this machine from which it would send to a numeric address.
 
     A UDP socket is connected, which makes the kernel choose a route and sends nothing.
 
@@ -82,7 +82,7 @@ def route_to(address: str, port: int) -> str:
     """
     try:
         family, kind, _, _, target = socket.getaddrinfo(
-            _plain(address), port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+            _for_resolver(address), port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
         )[0]
         with socket.socket(family, kind) as probe:
             probe.connect(target)
@@ -99,79 +99,86 @@ def route_to(address: str, port: int) -> str:
 
 
 def local_addresses() -> list[Link]:
-    """Every address that this machine's interfaces have, IPv4 first.
-
-    From the SIOCGIFCONF call (netdevice(7)) and /proc/net/if_inet6.
-    """
-    room = 256 * _IFREQ_SIZE
-    buffer = array.array("B", bytes(room))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        request = struct.pack("iP", room, buffer.buffer_info()[0])
-        filled = struct.unpack("iP", fcntl.ioctl(asker, _SIOCGIFCONF, request))[0]
-    links = []
-    for at in range(0, filled, _IFREQ_SIZE):
-        entry = buffer[at : at + _IFREQ_SIZE].tobytes()
-        # A second address may carry a label, "eth0:1"; the interface is what stands before it.
-        name = entry[:16].partition(b"\0")[0].decode(errors="replace").partition(":")[0]
-        links.append(Link(name, socket.inet_ntop(socket.AF_INET, entry[20:24])))
+    """Return every address that this machine's interfaces have, IPv4 first."""
     try:
         text = Path("/proc/net/if_inet6").read_text("utf-8")
     except OSError:  # a kernel without IPv6
         text = ""
-    return links + parse_if_inet6(text)
+    return _ipv4_links() + parse_if_inet6(text)
+
+
+def _ipv4_links() -> list[Link]:
+    """Return the IPv4 addresses, from the SIOCGIFCONF call (netdevice(7))."""
+    size = 256 * _IFREQ_SIZE
+    buffer = array.array("B", bytes(size))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        request = struct.pack("iP", size, buffer.buffer_info()[0])
+        filled = struct.unpack("iP", fcntl.ioctl(handle, _SIOCGIFCONF, request))[0]
+    links = []
+    for start in range(0, filled, _IFREQ_SIZE):
+        entry = buffer[start : start + _IFREQ_SIZE].tobytes()
+        label = entry[:16].partition(b"\0")[0].decode(errors="replace")
+        # A second address may carry a label, "eth0:1", after the interface.
+        interface = label.partition(":")[0]
+        links.append(Link(interface, socket.inet_ntop(socket.AF_INET, entry[20:24])))
+    return links
 
 
 def parse_if_inet6(text: str) -> list[Link]:
     """Read /proc/net/if_inet6: address in 32 digits, four numbers, interface."""
-    rows = [line.split() for line in text.splitlines()]
-    return [
-        Link(row[5], str(ipaddress.IPv6Address(bytes.fromhex(row[0]))))
-        for row in rows
-        if len(row) == 6
-    ]
+    links = []
+    for line in text.splitlines():
+        row = line.split()
+        if len(row) == 6:
+            address = ipaddress.IPv6Address(bytes.fromhex(row[0]))
+            links.append(Link(row[5], str(address)))
+    return links
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address.
+    """Return the interface that has this address.
 
     Raises:
         NodeError: it is not an address of this machine; the message lists those that are.
     """
     links = local_addresses()
-    wanted = address.partition("%")[0]
+    without_zone = address.partition("%")[0]
     for link in links:
-        if link.address == wanted:
+        if link.address == without_zone:
             return link.interface
     raise _no_such("no interface has this address", address, links)
 
 
 def address_of(interface: str, like: str = "") -> str:
-    """The first address of an interface, of the same family as ``like`` where it has one.
+    """Return the first address of an interface, of the family of ``like`` if it has one.
 
     Raises:
-        NodeError: there is no such interface, or it has no address; the message lists those there.
+        NodeError: there is no such interface, or it has no address; the message lists all.
     """
     links = local_addresses()
-    own = [link.address for link in links if link.interface == interface]
-    if not own:
+    addresses = [link.address for link in links if link.interface == interface]
+    if not addresses:
         raise _no_such("this node has no such interface, or it has no address", interface, links)
-    return next((one for one in own if (":" in one) == (":" in like)), own[0])
+    for address in addresses:
+        if _is_ipv6(address) == _is_ipv6(like):
+            return address
+    return addresses[0]
 
 
 def interface_for(head_address: str) -> Link:
-    """The interface and address by which this node reaches the head node.
+    """Return the interface and address by which this node reaches the head node.
 
     Raises:
         NodeError: there is no route to it.
     """
     if is_loopback(head_address):
         return Link("lo", "127.0.0.1")
-    own = route_to(head_address, FIRST_PORT)
-    return Link(interface_of(own), own)
+    address = route_to(head_address, FIRST_PORT)
+    return Link(interface_of(address), address)
 
 
 def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) -> Link:
-    """What ``[launch] interface`` means on this node.
+    """Return the interface and address that ``[launch] interface`` means on this node.
 
     Args:
         setting: ``auto`` for the route to the head node; a name for all nodes; or names by
@@ -190,54 +197,74 @@ def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) 
 
 
 def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
-    """The name that ``[launch] interface`` has for this node, or ``auto``.
+    """Return the name that ``[launch] interface`` has for this node, or ``auto``.
 
     Raises:
         NodeError: a pattern that cannot be read.
     """
     if isinstance(setting, str):
         return setting
-    return next((name for nodes, name in setting.items() if hostlist.matches(nodes, node)), "auto")
+    for pattern, name in setting.items():
+        if hostlist.matches(pattern, node):
+            return name
+    return "auto"
 
 
 def advertised_address(hostname: str, peer: str = "") -> str:
-    """The address under which other nodes reach this host.
+    """Return the address under which other nodes reach this host.
 
-    With a peer's numeric address: the one this host would send to it from. Else what its name
-    means, loopback left out (Debian puts ``127.0.1.1 name`` into /etc/hosts); else the only
-    address that its interfaces have.
+    With a peer's numeric address: the one this host would send to it from. Otherwise the first
+    address of its name, except loopback (Debian puts ``127.0.1.1 name`` into /etc/hosts); else the
+    only address that its interfaces have.
 
     Raises:
-        NodeError: none, or several with nothing to choose by.
+        NodeError: there is none, or there are several and nothing decides between them.
     """
     if peer and not is_loopback(peer):
         return route_to(peer, FIRST_PORT)
+    return _named_address(hostname) or _only_address(hostname)
+
+
+def _named_address(hostname: str) -> str:
+    """Return the first reachable address of a name; empty if there is none."""
     try:
-        named = [address for address in resolve(hostname) if _reachable(address)]
+        addresses = resolve(hostname)
     except NodeError:  # the interfaces may still tell
-        named = []
-    if named:
-        return named[0]
-    local = [link for link in local_addresses() if _reachable(link.address)]
-    own = [link.address for link in local]
-    by_family = [address for address in own if ":" not in address] or own
-    if len(by_family) == 1:
-        return by_family[0]
-    raise _no_such("other nodes cannot be told an address of this host", hostname, local)
+        return ""
+    return next(filter(_is_reachable, addresses), "")
+
+
+def _only_address(hostname: str) -> str:
+    """Return the only reachable address of the interfaces, of IPv4 where they have that.
+
+    Raises:
+        NodeError: there is none, or there are several.
+    """
+    links = [link for link in local_addresses() if _is_reachable(link.address)]
+    addresses = [link.address for link in links]
+    candidates = [address for address in addresses if not _is_ipv6(address)] or addresses
+    if len(candidates) != 1:
+        raise _no_such("other nodes cannot be told an address of this host", hostname, links)
+    return candidates[0]
+
+
+def _is_ipv6(address: str) -> bool:
+    return ":" in address
 
 
 def port_for(job_id: str) -> int:
-    """A job's own port, outside the ephemeral range; the same on every node without asking."""
-    number = int(job_id) if job_id.isascii() and job_id.isdigit() else _hashed(job_id)
+    """Return a job's own port, outside the ephemeral range; every node computes the same one."""
+    is_number = job_id.isascii() and job_id.isdigit()
+    number = int(job_id) if is_number else _hashed(job_id)
     return FIRST_PORT + number % (LAST_PORT - FIRST_PORT + 1)
 
 
 def free_port(preferred: int, span: int = 64, address: str = "") -> int:
-    """The preferred port, or the next one that can be listened on, up to 65535 and round again.
+    """Return the preferred port, or the next free one, up to 65535 and on from 61000.
 
     Args:
         preferred: the first to try, between 61000 and 65535.
-        span: how many to try.
+        span: the number of ports to try.
         address: a numeric address of this machine; empty for all of them.
 
     Raises:
@@ -268,7 +295,7 @@ def free_port(preferred: int, span: int = 64, address: str = "") -> int:
 def _listen(address: str, port: int) -> socket.socket:
     """Listen as a rendezvous store does: address reuse on, both families where there are two."""
     if address:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
         return socket.create_server((address, port), family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -279,12 +306,12 @@ def _hashed(job_id: str) -> int:
     return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big")
 
 
-def _reachable(address: str) -> bool:
-    """Whether another machine may use this address: neither loopback nor link-local."""
+def _is_reachable(address: str) -> bool:
+    """Return True if another machine may use this address: not loopback, not link-local."""
     return not is_loopback(address) and not ipaddress.ip_address(address).is_link_local
 
 
 def _no_such(what: str, where: str, links: list[Link]) -> NodeError:
-    there = ", ".join(f"{link.interface} {link.address}" for link in links) or "none but loopback"
-    why = f"on {socket.gethostname()} there are: {there}"
+    listed = ", ".join(f"{link.interface} {link.address}" for link in links)
+    why = f"on {socket.gethostname()} there are: {listed or 'none but loopback'}"
     return NodeError(Problem(what=what, where=where, why=why, fix=_LINK_SETTING))

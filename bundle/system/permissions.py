@@ -1,7 +1,7 @@
-"""Who may read what a job leaves: its user alone, or also the group of the log directory.
+"""Readers of a job's files: its user alone, or also the group of the log directory.
 
-Arguments and what ranks print may hold secrets, so the caller's umask does not decide. What was
-there before is left as it is: its mode is somebody's own choice.
+Arguments and the output of ranks may hold secrets, so the caller's umask does not decide. The mode
+of what was there before stays: it is somebody's own choice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FOLDER = {PRIVATE: 0o700, GROUP: 0o750}
 _FILE = {PRIVATE: 0o600, GROUP: 0o640}
 
 Opener = Callable[[str, int], int]
-"""What :func:`open` takes as its ``opener``."""
+"""The type of the ``opener`` of :func:`open`."""
 
 
 def make_folder(path: str, mode: str) -> None:
@@ -44,19 +44,19 @@ def make_folder(path: str, mode: str) -> None:
 
 
 def opener(mode: str) -> Opener:
-    """Return what opens the files of a job for writing, and makes those that are missing.
+    """Return a function that opens, or creates, the files of a job for writing.
 
-    What is there already is looked at before it is written to, or emptied: it may be planted.
+    A file that exists is examined before it is written to, or emptied: it may be planted.
     """
 
-    def opened(path: str, flags: int) -> int:
+    def open_file(path: str, flags: int) -> int:
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a planted pipe would never open
         try:
             handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            return _ours(os.open(path, flags & ~os.O_TRUNC), path, flags)
+            return _examined(os.open(path, flags & ~os.O_TRUNC), path, flags)
         try:
             _share(handle, os.path.dirname(os.path.abspath(path)), _FILE[mode], mode)
         except BaseException:
@@ -64,11 +64,11 @@ def opener(mode: str) -> Opener:
             raise
         return handle
 
-    return opened
+    return open_file
 
 
-def _ours(handle: int, path: str, flags: int) -> int:
-    """Return a file that was there, emptied if that is asked for.
+def _examined(handle: int, path: str, flags: int) -> int:
+    """Return an open file that existed before, emptied if the flags ask for that.
 
     Raises:
         OSError: it may not be written to.
@@ -85,23 +85,23 @@ def _ours(handle: int, path: str, flags: int) -> int:
     return handle
 
 
-def _refusal(found: os.stat_result, folder: str) -> str:
-    """Say why a file may not be written to; empty where it may."""
-    if not stat.S_ISREG(found.st_mode):
+def _refusal(status: os.stat_result, folder: str) -> str:
+    """Return why a file may not be written to; empty if it may."""
+    if not stat.S_ISREG(status.st_mode):
         return "is no regular file"
     # The directory's owner may replace it anyway; some servers make every file somebody else's.
-    if found.st_uid not in (os.geteuid(), os.stat(folder).st_uid):
-        return f"belongs to somebody else (uid {found.st_uid})"
-    if found.st_nlink > 1:
+    if status.st_uid not in (os.geteuid(), os.stat(folder).st_uid):
+        return f"belongs to somebody else (uid {status.st_uid})"
+    if status.st_nlink > 1:
         return "has another name elsewhere (a hard link)"
     return ""
 
 
 def _share(handle: int, folder: str, bits: int, mode: str) -> None:
-    """Set the mode of what was just made; only the directory's own group may ever read it."""
+    """Set the mode of a new file; only the directory's own group may ever read it."""
     if mode == GROUP:
         try:
             os.fchown(handle, -1, os.stat(folder).st_gid)
-        except OSError:  # the user is not in that group: then nobody else reads it
+        except OSError:  # the user is not in that group: nobody else may read it
             bits &= 0o700
     os.fchmod(handle, bits)

@@ -1,8 +1,8 @@
 """The only place on the far side that starts processes.
 
 Arguments are lists, never a shell's line. Each command is logged before it runs. Every process
-leads a session of its own and is told to end when the thread that started it does, so that a
-killed agent leaves nothing behind.
+leads a session of its own and gets SIGTERM when the thread that started it ends, so that a killed
+agent leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,28 +30,28 @@ TAIL_LINES = 15
 MARK = "STAGER_PROCESS"
 """The variable by which :func:`stop` finds descendants that left for a session of their own.
 
-It holds one token for each :func:`start` on the way from the first process, joined by slashes. What
-has lost it besides, as by ``env -i``, is found where :func:`adopt_orphans` was called.
+It holds one token for each :func:`start` on the way from the first process, joined by slashes. A
+process that has lost it, as by ``env -i``, is found where :func:`adopt_orphans` was called.
 """
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 10.0
-_STARTED = itertools.count()
+_SERIAL_NUMBERS = itertools.count()
 _waited_for: set[int] = set()
-"""Processes that :func:`start` has started and whose exit status nobody has taken yet."""
+"""Processes from :func:`start` whose exit status nobody has collected yet."""
 _adopting = [False]
-"""Whether orphans become children of this process."""
+"""True if orphans become children of this process; a list, as it changes."""
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 
 Stream = Union[int, IO[bytes], None]
-"""What ``subprocess.Popen`` takes for a stream."""
+"""A stream as ``subprocess.Popen`` takes it."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """What a finished command left behind."""
+    """The result of a finished command."""
 
     argv: tuple[str, ...]
     """The command as it was started."""
@@ -70,7 +70,7 @@ class ProcessError(Exception):
         argv: the command.
         code: its exit status, negative for a signal; None where it never started.
         tail: the last lines it wrote to standard error, or else to standard output.
-        reason: what happened, in a few words.
+        reason: the event, in a few words.
     """
 
     def __init__(
@@ -95,39 +95,46 @@ class Process(subprocess.Popen[bytes]):
     mark: str = ""
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """Return its exit status, negative for a signal; None while it runs."""
         return self._ended(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and give its exit status.
+        """Wait for its end, and return its exit status.
 
         Raises:
             subprocess.TimeoutExpired: it runs for longer than ``timeout`` seconds.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        if timeout is not None:
+            return self._wait_until(time.monotonic() + timeout, timeout)
         while True:
-            code = self._ended(0 if until is None else os.WNOHANG)
+            code = self._ended(0)
             if code is not None:
                 return code
-            if until is not None and timeout is not None:
-                if time.monotonic() >= until:
-                    raise subprocess.TimeoutExpired(self.args, timeout)
-                time.sleep(min(_POLL_SECONDS / 10, max(0.0, until - time.monotonic())))
+
+    def _wait_until(self, deadline: float, timeout: float) -> int:
+        while True:
+            code = self._ended(os.WNOHANG)
+            if code is not None:
+                return code
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(min(_POLL_SECONDS / 10, left))
 
     def _ended(self, flags: int) -> int | None:
-        """The exit status: looked at, noted, and only then taken from the kernel."""
+        """Return the exit status: it is read and noted before the kernel forgets it."""
         if self.returncode is not None:
             return self.returncode
         try:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
-        except ChildProcessError:  # somebody ignores SIGCHLD, or another thread was quicker
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
+        except ChildProcessError:  # SIGCHLD is ignored, or another thread was quicker
             self.returncode = 0 if self.returncode is None else self.returncode
             _waited_for.discard(self.pid)
             return self.returncode
-        if found is None:
+        if ended is None:
             return None
-        exited = found.si_code == os.CLD_EXITED
-        self.returncode = found.si_status if exited else -found.si_status
+        exited = ended.si_code == os.CLD_EXITED
+        self.returncode = ended.si_status if exited else -ended.si_status
         with suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
         _waited_for.discard(self.pid)
@@ -135,7 +142,7 @@ class Process(subprocess.Popen[bytes]):
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit status in words: ``exit status 3``, ``ended by SIGKILL``."""
+    """Return an exit status in words: ``exit status 3``, ``ended by SIGKILL``."""
     if code is None:
         return "did not start"
     if code >= 0:
@@ -155,15 +162,15 @@ def run(
     input: str | None = None,
     check: bool = True,
 ) -> Completed:
-    """Run one command to its end and return what it wrote.
+    """Run one command to its end and return its output.
 
     Args:
         argv: the program and its arguments.
-        timeout: seconds after which it is killed, with all that it started.
+        timeout: seconds after which it is killed, with everything that it started.
         env: its whole environment; None for this process's.
         cwd: the directory to run in; None for this one.
         input: text for its standard input; None for an empty one.
-        check: whether an exit status other than 0 raises.
+        check: True to raise for an exit status other than 0.
 
     Raises:
         ProcessError: it cannot be started, took too long, or (with ``check``) failed.
@@ -210,7 +217,7 @@ def start(
         ProcessError: it cannot be started.
     """
     log.debug("start: %s", shlex.join(masked(argv)))
-    mark = f"{os.getpid()}-{time.time_ns()}-{next(_STARTED)}"
+    mark = f"{os.getpid()}-{time.time_ns()}-{next(_SERIAL_NUMBERS)}"
     marks = "/".join(filter(None, (os.environ.get(MARK), mark)))
     full_env = {**(os.environ if env is None else env), MARK: marks}
     try:
@@ -222,7 +229,7 @@ def start(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=_die_with_parent(),  # a few system calls; libc is loaded before the fork
+            preexec_fn=_parent_death_request(),  # few system calls; libc is loaded before the fork
         )
     except (OSError, subprocess.SubprocessError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
@@ -236,16 +243,16 @@ def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent has ended; :func:`stop` ends them, too.
 
     It is for a process that looks after the user's programs: these may start others in a session of
-    their own and without our variable, and leave them behind. Whoever calls this must not start
-    processes in one thread and stop others in another at the same time: what was started just now
-    would pass for an orphan. A program that takes this one's place (``execve``) keeps the role.
+    their own and without our variable, and leave them behind. A process that calls this must not
+    start processes in one thread and stop others in another at the same time: a new child could be
+    mistaken for an orphan. A program that replaces this one (``execve``) keeps the role.
     """
     with suppress(OSError, AttributeError):
         _adopting[0] = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def reap_orphans() -> None:
-    """Let orphans go that have ended by themselves: an adopted zombie stays until it is waited for.
+    """Collect orphans that have ended: an adopted zombie stays until it is waited for.
 
     It costs one system call where there are none.
     """
@@ -261,19 +268,19 @@ def reap_orphans() -> None:
 
 
 def _is_orphan(child: int) -> bool:
-    """Tell a child that was adopted from one that was started, or forked, by this process.
+    """Return True if a child was adopted, not started or forked by this process.
 
-    Forked ones stay in our session, where none of those that are started here ever gets back.
+    Forked children stay in our session, which none of those started here ever rejoins.
     """
     return child not in _waited_for and os.getsid(child) != os.getsid(0)
 
 
 def stop(process: subprocess.Popen[bytes], grace: float) -> int:
-    """End a process and all that it started; nothing of it is left running.
+    """End a process and everything that it started; nothing of it is left running.
 
-    SIGTERM goes to its process group, and to every descendant that is there once the leader is
-    gone; what still lives ``grace`` seconds later gets SIGKILL, also those in sessions of their
-    own, as the workers of ``torchrun`` are.
+    SIGTERM goes to its process group, and to every descendant that is left once the leader has
+    ended. Whatever is alive ``grace`` seconds later gets SIGKILL, also processes in sessions of
+    their own, such as the workers of ``torchrun``.
 
     Returns:
         The exit status of the process, negative for a signal.
@@ -286,58 +293,70 @@ def stop(process: subprocess.Popen[bytes], grace: float) -> int:
 
 
 def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
-    """Wait ``grace`` seconds for all members to be gone, then kill until they are."""
+    """Wait ``grace`` seconds for all members to end, then kill until they have."""
     term_until = time.monotonic() + grace
     kill_until = term_until + _KILL_SECONDS  # a process in uninterruptible sleep cannot be killed
-    told: set[int] = set()
+    terminated: set[int] = set()
     while time.monotonic() < kill_until:
         killing = time.monotonic() >= term_until
-        gone = process.poll() is not None
-        if gone or killing:
-            # A child that becomes an orphan while we look may be missed once.
-            members = set(_members(process.pid, mark)) or set(_members(process.pid, mark))
-            if gone and not members:
+        leader_ended = process.poll() is not None
+        if leader_ended or killing:
+            # A child that becomes an orphan during the search may be missed once.
+            members = _members(process.pid, mark) or _members(process.pid, mark)
+            if leader_ended and not members:
                 return
-            if gone:
-                _signal_each(sorted(members - told), signal.SIGTERM)
-                told |= members
-            if killing:  # parents first, as a rule: a shell would tell of what happened to others
+            if leader_ended:
+                _signal_each(sorted(members - terminated), signal.SIGTERM)
+                terminated |= members
+            if killing:  # parents first, as a rule: a shell would report the end of its children
                 _signal_each(sorted(members), signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    members = set(_members(process.pid, mark))
+    members = _members(process.pid, mark)
     log.warning("processes of group %d do not end: %s", process.pid, sorted(members))
 
 
-def _members(group: int, mark: str) -> Iterator[int]:
-    """Living processes of a group or session, those that carry the mark, and orphans; no zombies.
+def _members(group: int, mark: str) -> set[int]:
+    """Return the living processes of a group or session, those with the mark, and orphans.
 
-    Of several processes that end their orphans belong to the one that is stopped first.
+    If several processes are stopped, the orphans belong to the one that is stopped first.
     """
     reap_orphans()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    members = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        pid = int(name)
+        if pid == os.getpid():
             continue
         with suppress(OSError):  # it ended meanwhile, or belongs to another user
-            # proc(5): the name, in parentheses, may hold anything; then state ppid pgrp session
-            state, parent, pgrp, session = (
-                (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
-            )
-            pid = int(entry.name)
-            if state in "ZX":
-                continue
-            if (
-                group in (int(pgrp), int(session))
-                or (_adopting[0] and int(parent) == os.getpid() and _is_orphan(pid))
-                or (mark and mark in _marks((entry / "environ").read_bytes()))
-            ):
-                yield pid
+            if _is_member(pid, group, mark):
+                members.add(pid)
+    return members
+
+
+def _is_member(pid: int, group: int, mark: str) -> bool:
+    """Return True for a living process of a group or session, with a mark, or an orphan of ours.
+
+    Raises:
+        OSError: it has ended, or belongs to another user.
+    """
+    line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    # proc(5): the name, in parentheses, may hold anything; then state ppid pgrp session
+    state, parent, process_group, session = line.rpartition(")")[2].split()[:4]
+    if state in "ZX":
+        return False
+    if group in (int(process_group), int(session)):
+        return True
+    if _adopting[0] and int(parent) == os.getpid() and _is_orphan(pid):
+        return True
+    return bool(mark) and mark in _marks(Path(f"/proc/{pid}/environ").read_bytes())
 
 
 def _marks(environ: bytes) -> list[str]:
-    """The tokens in an environment as /proc shows it."""
+    """Return the tokens in an environment as /proc shows it."""
     prefix = f"{MARK}=".encode()
-    held = [item for item in environ.split(b"\0") if item.startswith(prefix)]
-    return held[0][len(prefix) :].decode(errors="replace").split("/") if held else []
+    for item in environ.split(b"\0"):
+        if item.startswith(prefix):
+            return item[len(prefix) :].decode(errors="replace").split("/")
+    return []
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -352,7 +371,7 @@ def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _drain(process: subprocess.Popen[bytes]) -> str:
-    """What a stopped process had written; not waiting for pipes that someone else holds open."""
+    """Return what a stopped process had written, without waiting for pipes that others hold."""
     try:
         out, err = process.communicate(timeout=1)
     except subprocess.TimeoutExpired:
@@ -361,18 +380,21 @@ def _drain(process: subprocess.Popen[bytes]) -> str:
     return text
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child does between fork and exec; loads libc now, as that is unsafe after a fork."""
+def _parent_death_request() -> Callable[[], None] | None:
+    """Return what a child does between fork and exec, to get SIGTERM when its parent ends.
+
+    libc is loaded now, as that is unsafe after a fork.
+    """
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):
         return None
     parent = os.getpid()
 
-    def ask() -> None:
+    def request() -> None:
         open_files.restore_open_files()
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # it ended before the request was made
             os._exit(1)
 
-    return ask
+    return request

@@ -1,4 +1,4 @@
-"""Being told to end, by a signal: it becomes an exception, once, and what follows is tidying up."""
+"""Signals that end the program: the first one becomes an exception, and clean-up follows."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 
-TOLD_TO_END = 128 + signal.SIGTERM
-"""Exit status of what was ended by SIGTERM."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status of a program that SIGTERM ended."""
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AGAIN_SECONDS = 0.01
 
 
-_holding = [0, 0]
-"""How many blocks put signals off, and whether one has come meanwhile."""
+@dataclass
+class _Deferral:
+    """Signals that are put off until a block is done."""
+
+    blocks: int = 0
+    """Number of blocks that put signals off."""
+    pending: bool = False
+    """True if a signal has come meanwhile."""
+
+
+_deferral = _Deferral()
 
 
 class Stopped(BaseException):
@@ -24,11 +34,11 @@ class Stopped(BaseException):
 
 
 def end_on_signals() -> None:
-    """From now on SIGTERM, SIGINT and SIGHUP raise :class:`Stopped`, once, in the main thread.
+    """Let SIGTERM, SIGINT and SIGHUP raise :class:`Stopped`, once, in the main thread.
 
-    SIGHUP stays ignored where it was, as under ``nohup``.
+    SIGHUP stays ignored where it was ignored, as under ``nohup``.
     """
-    for number in _ENDING:
+    for number in _ENDING_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
     sys.unraisablehook = _raise_again
@@ -36,39 +46,39 @@ def end_on_signals() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Put off being told to end until the block is done: what it does must be done whole."""
-    _holding[0] += 1
+    """Put signals off until the block is done: it must not be left half-way."""
+    _deferral.blocks += 1
     try:
         yield
     finally:
-        _holding[0] -= 1
-        if _holding[1] and not _holding[0]:
-            _holding[1] = 0
+        _deferral.blocks -= 1
+        if _deferral.pending and not _deferral.blocks:
+            _deferral.pending = False
             _stop(signal.SIGTERM, None)
 
 
 def ignore_signals() -> None:
-    """From now on the same signals do nothing: what is left to do is quick, and must be done."""
-    for number in (*_ENDING, signal.SIGALRM):
+    """Ignore the same signals from now on: the remaining work is short, and must be done."""
+    for number in (*_ENDING_SIGNALS, signal.SIGALRM):
         # A function, not SIG_IGN: for a signal that has come already and whose handler has not run
         # yet, Python would then print a traceback (see Modules/signalmodule.c, "race condition").
         signal.signal(number, _pass)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if _holding[0]:
-        _holding[1] = 1
+    if _deferral.blocks:
+        _deferral.pending = True
         return
-    # Once is enough: a second signal must not interrupt the cleaning up that the first one began.
+    # A second signal must not interrupt the clean-up that the first one began.
     ignore_signals()
     raise Stopped
 
 
 def _raise_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Raise once more, a moment later and elsewhere, what Python drops.
+    """Raise the exception again, a moment later and elsewhere, if Python has dropped it.
 
-    It does so in destructors and in callbacks of weak references, and only prints the exception;
-    that we were told to end would go unheard.
+    In destructors and in callbacks of weak references Python only prints an exception; the signal
+    would be lost.
     """
     if not issubclass(dropped.exc_type, Stopped):
         sys.__unraisablehook__(dropped)

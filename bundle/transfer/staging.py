@@ -36,7 +36,10 @@ def stage(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     incoming = request.get("incoming")
     if incoming is None:
         return _unpack(
-            job, request, str(request["bundle"]), unpack.Sent(checked=bool(request.get("checked")))
+            job,
+            request,
+            str(request["bundle"]),
+            unpack.Source(checked=bool(request.get("checked"))),
         )
     path = str(incoming["target"])
     with locks.using_root(str(request["root"])):
@@ -64,7 +67,7 @@ def _receive(job: Job, hearing: AgentChannel, path: str) -> dict[str, Any]:
         hearing.emit({"event": "ready", "step": _step_id()})
         listening.start()
         try:
-            answer = _unpack(job, request, path, unpack.Sent(excerpt, arrival))
+            answer = _unpack(job, request, path, unpack.Source(excerpt, arrival))
         except NodeError as exc:
             listening.join()
             if arrival.failed:
@@ -111,7 +114,7 @@ def _follow(hearing: AgentChannel, arrival: Arrival) -> None:
     arrival.end(whole=hearing.command() == GO)
 
 
-def _unpack(job: Job, request: Mapping[str, Any], path: str, sent: unpack.Sent) -> dict[str, Any]:
+def _unpack(job: Job, request: Mapping[str, Any], path: str, sent: unpack.Source) -> dict[str, Any]:
     cpus = int(str(probe.host_facts()["cpus"]))
     answer: dict[str, Any] = {}
     try:
@@ -121,9 +124,9 @@ def _unpack(job: Job, request: Mapping[str, Any], path: str, sent: unpack.Sent) 
             expected=job.bundle_id,
             python=str(request["python"]),
             processes=max(1, cpus // int(request["nodes_here"])),
-            sent=replace(sent, trusted=job.trusted_bundle),
+            source=replace(sent, trusted=job.trusted_bundle),
         )
-    except unpack.Lacking as exc:
+    except unpack.MissingLayer as exc:
         return {"lacking": True, "problems": [exc.problem.to_json()]}
     answer["path"], answer["reused"] = made.path, made.reused
     if made.mended is not None:

@@ -47,10 +47,10 @@ class Chosen:
 
 
 def folder_of(options: Options) -> Path:
-    """The folder that ``--data`` names.
+    """Return the folder that ``--data`` names.
 
     Raises:
-        TrainerError: it names none.
+        TrainerError: it does not name a folder.
     """
     if options.data is None or not options.data.is_dir():
         raise TrainerError(
@@ -62,65 +62,83 @@ def folder_of(options: Options) -> Path:
 
 
 def file_of(options: Options, pattern: str) -> Path:
-    """The file that ``--data`` names, or the one in its folder that fits a pattern.
+    """Return the file that ``--data`` names, or the one in its folder that fits a pattern.
 
     Raises:
         TrainerError: there is none, or more than one.
     """
-    if options.data is not None and options.data.is_file():
-        return options.data
-    names = [] if options.data is None else sorted(options.data.glob(pattern))
-    if len(names) == 1:
-        return names[0]
-    said = "--data is missing" if options.data is None else f"--data {options.data}"
-    many = ", ".join(path.name for path in names) or "no such file"
+    data = options.data
+    if data is None:
+        setting, paths = "--data is missing", []
+    elif data.is_file():
+        return data
+    else:
+        setting, paths = f"--data {data}", sorted(data.glob(pattern))
+    if len(paths) == 1:
+        return paths[0]
+    names = ", ".join(path.name for path in paths) or "no such file"
     raise TrainerError(
-        f"{said}: {options.workload} needs one file {pattern} ({many})",
+        f"{setting}: {options.workload} needs one file {pattern} ({names})",
         hint="name the file; it is read as it is, nothing is fetched",
     )
 
 
 def read_mnist(folder: Path) -> Splits:
-    """The training and the test split of MNIST, or the only one that is there.
+    """Return the training and the test split of MNIST, or the only one that is there.
 
     Raises:
         TrainerError: there is none, or a file is damaged.
     """
-    found = {}
+    splits = []
     for split in _SPLITS:
-        paths = {kind: _idx_path(folder, split, kind, axes) for kind, axes in _KINDS.items()}
-        there = {kind: path for kind, path in paths.items() if path is not None}
-        if len(there) == 1:
-            kind, path = next(iter(there.items()))
-            other = next(name for name in _KINDS if name != kind)
-            raise TrainerError(
-                f"{path} is there, and the {other} that belong to it are not",
-                hint=f"copy {split}-{other}-idx{_KINDS[other]}-ubyte.gz to the same folder",
-            )
-        if there:
-            found[split] = _joined(
-                read_idx(there["images"], 3), read_idx(there["labels"], 1), there, DIGIT
-            )
-    if not found:
+        paths = _idx_paths(folder, split)
+        if paths:
+            images, labels = read_idx(paths["images"], 3), read_idx(paths["labels"], 1)
+            splits.append(_joined(images, labels, paths, DIGIT))
+    if not splits:
         raise TrainerError(
             f"--data {folder} has no IDX files of MNIST",
             hint="their names are train-images-idx3-ubyte, t10k-labels-idx1-ubyte and so on, "
             "with .gz or without",
         )
-    first, *more = found.values()
+    first, *more = splits
     return Splits(train=first, held_out=more[0] if more else None)
 
 
-def read_idx(path: Path, axes: int) -> Tensor:
-    """The array in an IDX file: bytes, with ``axes`` axes.
+def _idx_paths(folder: Path, split: str) -> dict[str, Path]:
+    """Return the files of a split by their kinds; empty if it has none.
 
     Raises:
-        TrainerError: naming the file, and where it is wrong.
+        TrainerError: one of the two is missing.
+    """
+    paths = {}
+    missing = ""
+    for kind, axes in _KINDS.items():
+        path = _idx_path(folder, split, kind, axes)
+        if path is None:
+            missing = kind
+        else:
+            paths[kind] = path
+    if missing and paths:
+        raise TrainerError(
+            f"{next(iter(paths.values()))} is there, and the {missing} that belong to it are not",
+            hint=f"copy {split}-{missing}-idx{_KINDS[missing]}-ubyte.gz to the same folder",
+        )
+    return paths
+
+
+def read_idx(path: Path, axes: int) -> Tensor:
+    """Return the array in an IDX file: bytes, with ``axes`` axes.
+
+    Raises:
+        TrainerError: it is damaged; the message names the file and the byte.
     """
     import torch
 
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise TrainerError(f"{path} cannot be read: {error}", hint=_SOUND) from error
     head = 4 + 4 * axes
@@ -131,11 +149,12 @@ def read_idx(path: Path, axes: int) -> Tensor:
             hint=_SOUND,
         )
     shape = struct.unpack(f">{axes}I", data[4:head])
-    wanted = head + math.prod(shape)
-    if len(data) != wanted:
+    expected = head + math.prod(shape)
+    if len(data) != expected:
         raise TrainerError(
-            f"{path}: byte {min(len(data), wanted)}: its head says {' x '.join(map(str, shape))}, "
-            f"which is {wanted} bytes in all, and there are {len(data)}",
+            f"{path}: byte {min(len(data), expected)}: its head says "
+            f"{' x '.join(map(str, shape))}, which is {expected} bytes in all, and there are "
+            f"{len(data)}",
             hint=_SOUND,
         )
     if not math.prod(shape):
@@ -144,7 +163,7 @@ def read_idx(path: Path, axes: int) -> Tensor:
 
 
 def read_npz(path: Path) -> Splits:
-    """The images of a file with the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
+    """Return the images in the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
     Raises:
         TrainerError: an array is missing or has no fitting shape, or the file is damaged.
@@ -165,30 +184,22 @@ def read_npz(path: Path) -> Splits:
         raise
     except Exception as error:  # numpy's, zip's and zlib's own, some of them undocumented
         raise TrainerError(f"{path} cannot be read as npz: {error}", hint=_SOUND) from error
-    sides = []
-    for side in ("train", "test"):
-        names = {kind: path / f"{name}_{side}" for kind, name in (("images", "x"), ("labels", "y"))}
-        sides.append(_joined(arrays[f"x_{side}"], arrays[f"y_{side}"], names, THING))
-    return Splits(train=sides[0], held_out=sides[1])
+    splits = []
+    for split in ("train", "test"):
+        names = {"images": path / f"x_{split}", "labels": path / f"y_{split}"}
+        splits.append(_joined(arrays[f"x_{split}"], arrays[f"y_{split}"], names, THING))
+    return Splits(train=splits[0], held_out=splits[1])
 
 
-def choose(found: Splits, options: Options) -> Chosen:
-    """The images that the command line asks for.
+def choose(splits: Splits, options: Options) -> Chosen:
+    """Return the images that the command line asks for.
 
     Raises:
         TrainerError: there are too few.
     """
-    train, held_out = found.train, found.held_out
+    train, held_out = splits.train, splits.held_out
     if held_out is None:
-        count = options.held_out or min(1000, len(train) // 7)
-        if count >= len(train):
-            raise TrainerError(
-                f"--held-out {count} leaves none of the {counted(len(train), 'image')} of "
-                f"{options.data} to train on",
-                hint="hold out fewer",
-            )
-        edge = len(train) - count
-        train, held_out = _part(train, range(edge)), _part(train, range(edge, len(train)))
+        train, held_out = _split(train, options)
     elif options.held_out is not None:
         held_out = _part(held_out, range(min(options.held_out, len(held_out))))
     if options.subset is not None and options.subset < len(train):
@@ -203,8 +214,21 @@ def choose(found: Splits, options: Options) -> Chosen:
     return Chosen(train=train, held_out=held_out)
 
 
+def _split(rows: Rows, options: Options) -> tuple[Rows, Rows]:
+    """Return the images to train on, and the last ones, held out."""
+    count = options.held_out or min(1000, len(rows) // 7)
+    if count >= len(rows):
+        raise TrainerError(
+            f"--held-out {count} leaves none of the {counted(len(rows), 'image')} of "
+            f"{options.data} to train on",
+            hint="hold out fewer",
+        )
+    edge = len(rows) - count
+    return _part(rows, range(edge)), _part(rows, range(edge, len(rows)))
+
+
 def scaled(rows: Rows, mean: float, spread: float) -> Rows:
-    """The images as numbers around 0, with a channel axis: shape (rows, channels, height, width).
+    """Return images as numbers around 0, of shape (rows, channels, height, width).
 
     Args:
         rows: images of bytes, shape (rows, height, width) or (rows, channels, height, width).
@@ -216,19 +240,22 @@ def scaled(rows: Rows, mean: float, spread: float) -> Rows:
 
 
 def _idx_path(folder: Path, split: str, kind: str, axes: int) -> Path | None:
-    """The file of one kind, with or without the word that some mirrors put before its name."""
+    """Return the file of one kind, with or without the prefix that some mirrors use."""
     stem = f"{split}-{kind}-idx{axes}-ubyte"
-    alternatives = (stem, f"{stem}.gz", f"mnist-{stem}", f"mnist-{stem}.gz")
-    return next((folder / name for name in alternatives if (folder / name).is_file()), None)
+    for name in (stem, f"{stem}.gz", f"mnist-{stem}", f"mnist-{stem}.gz"):
+        path = folder / name
+        if path.is_file():
+            return path
+    return None
 
 
 def _joined(inputs: Tensor, labels: Tensor, names: dict[str, Path], shape: tuple[int, ...]) -> Rows:
-    """Images with their labels.
+    """Return images with their labels.
 
     Args:
         inputs: the images, as bytes.
         labels: their classes.
-        names: where both come from.
+        names: the sources of both.
         shape: of one image.
 
     Raises:

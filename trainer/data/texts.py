@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..config import Options, TrainerError
 from ..counts import counted
@@ -46,39 +47,50 @@ def load(options: Options) -> Corpus:
     """Read the rows that ``options`` asks for, the same on every rank.
 
     Raises:
-        TrainerError: when they cannot be read, or are too few to train on and to measure.
+        TrainerError: they cannot be read, or are too few to train on and to measure.
     """
-    held_out: list[Row] | None
-    if options.data is None:
-        train, held_out = read_hub()
-    elif options.data.is_dir():
-        train, held_out = _read_folder(options.data)
-    else:
-        train, held_out = read_csv(options.data), None
+    train, held_out = _read(options.data)
     source = options.data or HUB_NAMES[0]
     if held_out is None:
         train, held_out = _split(train, options.held_out, source)
     elif options.held_out is not None:
         held_out = held_out[: options.held_out]
     if options.subset is not None and options.subset < len(train):
-        # The order of the file is kept, but not its beginning: files are often sorted by class.
-        chosen = random.Random(options.seed).sample(range(len(train)), options.subset)  # noqa: S311
-        train = [train[index] for index in sorted(chosen)]
-    if len({row.label for row in train}) < 2 or not held_out:
+        train = _sample(train, options.subset, options.seed)
+    classes = {row.label for row in train}
+    if len(classes) < 2 or not held_out:
         raise TrainerError(
             f"{source}: {counted(len(train), 'row')} to train on, of "
-            f"{counted(len({row.label for row in train}), 'class', 'classes')}, and "
+            f"{counted(len(classes), 'class', 'classes')}, and "
             f"{len(held_out)} held out: there is nothing to learn",
             hint="give rows of at least two classes to train on, and one row to hold out",
         )
     return Corpus(train=train, held_out=held_out)
 
 
+def _read(data: Path | None) -> tuple[list[Row], list[Row] | None]:
+    """Return the training rows, and the held-out ones if the source has them apart."""
+    if data is None:
+        return read_hub()
+    if data.is_dir():
+        return _read_folder(data)
+    return read_csv(data), None
+
+
+def _sample(rows: list[Row], count: int, seed: int) -> list[Row]:
+    """Return some rows in the order of the file, not only from its beginning.
+
+    Files are often sorted by class.
+    """
+    numbers = random.Random(seed).sample(range(len(rows)), count)  # noqa: S311
+    return [rows[number] for number in sorted(numbers)]
+
+
 def read_csv(path: Path) -> list[Row]:
-    """The rows of a csv file, with or without a header line.
+    """Return the rows of a csv file, with or without a header line.
 
     Raises:
-        TrainerError: naming the first lines that are no labelled text, and how many there are.
+        TrainerError: lines are not labelled texts; the message names the first and counts all.
     """
     rows, problems = [], []
     try:
@@ -107,10 +119,10 @@ def read_csv(path: Path) -> list[Row]:
 
 
 def read_hub() -> tuple[list[Row], list[Row]]:
-    """The training and test rows of ``ag_news``, from the cache when offline.
+    """Return the training and test rows of ``ag_news``, from the cache if offline.
 
     Raises:
-        TrainerError: when the cache does not have it.
+        TrainerError: the cache does not have it.
     """
     try:
         import datasets
@@ -122,24 +134,22 @@ def read_hub() -> tuple[list[Row], list[Row]]:
     reasons = []
     for name in HUB_NAMES:
         try:
-            found = datasets.load_dataset(name)
+            dataset = datasets.load_dataset(name)
         except (OSError, ValueError) as error:  # includes ConnectionError and FileNotFoundError
             reasons.append(f"{name}: {str(error).splitlines()[0]}")
             continue
-        splits = [
-            [
-                Row(label=label, text=_clean(text))
-                for label, text in zip(found[split]["label"], found[split]["text"], strict=True)
-            ]
-            for split in ("train", "test")
-        ]
-        return splits[0], splits[1]
+        return _rows_of(dataset["train"]), _rows_of(dataset["test"])
     raise TrainerError(
         "ag_news is not in the Hugging Face cache:" + "".join(f"\n  {why}" for why in reasons),
         hint='name a csv file with --data; or list datasets = ["ag_news"] under [assets] in '
         "stager.toml and build again; or fetch it once where there is a network, with "
         "HF_HUB_OFFLINE=0 HF_DATASETS_OFFLINE=0 before this command",
     )
+
+
+def _rows_of(split: Any) -> list[Row]:  # noqa: ANN401 - a type of a package that may be missing
+    labels, texts = split["label"], split["text"]
+    return [Row(label=label, text=_clean(text)) for label, text in zip(labels, texts, strict=True)]
 
 
 def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
@@ -155,7 +165,7 @@ def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
 
 
 def _split(rows: list[Row], held_out: int | None, source: object) -> tuple[list[Row], list[Row]]:
-    """The rows to train on, and the last ones, held out."""
+    """Return the rows to train on, and the last ones, held out."""
     count = min(1000, len(rows) // 7) if held_out is None else held_out
     if count >= len(rows):
         raise TrainerError(
@@ -167,17 +177,20 @@ def _split(rows: list[Row], held_out: int | None, source: object) -> tuple[list[
 
 
 def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The line number and the cells of each row that is neither a header nor empty."""
+    """Yield the line number and the cells of each row that is neither a header nor empty."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         for index, cells in enumerate(reader):
-            named = index == 0 and len(cells) > 1 and any(c.isalpha() for c in cells[0])
-            if cells and not named:
+            if cells and not (index == 0 and _is_header(cells)):
                 yield reader.line_num, cells
 
 
+def _is_header(cells: Sequence[str]) -> bool:
+    return len(cells) > 1 and any(character.isalpha() for character in cells[0])
+
+
 def _row(cells: Sequence[str]) -> Row | str:
-    """The row that the cells are, or what is wrong with them."""
+    """Return the row in some cells, or the reason why they are none."""
     label = cells[0].strip()
     if label not in {str(number) for number in range(1, CLASSES + 1)}:
         return f"the class is {label[:20]!r}"

@@ -35,10 +35,10 @@ class Example:
 
 
 def load_tokenizer(options: Options) -> PreTrainedTokenizerBase:
-    """The tokenizer that ``options`` asks for.
+    """Return the tokenizer that ``options`` asks for.
 
     Raises:
-        TrainerError: when the vocabulary is unusable, or the tokenizer is not on this machine.
+        TrainerError: the vocabulary is unusable, or the tokenizer is not on this machine.
     """
     if options.vocab is not None:
         return from_vocabulary(options.vocab)
@@ -64,14 +64,14 @@ def load_tokenizer(options: Options) -> PreTrainedTokenizerBase:
 
 
 def from_vocabulary(path: Path) -> PreTrainedTokenizerBase:
-    """A BERT tokenizer over a WordPiece vocabulary: one token a line, its line its number.
+    """Return a BERT tokenizer over a WordPiece vocabulary: one token a line, its line its number.
 
     It is put together from the parts that ``BertTokenizerFast`` has, because that class reads a
     file given as ``vocab_file=`` in transformers 4 and silently ignores it in transformers 5,
     after which every word is unknown.
 
     Raises:
-        TrainerError: when the file is no such vocabulary.
+        TrainerError: the file is no such vocabulary.
     """
     vocabulary = read_vocabulary(path)
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -89,10 +89,10 @@ def from_vocabulary(path: Path) -> PreTrainedTokenizerBase:
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """The number of each token of a vocabulary file.
+    """Return the number of each token of a vocabulary file.
 
     Raises:
-        TrainerError: when it cannot be read, repeats a token or lacks a special one.
+        TrainerError: it cannot be read, repeats a token or lacks a special one.
     """
     try:
         tokens = path.read_text(encoding="utf-8").splitlines()
@@ -116,20 +116,25 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 def encode(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], most_tokens: int
 ) -> list[Example]:
-    """The rows as token numbers, each cut to ``most_tokens``."""
-    found = tokenizer([row.text for row in rows], truncation=True, max_length=most_tokens)
+    """Return the rows as token numbers, each cut to ``most_tokens``."""
+    encoded = tokenizer([row.text for row in rows], truncation=True, max_length=most_tokens)
     return [
         Example(tokens=tokens, label=row.label)
-        for tokens, row in zip(found["input_ids"], rows, strict=True)
+        for tokens, row in zip(encoded["input_ids"], rows, strict=True)
     ]
 
 
 def unknown_share(tokenizer: PreTrainedTokenizerBase, examples: Iterable[Example]) -> float:
-    """The share of tokens, special ones aside, that the vocabulary does not have (0 to 1)."""
+    """Return the share of tokens that the vocabulary lacks, special ones aside (0 to 1)."""
     unknown = tokenizer.unk_token_id
     ignored = set(tokenizer.all_special_ids) - {unknown}
-    counted = [token for one in examples for token in one.tokens if token not in ignored]
-    return counted.count(unknown) / len(counted) if counted else 1.0
+    total = 0
+    misses = 0
+    for example in examples:
+        tokens = [token for token in example.tokens if token not in ignored]
+        total += len(tokens)
+        misses += tokens.count(unknown)
+    return misses / total if total else 1.0
 
 
 def refuse_unknown(share: float, options: Options) -> None:
@@ -138,7 +143,7 @@ def refuse_unknown(share: float, options: Options) -> None:
     Such a run goes through without an error and never learns: its loss stays at that of a guess.
 
     Raises:
-        TrainerError: when more than half of the tokens are unknown.
+        TrainerError: more than half of the tokens are unknown.
     """
     if share <= MOST_UNKNOWN:
         return
@@ -151,14 +156,14 @@ def refuse_unknown(share: float, options: Options) -> None:
 
 
 def batch(examples: Sequence[Example], padding: int) -> dict[str, Tensor]:
-    """The examples as tensors, padded to the longest of them; padding is masked."""
+    """Return the examples as tensors, padded to the longest of them; padding is masked."""
     import torch
 
-    longest = max(len(one.tokens) for one in examples)
+    longest = max(len(example.tokens) for example in examples)
     tokens = torch.full((len(examples), longest), padding)
     mask = torch.zeros((len(examples), longest), dtype=torch.long)
-    for row, one in enumerate(examples):
-        tokens[row, : len(one.tokens)] = torch.tensor(one.tokens)
-        mask[row, : len(one.tokens)] = 1
-    labels = torch.tensor([one.label for one in examples])
+    for row, example in enumerate(examples):
+        tokens[row, : len(example.tokens)] = torch.tensor(example.tokens)
+        mask[row, : len(example.tokens)] = 1
+    labels = torch.tensor([example.label for example in examples])
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels}

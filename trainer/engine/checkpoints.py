@@ -1,4 +1,4 @@
-"""The checkpoints of earlier runs in the output folder: which to go on from, which to clear.
+"""The checkpoints of earlier runs in the output folder: one to resume from, others to remove.
 
 Hugging Face's Trainer writes one folder ``checkpoint-STEP`` at the end of each epoch, and its
 ``trainer_state.json`` last, so that a folder with one is complete.
@@ -19,27 +19,29 @@ from ..counts import counted
 METRICS = "metrics.json"
 _STATE = "trainer_state.json"
 _PARTS = ("optimizer.pt", "scheduler.pt")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Names of the file with the weights; a checkpoint has one of them."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a run starts."""
+    """The start of a run."""
 
     checkpoint: Path | None = None
-    """The checkpoint to go on from; None starts with first weights."""
+    """The checkpoint to resume from; None for initial weights."""
     epochs_done: float = 0.0
     """Epochs trained before it was written."""
 
 
 def prepare(options: Options, steps_an_epoch: int) -> Start:
-    """Make the output folder ready, on one rank for all, and say where the run starts.
+    """Prepare the output folder, on one rank for all, and return the start of the run.
 
     The metrics of an earlier run are removed, so that they are never taken for this run's.
 
     Raises:
-        TrainerError: when the folder cannot be written, when its checkpoints do not fit this run,
-            or when they belong to an unfinished run and ``--resume`` was not given.
+        TrainerError: the folder cannot be written, its checkpoints do not fit this run, or they
+            belong to an unfinished run and ``--resume`` was not given.
     """
     out = options.out
     try:
@@ -57,10 +59,10 @@ def prepare(options: Options, steps_an_epoch: int) -> Start:
 
 
 def find(options: Options, steps_an_epoch: int) -> Start:
-    """The newest complete checkpoint in the output folder, if there is one.
+    """Return the newest complete checkpoint in the output folder, if there is one.
 
     Raises:
-        TrainerError: when it was made with another number of steps an epoch: the Trainer would
+        TrainerError: it was made with another number of steps an epoch: the Trainer would
             take its step for the wrong epoch and skip rows, or see them twice.
     """
     for folder in reversed(_folders(options.out)):
@@ -80,10 +82,10 @@ def find(options: Options, steps_an_epoch: int) -> Start:
 
 
 def see(start: Start) -> None:
-    """Make sure that this rank sees what rank 0 goes on from.
+    """Make sure that this rank sees the checkpoint of rank 0.
 
     Raises:
-        TrainerError: when it does not.
+        TrainerError: it does not.
     """
     if start.checkpoint is not None and not start.checkpoint.is_dir():
         raise TrainerError(
@@ -104,9 +106,9 @@ def write_metrics(out: Path, metrics: dict[str, float | int]) -> Path:
 def teach_torch_to_load() -> None:
     """Let ``torch.load`` read the Trainer's checkpoints also for older Hugging Face libraries.
 
-    From torch 2.6 on it loads only types it is told to trust, and transformers before 4.48 does
-    not tell it of NumPy's random state (https://github.com/huggingface/transformers/pull/34632).
-    It also asks torch for the place ``cpu:0``, as accelerate names the CPU, and torch has none.
+    From torch 2.6 on it loads only registered types, and transformers before 4.48 does not
+    register NumPy's random state (https://github.com/huggingface/transformers/pull/34632).
+    It also asks torch for the device ``cpu:0``, as accelerate names the CPU, and torch has none.
     """
     import numpy as np
     import torch
@@ -141,17 +143,23 @@ def _clear(out: Path) -> None:
 
 
 def _folders(out: Path) -> list[Path]:
-    """The checkpoint folders, oldest first."""
-    found = [(_NAME.fullmatch(path.name), path) for path in out.iterdir() if path.is_dir()]
-    return [path for _, path in sorted((int(name[1]), path) for name, path in found if name)]
+    """Return the checkpoint folders, oldest first."""
+    numbered = []
+    for path in out.iterdir():
+        name = _NAME.fullmatch(path.name)
+        if name and path.is_dir():
+            numbered.append((int(name[1]), path))
+    return [path for _, path in sorted(numbered)]
 
 
 def _state(folder: Path) -> dict[str, Any] | None:
-    """What the Trainer noted about a checkpoint; None when the checkpoint is not complete."""
+    """Return the Trainer's state of a checkpoint; None if the checkpoint is not complete."""
     try:
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    weights = any((folder / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
-    complete = weights and all((folder / name).is_file() for name in _PARTS)
-    return state if complete and state.get("global_step") and state.get("epoch") else None
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        return None
+    if not all((folder / name).is_file() for name in _PARTS):
+        return None
+    return state if state.get("global_step") and state.get("epoch") else None

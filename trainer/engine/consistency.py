@@ -1,7 +1,7 @@
-"""Whether all ranks were given the same: a rank with other rows or options spoils the work of all.
+"""A check that all ranks have the same rows and options.
 
-It would not be noticed otherwise: the ranks average what they have, whatever it is, or wait for
-each other in different collectives.
+A difference would not be noticed otherwise: the ranks average what they have, whatever it is, or
+wait for each other in different collectives.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _OPTIONS = (
     *("workload", "epochs", "subset", "held_out", "batch_size", "lr", "seed"),
     *("sync", "precision", "save_every"),
 )
-"""Those that decide which steps there are, and what is done in each; ``out`` is rank 0's affair."""
+"""Options that decide the steps and their content; ``out`` matters on rank 0 alone."""
 
 
 def require(world: World, options: Options, rows: Mapping[str, str]) -> None:
-    """Go on only if every rank has the options and rows that rank 0 has.
+    """Continue only if every rank has the options and rows of rank 0.
 
     Args:
         world: the ranks.
-        options: this rank's.
-        rows: what is known of its rows, in words, by what they are for.
+        options: this rank's options.
+        rows: descriptions of its rows, by their purpose.
 
     Raises:
-        TrainerError: on every rank, naming those that differ, and in what.
+        TrainerError: on every rank, with the ranks that differ, and the differences.
     """
     mine = {f"--{name.replace('_', '-')}": str(getattr(options, name)) for name in _OPTIONS}
     mine |= rows
     first = dist.by_first(world, lambda: mine)
 
     def compare() -> None:
-        other = [
+        differences = [
             f"{name} {value} (rank 0: {first[name]})"
             for name, value in mine.items()
             if first[name] != value
         ]
-        if other:
+        if differences:
             raise TrainerError(
-                f"not what rank 0 has: {', '.join(other)}",
+                f"not what rank 0 has: {', '.join(differences)}",
                 hint="start all ranks with the same command; see whether the data on that node is "
                 "another copy",
             )
@@ -56,6 +56,6 @@ def require(world: World, options: Options, rows: Mapping[str, str]) -> None:
 
 
 def described(rows: Rows) -> str:
-    """How many rows there are, and a digest of their labels: numbers that no processor rounds."""
+    """Return the number of rows and a digest of their labels, which no processor rounds."""
     labels = ",".join(map(str, rows.labels.tolist()))
     return f"{len(rows)}, labels {hashlib.sha256(labels.encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""Layers that PyTorch does not have ready-made."""
+"""Layers that PyTorch does not have."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 
-class Residual(nn.Module):  # type: ignore[misc]  # torch need not be where this is checked
-    """What an inner network makes of its input, added to the input, and rectified."""
+class Residual(nn.Module):  # type: ignore[misc]  # torch may be missing where types are checked
+    """An inner network whose output is added to its input, and rectified."""
 
     def __init__(self, inner: nn.Module, around: nn.Module) -> None:
-        """Join the two ways; ``around`` brings the input to the shape that ``inner`` gives."""
+        """Join the two paths; ``around`` brings the input to the shape that ``inner`` gives."""
         super().__init__()
         self.inner, self.around = inner, around
 

@@ -1,8 +1,8 @@
 """The training loop: plain PyTorch, one page, the same for one process and for a thousand.
 
-Everything that is drawn by lot (the order of rows, augmentation, dropout) is a function of the
-seed and of how far the run is. So a run that goes on from a checkpoint ends with the same weights
-as one that was never interrupted.
+Everything random (the order of rows, augmentation, dropout) is a function of the seed and of the
+position in the run. So a run that resumes from a checkpoint ends with the same weights as one that
+was never interrupted.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ..task import Rows, Task
 from . import consistency, precision, saving
 from .progress import Progress
 from .sampling import Order, Position, Share
-from .stopping import Heard, Pulse, Stopped, Told, listening
+from .stopping import Reduction, StepResults, Stopped, StopSignal, recording_signals
 from .sync import Alone, Ddp, synchronised
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-_ROWS_AT_ONCE = 256
-"""When only answers are asked for; less memory than training takes."""
+_EVALUATION_ROWS = 256
+"""Rows of one batch of an evaluation, which takes less memory than training."""
 
 
 class Run:
     """One training run on this rank."""
 
     def __init__(self, task: Task, options: Options, world: World) -> None:
-        """Put the model where it is trained, and make the optimizer.
+        """Move the model to its device, and make the optimizer.
 
         Raises:
-            TrainerError: on every rank, when the options do not fit the job.
+            TrainerError: on every rank, if the options do not fit the job.
         """
         self.task, self.options, self.world = task, options, world
         rows = {"rows to train on": task.train, "rows held out": task.held_out}
@@ -61,19 +61,19 @@ class Run:
         self.best = -1.0
         """The highest accuracy so far."""
         self.stopping = False
-        """Whether some rank was told to stop; the same on all."""
+        """True if some rank has received a signal to stop; the same on all."""
         self.reading = self.stepping = 0.0
-        """Seconds of this rank: getting rows ready; all of its steps, that included."""
+        """Seconds that this rank spent on preparing rows, and on its steps in all."""
 
     @property
     def done(self) -> float:
-        """The share of the whole run that is done (0 to 1)."""
+        """The fraction of the whole run that is done (0 to 1)."""
         rows = self.order.rows
         return (self.at.epoch * rows + self.at.row) / (self.options.epochs * rows)
 
     @property
     def steps(self) -> int:
-        """Steps that the run will have had at its end, as far as is known now."""
+        """Steps of the whole run, as far as is known now."""
         left = -(-(self.order.rows - self.at.row) // self.order.batch)
         return self.at.step + left + (self.options.epochs - self.at.epoch - 1) * self.order.steps
 
@@ -94,8 +94,8 @@ def train(
     """Train to the end, with a checkpoint after each epoch; then write model and metrics.
 
     Raises:
-        TrainerError: on every rank, when the output folder or a checkpoint is unusable.
-        Stopped: the run was told to stop. A checkpoint has been written.
+        TrainerError: on every rank, if the output folder or a checkpoint is unusable.
+        Stopped: a signal came. A checkpoint has been written.
     """
     run = Run(task, options, world)
     saving.begin(run, environ)
@@ -103,27 +103,27 @@ def train(
     accuracy = loss = 0.0
     if run.at.epoch < options.epochs:
         _warm_up(run)
-    with listening() as told, closing(progress):
+    with recording_signals() as stop_signal, closing(progress):
         while run.at.epoch < options.epochs:
-            average = _epoch(run, progress, told)
+            average = _epoch(run, progress, stop_signal)
             accuracy, loss = evaluate(task, world)
             progress.epoch(run.at.epoch, run.at.step, average, accuracy)
             saving.save_epoch(run, accuracy)
             if run.stopping and run.at.epoch < options.epochs:
                 raise Stopped(run.at.step)
-        if not progress.rows:  # it had been trained to its end before
+        if not progress.rows:  # the run was complete before
             accuracy, loss = evaluate(task, world)
     saving.finish(run, progress, accuracy, loss)
 
 
-def _epoch(run: Run, progress: Progress, told: Told) -> float:
-    """The rest of an epoch; returns the mean loss of its rows.
+def _epoch(run: Run, progress: Progress, stop_signal: StopSignal) -> float:
+    """Train for the rest of an epoch; return the mean loss of its rows.
 
     Raises:
-        Stopped: some rank was told to stop.
+        Stopped: some rank has received a signal to stop.
     """
     world, epoch = run.world, run.at.epoch
-    pulse, mean = Pulse(world), _Mean()
+    reduction, mean = Reduction(world), _Mean()
     run.task.model.train()
     while run.at.epoch == epoch:
         share = run.order.share(run.at, world.rank, world.size)
@@ -131,47 +131,52 @@ def _epoch(run: Run, progress: Progress, told: Told) -> float:
         part = _step(run, share)
         run.at = run.order.after(run.at)
         mean.waiting.append((run.at, lr, share.total))
-        _take(run, pulse.beat(part, bool(told.by)), mean, progress)
+        _record(run, reduction.add(part, stop_signal.received), mean, progress)
         if run.at.epoch == epoch and (run.stopping or _is_due(run)):
-            for heard in pulse.rest(bool(told.by)):
-                _take(run, heard, mean, progress)  # what is saved is noted, too
+            for results in reduction.rest(stop_signal.received):
+                _record(run, results, mean, progress)  # up to the step that is saved
             saving.save_step(run)
             if run.stopping:
                 raise Stopped(run.at.step)
-    for heard in pulse.rest(bool(told.by)):
-        _take(run, heard, mean, progress)
+    for results in reduction.rest(stop_signal.received):
+        _record(run, results, mean, progress)
     run.sync.share()
     return mean.total / max(1, mean.rows)
 
 
 def _is_due(run: Run) -> bool:
-    """Whether a checkpoint is to be written here, in the middle of an epoch."""
-    return bool(run.options.save_every) and run.at.step % (run.options.save_every or 1) == 0
+    """Return True if a checkpoint is due here, in the middle of an epoch."""
+    every = run.options.save_every
+    return bool(every) and run.at.step % (every or 1) == 0
 
 
-def _take(run: Run, heard: Heard | None, mean: _Mean, progress: Progress) -> None:
-    """Take in what all ranks said of earlier steps."""
-    if heard is None:
+def _record(run: Run, results: StepResults | None, mean: _Mean, progress: Progress) -> None:
+    """Record the results of earlier steps.
+
+    Raises:
+        TrainerError: on every rank, if a loss is not finite.
+    """
+    if results is None:
         return
-    run.stopping = run.stopping or heard.stop
-    for loss in heard.losses:
+    run.stopping = run.stopping or results.stop
+    for loss in results.losses:
         at, lr, rows = mean.waiting.popleft()
         if not math.isfinite(loss):
             raise TrainerError(
                 f"the loss of step {at.step} is {loss}: nothing can be learned from there on",
                 hint="lower --lr, or look for broken rows; checkpoints of earlier epochs are kept",
-                everywhere=True,  # all ranks have heard the same numbers
+                everywhere=True,  # all ranks have the same numbers
             )
         mean.total, mean.rows = mean.total + loss, mean.rows + rows
         progress.step(at.step, at.epoch + at.row / run.order.rows, loss / rows, lr, rows)
 
 
 def _warm_up(run: Run) -> None:
-    """Go through a step that changes nothing.
+    """Run a step that changes nothing.
 
-    After its first backward pass, DistributedDataParallel lays its buckets out anew, and Gloo adds
-    numbers up in another order then. A run that goes on would have that happen at another step than
-    the one that it was, and end with other bits.
+    After its first backward pass, DistributedDataParallel rearranges its buckets, and Gloo then
+    adds numbers in another order. In a run that resumes this would happen at another step than in
+    the original one, and it would end with other bits.
     """
     if isinstance(run.sync, Ddp):
         share = run.order.share(run.at, run.world.rank, run.world.size)
@@ -180,11 +185,11 @@ def _warm_up(run: Run) -> None:
 
 
 def _step(run: Run, share: Share) -> Tensor:
-    """One step of this rank; returns its part of the sum of the losses."""
+    """Run one step of this rank; return its part of the sum of the losses."""
     import torch
 
-    # torch.manual_seed would note where it was called from, for each kind of GPU that is not there:
-    # a tenth of a short step, and memory that is never given back.
+    # torch.manual_seed would record its call stack for each kind of GPU that is missing: a tenth of
+    # a short step, and memory that is never released.
     seed = _mixed(run.options.seed, run.at.step, run.world.rank)
     torch.default_generator.manual_seed(seed)
     if run.world.device != "cpu":
@@ -200,7 +205,7 @@ def _step(run: Run, share: Share) -> Tensor:
 
 
 def _forward(run: Run, share: Share) -> tuple[Tensor, Tensor]:
-    """What this rank minimises in a step, and its part of the sum of the losses."""
+    """Return the value that this rank minimises, and its part of the sum of the losses."""
     task, device = run.task, run.world.device
     started = time.perf_counter()
     inputs, labels = task.train.inputs[share.rows], task.train.labels[share.rows]
@@ -212,7 +217,7 @@ def _forward(run: Run, share: Share) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(scores: Tensor, labels: Tensor, share: Share, ranks: int) -> tuple[Tensor, Tensor]:
-    """What a rank minimises, and its part of the sum of the losses of a step.
+    """Return the value that a rank minimises, and its part of the sum of a step's losses.
 
     The mean over all ranks of the first is the mean loss of all rows of the step, also where the
     ranks have different numbers of them; a mean of the ranks' means would not be.
@@ -225,7 +230,7 @@ def loss_of(scores: Tensor, labels: Tensor, share: Share, ranks: int) -> tuple[T
 
 
 def evaluate(task: Task, world: World) -> tuple[float, float]:
-    """The share of right answers on the held-out rows, and their mean loss; each counts once."""
+    """Return the accuracy on the held-out rows, and their mean loss; each row counts once."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -234,7 +239,7 @@ def evaluate(task: Task, world: World) -> tuple[float, float]:
     task.model.eval()
     mine = torch.arange(len(rows))[world.rank :: world.size]
     with torch.inference_mode():
-        for chosen in mine.split(_ROWS_AT_ONCE) if len(mine) else ():
+        for chosen in mine.split(_EVALUATION_ROWS) if len(mine) else ():
             labels = rows.labels[chosen].to(world.device)
             scores = task.model(rows.inputs[chosen].to(world.device)).float()
             right += float((scores.argmax(dim=-1) == labels).sum())
@@ -244,12 +249,12 @@ def evaluate(task: Task, world: World) -> tuple[float, float]:
 
 
 def rate_at(done: float, peak: float, warmup: float) -> float:
-    """The learning rate: up in a straight line over ``warmup`` of the run, then down to nothing.
+    """Return the learning rate: a linear rise over ``warmup`` of the run, then a fall to zero.
 
     Args:
-        done: the share of the run that is done (0 to 1).
+        done: the fraction of the run that is done (0 to 1).
         peak: the highest rate.
-        warmup: the share of the run over which it rises.
+        warmup: the fraction of the run over which it rises.
     """
     if done < warmup:
         return peak * (0.1 + 0.9 * done / warmup)
@@ -264,7 +269,7 @@ def _set_rate(run: Run) -> float:
 
 
 def _mixed(*numbers: int) -> int:
-    """One seed from several numbers, the same on every machine."""
+    """Return one seed made of several numbers, the same on every machine."""
     seed = 0
     for number in numbers:
         seed = (seed * 1_000_003 + number + 1) % (1 << 62)

@@ -1,10 +1,10 @@
-"""Whether to compute in bfloat16 where that is accurate enough (automatic mixed precision)."""
+"""The choice to compute in bfloat16 where that is accurate enough (automatic mixed precision)."""
 
 from __future__ import annotations
 
 
-def mixed(asked: str, device: str) -> bool:
-    """Whether a run computes in bfloat16 on this rank's device."""
+def mixed(setting: str, device: str) -> bool:
+    """Return True if a run computes in bfloat16 on this rank's device."""
     import torch
 
     if device == "cuda":
@@ -14,9 +14,11 @@ def mixed(asked: str, device: str) -> bool:
         # Without these instructions it is emulated, and several times as slow.
         known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
         supported = known is not None and known()
-    return decide(asked, supported=supported)
+    return decide(setting, supported=supported)
 
 
-def decide(asked: str, *, supported: bool) -> bool:
-    """``auto`` takes it where the hardware has it; the others are orders."""
-    return asked == "bfloat16" or (asked == "auto" and supported)
+def decide(setting: str, *, supported: bool) -> bool:
+    """Return True for bfloat16; ``auto`` uses it if the hardware has it."""
+    if setting == "auto":
+        return supported
+    return setting == "bfloat16"

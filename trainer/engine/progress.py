@@ -1,4 +1,4 @@
-"""What rank 0 says while it trains: a line a second at most, ``metrics.jsonl``, TensorBoard."""
+"""Reports of rank 0 while it trains: at most a line a second, ``metrics.jsonl``, TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAR = 24
 
 
 class Progress:
-    """Counts steps and rows; speaks for all ranks, on the one that is told to."""
+    """Counts steps and rows, and reports for all ranks, on one of them."""
 
     def __init__(self, out: Path, steps: int, *, speaks: bool) -> None:
         """Begin.
@@ -30,7 +30,7 @@ class Progress:
         Args:
             out: the folder of ``metrics.jsonl`` and the TensorBoard files.
             steps: steps that the run has in all.
-            speaks: whether this is the rank that reports; the others only count.
+            speaks: True on the rank that reports; the others only count.
 
         Raises:
             TrainerError: ``metrics.jsonl`` cannot be written.
@@ -58,7 +58,7 @@ class Progress:
             epoch: epochs that are done, as a fraction.
             loss: the mean over all rows of the step.
             lr: the learning rate it was made with.
-            rows: how many rows it had, over all ranks.
+            rows: number of its rows, over all ranks.
         """
         self.rows, self._count = self.rows + rows, self._count + 1
         if not self._speaks:
@@ -97,7 +97,7 @@ class Progress:
             dist.say(f"{clear}Epoch {epoch} - Avg Loss: {loss:.6f}, Accuracy: {accuracy:.2%}")
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Write everything that is still buffered."""
         if self._file is not None:
             self._file.close()
         with self._drawing():
@@ -123,7 +123,7 @@ class Progress:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        """Do without the curves, and say so once, where they cannot be written."""
+        """Give up the curves, with one warning, if they cannot be written."""
         try:
             yield
         except Exception as error:  # its writer passes on what failed in a thread of its own
@@ -132,18 +132,18 @@ class Progress:
 
 
 def rewind(out: Path, step: int) -> int:
-    """Take from ``metrics.jsonl`` what lies behind a checkpoint; returns how many steps that is."""
+    """Remove the steps after a checkpoint from ``metrics.jsonl``; return their number."""
     path = out / LOG
     kept, last = [], step
     with suppress(OSError):
         text = path.read_text(encoding="utf-8", errors="replace")
         for line in text.splitlines(keepends=True):
             try:
-                said = int(json.loads(line)["step"])
+                number = int(json.loads(line)["step"])
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue  # cut off when the run was killed
-            last = max(last, said)
-            if said <= step:
+            last = max(last, number)
+            if number <= step:
                 kept.append(line)
         partial = path.with_name(f".{LOG}.part")
         partial.write_text("".join(kept), encoding="utf-8")
@@ -174,7 +174,7 @@ def _board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need no
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as ``m:ss`` or ``h:mm:ss``."""
+    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,7 +1,7 @@
-"""Which rows each rank takes in each step: every row once an epoch, however many ranks there are.
+"""The rows of each rank in each step: every row once an epoch, for any number of ranks.
 
 The order is a function of the seed and the epoch, and a step's rows are those at a position in it.
-So a run goes on from a position alone, also with another number of ranks than before.
+So a run can resume from a position alone, also with another number of ranks than before.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _EPOCHS = 1 << 20
-"""More than anybody trains: the seeds of different runs stay apart."""
+"""More epochs than any run has: the seeds of different runs stay apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a run is."""
+    """A position in a run."""
 
     epoch: int = 0
-    """Whole epochs that are done."""
+    """Number of whole epochs that are done."""
     row: int = 0
     """Rows of the next one that are done, over all ranks."""
     step: int = 0
@@ -30,7 +30,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one rank does of one step."""
+    """The work of one rank in one step."""
 
     rows: Tensor
     """The numbers of its rows, at least one: whole numbers, shape (n,)."""
@@ -41,14 +41,14 @@ class Share:
 
 
 class Order:
-    """The order in which the rows of an epoch come."""
+    """The order of rows in each epoch."""
 
     def __init__(self, rows: int, batch: int, seed: int) -> None:
-        """Describe it.
+        """Describe the order.
 
         Args:
-            rows: how many there are.
-            batch: how many a step takes, over all ranks.
+            rows: number of rows.
+            batch: rows of one step, over all ranks.
             seed: of the run.
         """
         self.rows, self.batch = rows, batch
@@ -61,7 +61,7 @@ class Order:
         return -(-self.rows // self.batch)
 
     def share(self, at: Position, rank: int, size: int) -> Share:
-        """What rank ``rank`` of ``size`` does of the step at a position.
+        """Return the work of rank ``rank`` of ``size`` in the step at a position.
 
         The ranks take turns with the rows. In a last, short step a rank may have none: it works on
         one of another's, which does not count, as all ranks have to take part.
@@ -77,7 +77,7 @@ class Order:
         return Share(rows=mine, weights=weights, total=len(step))
 
     def after(self, at: Position) -> Position:
-        """Where a run is when the step at a position is done."""
+        """Return the position after the step at a position."""
         row = at.row + self.batch
         if row >= self.rows:
             return Position(epoch=at.epoch + 1, row=0, step=at.step + 1)

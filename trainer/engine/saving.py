@@ -1,4 +1,4 @@
-"""What a run leaves and goes on from: checkpoints while it lasts, model and metrics at its end."""
+"""The files of a run: checkpoints while it lasts, model and metrics at its end."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 MODEL = "model.pt"
 _JOB = ".job"
-"""The file that says which job writes here: when that is started again, it goes on."""
+"""The file with the job that writes here; if that is started again, it resumes."""
 
 
 def begin(run: Run, environ: Mapping[str, str]) -> None:
-    """Make the output folder ready, and go on from its newest sound checkpoint if the run shall.
+    """Prepare the output folder, and resume from its newest sound checkpoint if requested.
 
     Raises:
-        TrainerError: on every rank, when folder or checkpoint is unusable.
+        TrainerError: on every rank, if the folder or a checkpoint is unusable.
     """
     options, world = run.options, run.world
     again = _is_restart(environ)
-    found = dist.by_first(world, lambda: _prepare(options, job_of(environ), again=again))
+    newest = dist.by_first(world, lambda: _prepare(options, job_of(environ), again=again))
     _warn_of_other_disks(options, world)
     if world.is_first and run.mixed:
         dist.say(
             "computing in bfloat16 where that is accurate enough (--precision float32: nowhere)"
         )
-    if found is None:
+    if newest is None:
         if world.is_first:
             progress.rewind(options.out, 0)
         return
-    name, data = found
-    dist.together(world, lambda: _take_up(run, snapshot.load(data, name), name))
+    name, data = newest
+    dist.together(world, lambda: _restore(run, snapshot.load(data, name), name))
     if world.is_first:
         lost = progress.rewind(options.out, run.at.step)
         left = f"{counted(lost, 'step')} to do again"
@@ -49,10 +49,10 @@ def begin(run: Run, environ: Mapping[str, str]) -> None:
 
 
 def save_epoch(run: Run, accuracy: float) -> None:
-    """Write the checkpoint of an epoch that is over, and the best one if it is that.
+    """Write the checkpoint at the end of an epoch, also as the best one if it is.
 
     Raises:
-        TrainerError: on every rank, when it cannot be written.
+        TrainerError: on every rank, if it cannot be written.
     """
     is_best, run.best = accuracy > run.best, max(accuracy, run.best)
     _save(run, f"checkpoint_epoch_{run.at.epoch}.pt", is_best=is_best)
@@ -62,7 +62,7 @@ def save_step(run: Run) -> None:
     """Write a checkpoint within an epoch.
 
     Raises:
-        TrainerError: on every rank, when it cannot be written.
+        TrainerError: on every rank, if it cannot be written.
     """
     run.sync.share()
     _save(run, f"checkpoint_step_{run.at.step}.pt", is_best=False)
@@ -72,7 +72,7 @@ def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> N
     """Write the model's weights and the metrics.
 
     Raises:
-        TrainerError: on every rank, when they cannot be written.
+        TrainerError: on every rank, if they cannot be written.
     """
     options, world, task = run.options, run.world, run.task
     metrics: dict[str, float | int] = {
@@ -99,7 +99,7 @@ def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> N
 
 
 def _shares(run: Run) -> dict[str, float]:
-    """What the ranks spent the time of their steps on, each a share of it (0 to 1), on average."""
+    """Return the fractions of the steps' time by purpose (0 to 1), on average of the ranks."""
     whole = max(run.stepping, 1e-9)
     mine = [run.reading / whole, min(1.0, run.sync.spent / whole)]
     data, sync = (total / run.world.size for total in dist.sums(run.world, mine))
@@ -113,63 +113,71 @@ def _shares(run: Run) -> dict[str, float]:
 
 
 def job_of(environ: Mapping[str, str]) -> str:
-    """What names this job, and stays the same when it is started again; empty where nothing does.
+    """Return the job's name, which stays the same when it is started again; empty for none.
 
     Slurm keeps a job's number when it goes back into the queue; torchrun has an id for each launch,
-    which is ``none`` if nobody gives one.
+    which is ``none`` by default.
     """
     slurm, elastic = environ.get("SLURM_JOB_ID", ""), environ.get("TORCHELASTIC_RUN_ID", "")
     if slurm:
         return f"slurm {slurm}"
-    return f"torchrun {elastic}" if elastic not in ("", "none") else ""
+    if elastic in ("", "none"):
+        return ""
+    return f"torchrun {elastic}"
 
 
 def _prepare(options: Options, job: str, *, again: bool) -> tuple[str, bytes] | None:
-    """Make the folder ready; the checkpoint to go on from, and its bytes."""
+    """Prepare the folder; return the path and the bytes of the checkpoint to resume from."""
     out = options.out
-    found = None
+    newest = None
 
     def prepare() -> None:
-        nonlocal found
+        nonlocal newest
         out.mkdir(parents=True, exist_ok=True)
         if options.resume or _is_its_own(out, job, again=again):
-            found = snapshot.newest(out)
-            if found is None and options.resume:
+            newest = snapshot.newest(out)
+            if newest is None and options.resume:
                 dist.say(f"{out} has no checkpoint: starting from the beginning")
         else:
-            _give_up(out)
+            _clear(out)
         (out / _JOB).write_text(job, encoding="utf-8")
         (out / checkpoints.METRICS).unlink(missing_ok=True)
 
     _written(options, prepare)
-    return None if found is None else (str(found[0].path), found[1])
+    if newest is None:
+        return None
+    note, data = newest
+    return str(note.path), data
 
 
 def _is_restart(environ: Mapping[str, str]) -> bool:
-    """Whether torchrun or Slurm says that it starts this again."""
+    """Return True if torchrun or Slurm has started this job before."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(environ.get(name, "0") not in ("", "0") for name in counts)
 
 
 def _is_its_own(out: Path, job: str, *, again: bool) -> bool:
-    """Whether this job, started before, has left unfinished work here.
+    """Return True if an earlier start of this job has left unfinished work here.
 
-    Of a job that is started ``again``, finished work as well: a rank may have died after it.
+    For a job that is started ``again``, finished work counts, too: a rank may have died after it.
     """
     mark = out / _JOB
-    unfinished = not (out / checkpoints.METRICS).is_file()
-    if not job or not (unfinished or again) or not mark.is_file():
+    is_finished = (out / checkpoints.METRICS).is_file()
+    if not job or not mark.is_file():
+        return False
+    if is_finished and not again:
         return False
     return mark.read_text("utf-8", errors="replace") == job
 
 
-def _give_up(out: Path) -> None:
-    """Clear away what a finished run left.
+def _clear(out: Path) -> None:
+    """Remove the files of a finished run.
 
     Raises:
         TrainerError: the run did not finish.
     """
-    left = [note.path.stem for note in snapshot.found(out)] or sorted(snapshot.without_note(out))
+    names = [note.path.stem for note in snapshot.complete(out)]
+    left = names or sorted(snapshot.without_note(out))
     if left and not (out / checkpoints.METRICS).is_file():
         raise TrainerError(
             f"{out} has checkpoints of a run that did not finish, the newest {left[-1]}.pt",
@@ -182,14 +190,14 @@ def _give_up(out: Path) -> None:
     (out / progress.LOG).unlink(missing_ok=True)
 
 
-def _take_up(run: Run, state: dict[str, Any], name: str) -> None:
-    """Put a run where a state was.
+def _restore(run: Run, state: dict[str, Any], name: str) -> None:
+    """Set a run to the position and the weights of a state.
 
     Raises:
         TrainerError: it is of another run, or of no run of ours.
     """
     try:
-        _fitting(run, state, name)
+        _require_same_run(run, state, name)
         run.task.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
         at = Position(epoch=int(state["epoch"]), row=int(state["row"]), step=int(state["step"]))
@@ -205,32 +213,32 @@ def _take_up(run: Run, state: dict[str, Any], name: str) -> None:
     run.at = at
 
 
-def _fitting(run: Run, state: dict[str, Any], name: str) -> dict[str, Any]:
-    """The state, if it is of a run like this one.
+def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
+    """Refuse a state of a run that is not like this one.
 
     Raises:
         TrainerError: it is of another model, of other data or of another seed.
     """
-    mine = run.task.model.state_dict()
-    theirs = state.get("model", {})
     options = run.options
-    wanted = {"workload": options.workload, "rows": len(run.task.train), "seed": options.seed}
-    other = [
+    expected = {"workload": options.workload, "rows": len(run.task.train), "seed": options.seed}
+    differences = [
         f"{key} {state.get(key)}, not {value}"
-        for key, value in wanted.items()
+        for key, value in expected.items()
         if state.get(key) != value
     ]
-    if not other and {key: value.shape for key, value in theirs.items()} != {
-        key: value.shape for key, value in mine.items()
-    }:
-        other = ["another model"]
-    if other:
+    shapes = _shapes(run.task.model.state_dict())
+    if not differences and _shapes(state.get("model", {})) != shapes:
+        differences = ["another model"]
+    if differences:
         raise TrainerError(
-            f"{name} is of another run: {'; '.join(other)}",
+            f"{name} is of another run: {'; '.join(differences)}",
             hint="resume with the same workload, --data, --subset, --held-out and --seed, or "
             "start anew in another --out",
         )
-    return state
+
+
+def _shapes(weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tensor.shape for key, tensor in weights.items()}
 
 
 def _save(run: Run, name: str, *, is_best: bool) -> None:
@@ -249,7 +257,7 @@ def _save(run: Run, name: str, *, is_best: bool) -> None:
             "best": run.best,
         }
         data = snapshot.packed(state)
-        if is_best:  # first: what follows says that it is there
+        if is_best:  # first: the epoch's checkpoint records its accuracy
             snapshot.save(options.out / snapshot.BEST, data, run.at.step)
         snapshot.save(options.out / name, data, run.at.step)
         snapshot.thin_out(options.out, options.keep)
@@ -268,7 +276,7 @@ def _written(options: Options, work: Any) -> None:  # noqa: ANN401 - a callable 
 
 
 def _warn_of_other_disks(options: Options, world: World) -> None:
-    """Say so if the folder is not the same one on all nodes: a later run may start elsewhere."""
+    """Warn if the folder is not the same one on all nodes: a later run may start elsewhere."""
     out = options.out
     if world.size == world.local_size:
         return

@@ -1,8 +1,8 @@
 """The checkpoints of the training loop: written whole or not at all, and never trusted unread.
 
 A checkpoint is ``checkpoint_epoch_N.pt`` at the end of an epoch and ``checkpoint_step_N.pt``
-within one; beside it lies a note, ``.json``, with its digest and how far the run was. The note is
-written last: a checkpoint without one is not complete.
+within one; beside it lies a note, ``.json``, with its digest and its step. The note is written
+last: a checkpoint without one is not complete.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..network import dist
 
 BEST = "best.pt"
 DAMAGED = ".damaged"
-"""What the note of a damaged checkpoint ends in: nothing counts on it any more."""
+"""The ending of a damaged checkpoint's note: the checkpoint is no longer used."""
 _NAME = re.compile(r"checkpoint_(epoch|step)_\d+\.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What is known of a checkpoint without loading it."""
+    """The facts about a checkpoint that are known without loading it."""
 
     path: Path
     """The checkpoint."""
@@ -40,7 +40,7 @@ class Note:
 
 
 def packed(state: Mapping[str, Any]) -> bytes:
-    """A state as the bytes of a file that ``torch.load`` reads.
+    """Return a state as the bytes of a file that ``torch.load`` reads.
 
     Args:
         state: tensors, numbers, texts, and mappings and lists of them.
@@ -53,12 +53,12 @@ def packed(state: Mapping[str, Any]) -> bytes:
 
 
 def save(path: Path, data: bytes, step: int) -> None:
-    """Write a checkpoint and its note; after a crash at any moment there is all of it or nothing.
+    """Write a checkpoint and its note; a crash at any moment leaves all of it or nothing.
 
     Args:
-        path: where it goes; one that is there is replaced.
-        data: what :func:`packed` made.
-        step: steps that are done.
+        path: its path; an older one there is replaced.
+        data: the result of :func:`packed`.
+        step: number of steps that are done.
 
     Raises:
         TrainerError: it cannot be written.
@@ -75,34 +75,39 @@ def save(path: Path, data: bytes, step: int) -> None:
         ) from error
 
 
-def found(out: Path) -> list[Note]:
-    """The complete checkpoints in a folder, oldest first."""
+def complete(out: Path) -> list[Note]:
+    """Return the notes of the complete checkpoints in a folder, oldest first."""
     notes = []
-    for path in out.iterdir() if out.is_dir() else ():
-        if _NAME.fullmatch(path.name):
-            with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                said = json.loads(_note_of(path).read_text(encoding="utf-8"))
-                notes.append(Note(path=path, step=int(said["step"]), sha256=str(said["sha256"])))
+    for path in _checkpoints(out):
+        with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raw = json.loads(_note_of(path).read_text(encoding="utf-8"))
+            notes.append(Note(path=path, step=int(raw["step"]), sha256=str(raw["sha256"])))
     return sorted(notes, key=lambda note: (note.step, note.path.name))
 
 
 def without_note(out: Path) -> set[str]:
-    """Checkpoints whose note is missing or cannot be read, by their names without an ending.
+    """Return the checkpoints whose note is missing or unreadable, by their names without an ending.
 
     One that was being written when its run was killed is among them.
     """
-    known = {note.path for note in found(out)}
-    paths = out.iterdir() if out.is_dir() else ()
-    return {path.stem for path in paths if _NAME.fullmatch(path.name) and path not in known}
+    known = {note.path for note in complete(out)}
+    return {path.stem for path in _checkpoints(out) if path not in known}
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    """Return the checkpoints in a folder, complete or not; none if there is no folder."""
+    if not out.is_dir():
+        return []
+    return [path for path in out.iterdir() if _NAME.fullmatch(path.name)]
 
 
 def newest(out: Path) -> tuple[Note, bytes] | None:
-    """The newest sound checkpoint, with its bytes; damaged ones are named and passed over.
+    """Return the newest sound checkpoint with its bytes; report damaged ones, and skip them.
 
     Raises:
-        TrainerError: there are some, and none is sound.
+        TrainerError: there are checkpoints, and none is sound.
     """
-    for note in reversed(found(out)):
+    for note in reversed(complete(out)):
         try:
             data = note.path.read_bytes()
             if hashlib.sha256(data).hexdigest() == note.sha256:
@@ -111,14 +116,10 @@ def newest(out: Path) -> tuple[Note, bytes] | None:
         except OSError as error:
             why = f"cannot be read ({error.strerror or error})"
         dist.say(f"warning: {note.path} {why}; the one before it is used")
-        # It counts no more, or the sound ones would be thinned out before it.
+        # Otherwise it would count when old checkpoints are removed, and sound ones would go first.
         with suppress(OSError):
             _note_of(note.path).replace(note.path.with_suffix(DAMAGED))
-    damaged = {path.stem for path in out.glob(f"checkpoint_*{DAMAGED}")}
-    bare = without_note(out)
-    # A single one without any note was being written when its run was killed.
-    if len(bare) > 1 or any((out / f"{name}.json").exists() for name in bare):
-        damaged |= bare
+    damaged = _damaged(out)
     if damaged:
         raise TrainerError(
             f"no checkpoint in {out} is sound ({len(damaged)} are damaged)",
@@ -127,11 +128,21 @@ def newest(out: Path) -> tuple[Note, bytes] | None:
     return None
 
 
+def _damaged(out: Path) -> set[str]:
+    """Return the damaged checkpoints, by their names without an ending."""
+    damaged = {path.stem for path in out.glob(f"checkpoint_*{DAMAGED}")}
+    bare = without_note(out)
+    # A single one without any note was being written when its run was killed.
+    if len(bare) > 1 or any((out / f"{name}.json").exists() for name in bare):
+        damaged |= bare
+    return damaged
+
+
 def load(data: bytes, name: str) -> dict[str, Any]:
-    """The state in a checkpoint's bytes. Nothing in them is run.
+    """Return the state in a checkpoint's bytes, without running any code in them.
 
     Raises:
-        TrainerError: it is no checkpoint of ours.
+        TrainerError: they are no checkpoint of ours.
     """
     import torch
 
@@ -150,14 +161,14 @@ def load(data: bytes, name: str) -> dict[str, Any]:
 
 def thin_out(out: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` checkpoints; the best one has a name of its own."""
-    for note in found(out)[:-keep]:
+    for note in complete(out)[:-keep]:
         with suppress(OSError):
             _note_of(note.path).unlink()
             note.path.unlink()
 
 
 def clear(out: Path) -> None:
-    """Remove every checkpoint, the best one too.
+    """Remove every checkpoint, including the best one.
 
     Raises:
         OSError: one of them cannot be removed.
@@ -170,7 +181,7 @@ def clear(out: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that its name always stands for all of it, on the disk too.
+    """Write a file so that its name always stands for all of it, on the disk, too.
 
     Raises:
         OSError: it cannot be written.

@@ -1,7 +1,7 @@
-"""Being told to stop: by a scheduler before its time limit, by an administrator, by Ctrl-C.
+"""Signals to stop: from a scheduler before its time limit, from an administrator, from Ctrl-C.
 
-A rank that stopped at once would leave the others waiting in a collective. So it only notes it, and
-all ranks stop together after a step (see :class:`Pulse`), with a checkpoint.
+A rank that stopped at once would leave the others waiting in a collective. So it only records the
+signal, and all ranks stop together after a step (see :class:`Reduction`), with a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,66 +20,72 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_PULSE_SECONDS = 0.3
-"""Between two pulses: each wakes every rank, which costs most where ranks share CPUs."""
+_INTERVAL_SECONDS = 0.3
+"""Between two reductions: each wakes every rank, which costs most if ranks share CPUs."""
 _MOST_STEPS = 50
+"""Steps between two reductions at most."""
 STOPPED = 128 + signal.SIGTERM
-"""Exit code of a run that was told to stop and has saved where it was."""
+"""Exit code of a run that was stopped by a signal and has saved a checkpoint."""
 
 
 class Stopped(Exception):
-    """The run was told to stop, and has saved where it was."""
+    """The run was stopped by a signal, and has saved a checkpoint."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}")
 
 
-class Told:
-    """Whether this rank has been told to stop."""
+class StopSignal:
+    """The signal to stop that this rank has received, if any."""
 
     def __init__(self) -> None:
-        """Begin: it has not."""
-        self.by: str = ""
-        """The signal's name; empty while there was none."""
+        """Begin without a signal."""
+        self.name: str = ""
+        """The signal's name; empty if there was none."""
+
+    @property
+    def received(self) -> bool:
+        """True once there was a signal."""
+        return bool(self.name)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Remember a signal. A second SIGINT ends the process as ever."""
-        self.by = signal.Signals(number).name
+        """Record a signal. A second SIGINT ends the process as usual."""
+        self.name = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager
-def listening() -> Iterator[Told]:
-    """Note the signals instead of ending, as long as the block runs."""
-    told = Told()
-    before = {number: signal.signal(number, told.note) for number in SIGNALS}
+def recording_signals() -> Iterator[StopSignal]:
+    """Record the signals while the block runs, instead of ending."""
+    stop_signal = StopSignal()
+    before = {number: signal.signal(number, stop_signal.note) for number in SIGNALS}
     try:
-        yield told
+        yield stop_signal
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
-    """What all ranks have said together."""
+class StepResults:
+    """The results of some steps over all ranks."""
 
     losses: tuple[float, ...]
     """The sum of the losses of each of some steps, in order."""
     stop: bool
-    """Whether any rank was told to stop."""
+    """True if any rank has received a signal to stop."""
 
 
-class Pulse:
-    """Adds up over all ranks what each says of its steps, some steps late: nobody waits for it.
+class Reduction:
+    """Adds up the losses and stop signals of all ranks, some steps late, so that no rank waits.
 
-    All ranks get the same answer at the same step, and so come to the same decisions. Of short
-    steps several are told of at a time.
+    All ranks get the same results at the same step, and so make the same decisions. Several short
+    steps are reduced together.
     """
 
     def __init__(self, world: World) -> None:
-        """Begin with nothing on its way."""
+        """Begin without a reduction under way."""
         self._world = world
         self._parts: list[Tensor] = []
         self._every = 1
@@ -87,25 +93,25 @@ class Pulse:
         self._sent: Tensor | None = None
         self._work: Any = None
 
-    def beat(self, part: Tensor, stop: bool) -> Heard | None:
-        """Say this rank's part of a step's loss, and whether it was told to stop.
+    def add(self, part: Tensor, stop: bool) -> StepResults | None:
+        """Add this rank's part of a step's loss, and whether it has received a signal.
 
         Returns:
-            What all ranks said of earlier steps, when it is time to hear it.
+            The results of earlier steps, when they are due.
         """
         self._parts.append(part)
         if len(self._parts) < self._every:
             return None
-        heard = self._receive()
+        results = self._receive()
         self._send(stop)
-        return heard
+        return results
 
-    def rest(self, stop: bool) -> Iterator[Heard]:
-        """All that was said and not heard yet, waiting for it."""
+    def rest(self, stop: bool) -> Iterator[StepResults]:
+        """Wait for all results that are still missing, and yield them."""
         for _ in range(2):
-            heard = self._receive()
-            if heard is not None:
-                yield heard
+            results = self._receive()
+            if results is not None:
+                yield results
             if self._parts:
                 self._send(stop)
 
@@ -121,14 +127,14 @@ class Pulse:
         if self._world.size > 1:
             self._work = torch.distributed.all_reduce(values, async_op=True)
 
-    def _receive(self) -> Heard | None:
+    def _receive(self) -> StepResults | None:
         if self._sent is None:
             return None
         if self._work is not None:
             self._work.wait()
         *losses, stops, seconds = self._sent.tolist()
         # The same numbers on every rank, so the same number of steps.
-        a_step = max(seconds / self._world.size / len(losses), 1e-9)
-        self._every = max(1, min(_MOST_STEPS, int(_PULSE_SECONDS / a_step)))
+        seconds_a_step = max(seconds / self._world.size / len(losses), 1e-9)
+        self._every = max(1, min(_MOST_STEPS, int(_INTERVAL_SECONDS / seconds_a_step)))
         self._sent = self._work = None
-        return Heard(losses=tuple(losses), stop=stops > 0)
+        return StepResults(losses=tuple(losses), stop=stops > 0)

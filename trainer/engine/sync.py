@@ -1,17 +1,17 @@
-"""Keeping the copies of a model the same on all ranks, in four ways that give the same result.
+"""Synchronisation of the copies of a model on all ranks, in four ways with the same result.
 
 ``ddp`` is what one uses. The others do by hand what it does: ``all-reduce`` adds up the gradients
 on all ranks, ``parameter-server`` keeps weights and optimizer on rank 0, and ``dp`` splits each
 batch over the GPUs of one process.
 
-A rank's loss is made so that the *mean* of all gradients is that of the whole step, see
+A rank's loss is scaled so that the *mean* of all gradients is that of the whole step, see
 :func:`trainer.engine.loop.loss_of`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 class Alone:
-    """One process: nothing to keep the same."""
+    """One process, without anything to synchronise."""
 
     def __init__(self, model: Module, whole: Module) -> None:
-        """Take the model, and the form it is computed in (:class:`.layers.Precise`)."""
+        """Take the model, and the module that computes it (:class:`.layers.Precise`)."""
         self.model = model
         self.forward: Module = whole
         self.spent = 0.0
-        """Seconds in which this rank did nothing but exchange with the others."""
+        """Seconds in which this rank only exchanged data with the others."""
 
     def pull(self) -> None:
-        """Before a step: get the weights that it starts from."""
+        """Get the weights before a step."""
 
     def update(self, optimizer: Optimizer) -> None:
-        """After the backward pass: change the weights by the gradients of all ranks."""
+        """Change the weights by the gradients of all ranks, after the backward pass."""
         optimizer.step()
 
     def share(self) -> None:
-        """At the end of an epoch: have the same weights everywhere."""
+        """Copy the weights to all ranks, at the end of an epoch."""
 
 
 class DataParallel(Alone):
@@ -57,7 +57,7 @@ class DataParallel(Alone):
 
 
 class Ddp(Alone):
-    """DistributedDataParallel: gradients are averaged in buckets while the backward pass runs."""
+    """DistributedDataParallel: it averages gradients in buckets during the backward pass."""
 
     def __init__(self, model: Module, whole: Module) -> None:
         """Wrap the model; rank 0's weights go to all."""
@@ -66,15 +66,15 @@ class Ddp(Alone):
         super().__init__(model, whole)
         self.forward = nn.parallel.DistributedDataParallel(whole)
         self._computed = 0.0
-        # Of most networks the first parameters get their gradients last. One call a step is next to
-        # nothing; one for each parameter took two per cent of a small network's time.
-        trained = [one for one in model.parameters() if one.requires_grad]
-        for one in trained[:1]:
-            one.register_post_accumulate_grad_hook(self._note)
+        # In most networks the first parameters get their gradients last. One call a step costs next
+        # to nothing; one for each parameter took two per cent of a small network's time.
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if trainable:
+            trainable[0].register_post_accumulate_grad_hook(self._note)
 
     def update(self, optimizer: Optimizer) -> None:
-        """The gradients are averaged already, in part while they were computed."""
-        # What that took after the last one was computed was not hidden behind the backward pass.
+        """Take the step; DistributedDataParallel has averaged the gradients already."""
+        # The time after the last gradient was computed was not hidden behind the backward pass.
         self.spent += max(0.0, time.perf_counter() - self._computed)
         super().update(optimizer)
 
@@ -86,7 +86,7 @@ class AllReduce(Alone):
     """After the backward pass the gradients of all ranks are added up, and divided by the ranks."""
 
     def __init__(self, model: Module, whole: Module, world: World) -> None:
-        """Begin with rank 0's weights everywhere."""
+        """Copy rank 0's weights to all."""
         super().__init__(model, whole)
         self._world = world
         self.share()
@@ -95,7 +95,7 @@ class AllReduce(Alone):
         """Average the gradients, then every rank takes the same step."""
         from torch import distributed
 
-        gradients = _flat([_gradient(one) for one in self.model.parameters()])
+        gradients = _flat(map(_gradient, self.model.parameters()))
         with self._timed():
             distributed.all_reduce(gradients)
         self._put(gradients / self._world.size)
@@ -118,9 +118,10 @@ class AllReduce(Alone):
 
     def _put(self, gradients: Tensor) -> None:
         first = 0
-        for one in self.model.parameters():
-            one.grad = gradients[first : first + one.numel()].view_as(one)
-            first += one.numel()
+        for parameter in self.model.parameters():
+            last = first + parameter.numel()
+            parameter.grad = gradients[first:last].view_as(parameter)
+            first = last
 
 
 class ParameterServer(AllReduce):
@@ -134,7 +135,7 @@ class ParameterServer(AllReduce):
         """Add up the gradients on rank 0, which changes its weights by their mean."""
         from torch import distributed
 
-        gradients = _flat([_gradient(one) for one in self.model.parameters()])
+        gradients = _flat(map(_gradient, self.model.parameters()))
         with self._timed():
             distributed.reduce(gradients, dst=0)
         if self._world.is_first:
@@ -143,13 +144,13 @@ class ParameterServer(AllReduce):
 
 
 def synchronised(name: str, model: Module, world: World, *, mixed: bool) -> Alone:
-    """The model, kept the same on all ranks in the way that is named.
+    """Return a model that is synchronised over all ranks.
 
     Args:
-        name: one of :data:`trainer.config.SYNCS`.
-        model: where it is trained.
+        name: the way, one of :data:`trainer.config.SYNCS`.
+        model: the model, on its device.
         world: the ranks.
-        mixed: whether it is computed in bfloat16.
+        mixed: True to compute in bfloat16.
 
     Raises:
         TrainerError: ``dp`` with more than one process.
@@ -173,7 +174,7 @@ def synchronised(name: str, model: Module, world: World, *, mixed: bool) -> Alon
     return ParameterServer(model, whole, world)
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
     import torch
 
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -182,4 +183,6 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 def _gradient(parameter: Tensor) -> Tensor:
     import torch
 
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    return parameter.grad

@@ -1,8 +1,8 @@
-"""``python -m trainer all-reduce``: whether the ranks of a job can talk, and how fast.
+"""``python -m trainer all-reduce``: a test of the network between the ranks of a job.
 
-First each pair of nodes exchanges messages over Gloo, one rank a node, so many pairs at a time as
-do not share a node. A pair that is stuck is so named, and does not only make the job hang. Then
-all ranks add up one large tensor, whose sum is compared. Rank 0 writes one line::
+First each pair of nodes exchanges messages over Gloo, one rank a node, as many pairs at a time as
+share no node. So a pair that is stuck is named, and the job does not just hang. Then all ranks add
+up one large tensor, whose sum is compared. Rank 0 writes one line::
 
     ALL-REDUCE {"world_size": 6, "nodes": ["n1", "n2", "n3"], "backend": "gloo",
                 "bytes": 16777216, "seconds": 0.02, "gb_per_s": 0.84,
@@ -30,7 +30,7 @@ from ..config import TrainerError
 from ..counts import counted
 from . import dist, mesh
 from .dist import World
-from .rendezvous_store import MARGIN, Meeting, agree, brief, hear, meet
+from .rendezvous_store import MARGIN, RendezvousStore, agree, brief, hear, meet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,19 +39,19 @@ NAME = "all-reduce"
 NEEDED = ("torch",)
 PREFIX = "ALL-REDUCE "
 MOST_NODES = 32
-"""Up to so many nodes every pair is measured; beyond, see :func:`schedule`."""
+"""Every pair of up to so many nodes is measured; for more see :func:`schedule`."""
 
 _MIB = 1 << 20
 _LARGE, _SMALL = 3, 20
-"""Messages there and back that are timed."""
+"""Round trips that are timed."""
 _ROUNDS = 3
 _SHOWN = 5
-"""Nodes that one node names as not to be reached."""
+"""Unreachable nodes that one node names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What was asked for on the command line."""
+    """The options on the command line."""
 
     size_mb: int
     """MiB of a large message, and of the tensor."""
@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What was measured between two nodes."""
+    """The measurement between two nodes."""
 
     a: str
     """One node."""
@@ -74,7 +74,7 @@ class Pair:
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Read what follows ``all-reduce`` on the command line.
+    """Read the arguments after ``all-reduce`` on the command line.
 
     Raises:
         SystemExit: with code 2 after a usage error, with 0 after ``--help``, as argparse does.
@@ -101,23 +101,23 @@ def run(options: Options, world: World, environ: Mapping[str, str] = os.environ)
             hint="start it with torchrun, or with `stager run -- -m trainer all-reduce`",
         )
     size = options.size_mb * _MIB
-    meeting = meet(world, options.timeout, environ)
+    rendezvous = meet(world, options.timeout, environ)
     backend, fault = _backend(world, environ)
     try:
-        agree(meeting, "backend", fault, range(world.size))
-        _reach_all(meeting, environ)
-        _form_group(meeting)
-        pairs = _measure_pairs(meeting, size)
-        seconds = _measure_sum(meeting, size, backend)
+        agree(rendezvous, "backend", fault, range(world.size))
+        _reach_all(rendezvous, environ)
+        _form_group(rendezvous)
+        pairs = _measure_pairs(rendezvous, size)
+        seconds = _measure_sum(rendezvous, size, backend)
     except RuntimeError as error:
         raise TrainerError(
-            f"rank {world.rank} on {meeting.nodes[world.rank]} lost the others: {brief(error)}",
+            f"rank {world.rank} on {rendezvous.nodes[world.rank]} lost the others: {brief(error)}",
             hint="see the log of rank 0, and which rank ended first",
         ) from error
     if world.is_first:
         result = {
             "world_size": world.size,
-            "nodes": list(dict.fromkeys(meeting.nodes)),
+            "nodes": list(dict.fromkeys(rendezvous.nodes)),
             "backend": backend,
             "bytes": size,
             "seconds": round(seconds, 6),
@@ -128,17 +128,17 @@ def run(options: Options, world: World, environ: Mapping[str, str] = os.environ)
 
 
 def schedule(nodes: int) -> list[list[tuple[int, int]]]:
-    """Which nodes, by number, exchange messages at the same time: rounds of pairs.
+    """Return the pairs of nodes, by number, that exchange messages at the same time, in rounds.
 
-    In a round no node is in two pairs. Over all rounds every pair comes once; with more than
-    ``MOST_NODES`` nodes only those of neighbours, in a ring, and those with the first node.
+    No node is in two pairs of a round. Over all rounds every pair comes once; with more than
+    ``MOST_NODES`` nodes only neighbours in a line, and each node with the first one.
     """
     if nodes <= MOST_NODES:
         return _tournament(nodes)
-    ring = [(n, n + 1) for n in range(nodes - 1)]
+    line = [(n, n + 1) for n in range(nodes - 1)]
     star = [(0, n) for n in range(2, nodes)]
     rounds: list[list[tuple[int, int]]] = []
-    for pair in [*ring, *star]:
+    for pair in [*line, *star]:
         for pairs in rounds:
             if not any(set(pair) & set(other) for other in pairs):
                 pairs.append(pair)
@@ -149,7 +149,7 @@ def schedule(nodes: int) -> list[list[tuple[int, int]]]:
 
 
 def _tournament(nodes: int) -> list[list[tuple[int, int]]]:
-    """Every pair once in as few rounds as there can be: one stays, the others move on a seat."""
+    """Return every pair once, in as few rounds as possible: one stays, the others move a seat."""
     seats = [*range(nodes), *([-1] if nodes % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):
@@ -159,80 +159,95 @@ def _tournament(nodes: int) -> list[list[tuple[int, int]]]:
     return [pairs for pairs in rounds if pairs]
 
 
-def _reach_all(meeting: Meeting, environ: Mapping[str, str]) -> None:
-    """Make sure that each node can connect to each other one, by one rank a node."""
-    world, leaders = meeting.world, meeting.leaders
-    fault, here = "", meeting.nodes[world.rank]
-    with contextlib.ExitStack() as open_ones:
+def _reach_all(rendezvous: RendezvousStore, environ: Mapping[str, str]) -> None:
+    """Make sure that each node can connect to every other one, by one rank a node."""
+    world, leaders = rendezvous.world, rendezvous.leaders
+    fault, here = "", rendezvous.nodes[world.rank]
+    with contextlib.ExitStack() as sockets:
         if world.rank in leaders:
             try:
-                listener = open_ones.enter_context(mesh.listen(mesh.own_address(environ)))
-                meeting.store.set(f"tcp/{world.rank}", json.dumps(listener.getsockname()[:2]))
+                listener = sockets.enter_context(mesh.listen(mesh.own_address(environ)))
+                rendezvous.store.set(f"tcp/{world.rank}", json.dumps(listener.getsockname()[:2]))
             except (TrainerError, OSError) as error:
                 fault = f"{here}: {getattr(error, 'message', error)}"
-            faults = hear(meeting, "listening", fault, leaders)
+            faults = hear(rendezvous, "listening", fault, leaders)
             if not faults:
-                said = {meeting.nodes[rank]: meeting.store.get(f"tcp/{rank}") for rank in leaders}
-                targets = {node: tuple(json.loads(one)) for node, one in said.items()}
-                failed = mesh.unreached(targets, meeting.timeout)
-                order = list(targets)
-                faults = [
-                    f"{' and '.join(sorted((here, node), key=order.index))}: "
-                    f"{here} cannot connect to {targets[node][0]}: {why}"
-                    for node, why in failed.items()
-                ]
+                faults = _unreached(rendezvous)
             fault = "\n".join(faults[:_SHOWN])
-        agree(meeting, "reach", fault, range(world.size), 2 * (meeting.timeout + MARGIN))
+        agree(rendezvous, "reach", fault, range(world.size), 2 * (rendezvous.timeout + MARGIN))
 
 
-def _form_group(meeting: Meeting) -> None:
+def _unreached(rendezvous: RendezvousStore) -> list[str]:
+    """Connect to the leaders of all nodes; return a fault for each node that does not answer."""
+    targets = {}
+    for rank in rendezvous.leaders:
+        address, port = json.loads(rendezvous.store.get(f"tcp/{rank}"))
+        targets[rendezvous.nodes[rank]] = (address, port)
+    here = rendezvous.nodes[rendezvous.world.rank]
+    order = list(targets)
+    faults = []
+    for node, why in mesh.unreached(targets, rendezvous.timeout).items():
+        pair = " and ".join(sorted((here, node), key=order.index))
+        faults.append(f"{pair}: {here} cannot connect to {targets[node][0]}: {why}")
+    return faults
+
+
+def _form_group(rendezvous: RendezvousStore) -> None:
     """Connect every rank with every other one."""
     from torch import distributed
     from torch.distributed.distributed_c10d import PrefixStore
 
-    world = meeting.world
+    world = rendezvous.world
     fault = ""
     try:
         distributed.init_process_group(
             "gloo",
-            store=PrefixStore("gloo", meeting.store),
+            store=PrefixStore("gloo", rendezvous.store),
             rank=world.rank,
             world_size=world.size,
-            timeout=timedelta(seconds=meeting.timeout),
+            timeout=timedelta(seconds=rendezvous.timeout),
         )
     except RuntimeError as error:
-        fault = f"{meeting.nodes[world.rank]}: rank {world.rank} has no connection to the other "
+        fault = f"{rendezvous.nodes[world.rank]}: rank {world.rank} has no connection to the other "
         fault += f"ranks: {brief(error)}"
-    agree(meeting, "group", fault, range(world.size))
+    agree(rendezvous, "group", fault, range(world.size))
 
 
-def _measure_pairs(meeting: Meeting, size: int) -> list[Pair]:
-    """Every pair of the schedule; what was measured comes out on rank 0, elsewhere nothing."""
-    rank, leaders = meeting.world.rank, meeting.leaders
+def _measure_pairs(rendezvous: RendezvousStore, size: int) -> list[Pair]:
+    """Measure every pair of the schedule; return the results on rank 0, elsewhere nothing."""
+    rank, leaders = rendezvous.world.rank, rendezvous.leaders
     rounds = schedule(len(leaders))
-    faults: list[str] = []
-    for number, pairs in enumerate(rounds if rank in leaders else []):
-        fault = ""
-        for a, b in pairs:
-            if rank in (leaders[a], leaders[b]):
-                fault = _measure_pair(meeting, (leaders[a], leaders[b]), size)
-        faults = hear(meeting, f"round/{number}", fault, leaders)
-        if faults:
-            break
+    faults = _measure_rounds(rendezvous, rounds, size) if rank in leaders else []
     # The other ranks of each node wait here until the leaders are through.
-    longest = len(rounds) * (meeting.timeout + MARGIN)
-    agree(meeting, "pairs", "\n".join(faults), range(meeting.world.size), longest)
-    if not meeting.world.is_first:
+    longest = len(rounds) * (rendezvous.timeout + MARGIN)
+    agree(rendezvous, "pairs", "\n".join(faults), range(rendezvous.world.size), longest)
+    if not rendezvous.world.is_first:
         return []
     ranks = [(leaders[a], leaders[b]) for pairs in rounds for a, b in pairs]
-    return [Pair(**json.loads(meeting.store.get(f"pair/{a}/{b}"))) for a, b in sorted(ranks)]
+    return [Pair(**json.loads(rendezvous.store.get(f"pair/{a}/{b}"))) for a, b in sorted(ranks)]
 
 
-def _measure_pair(meeting: Meeting, ranks: tuple[int, int], size: int) -> str:
-    """Send there and back; the result goes to the store. Returns what went wrong, if anything."""
-    a, b = (meeting.nodes[rank] for rank in ranks)
-    until = time.monotonic() + meeting.timeout
-    first = meeting.world.rank == ranks[0]
+def _measure_rounds(
+    rendezvous: RendezvousStore, rounds: Sequence[Sequence[tuple[int, int]]], size: int
+) -> list[str]:
+    """Measure the pairs that this rank is in; return the faults of the first round with any."""
+    leaders = rendezvous.leaders
+    for number, pairs in enumerate(rounds):
+        fault = ""
+        for a, b in pairs:
+            if rendezvous.world.rank in (leaders[a], leaders[b]):
+                fault = _measure_pair(rendezvous, (leaders[a], leaders[b]), size)
+        faults = hear(rendezvous, f"round/{number}", fault, leaders)
+        if faults:
+            return faults
+    return []
+
+
+def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int) -> str:
+    """Send messages both ways; put the result into the store, or return the fault."""
+    a, b = (rendezvous.nodes[rank] for rank in ranks)
+    until = time.monotonic() + rendezvous.timeout
+    first = rendezvous.world.rank == ranks[0]
     other = ranks[1] if first else ranks[0]
     try:
         _there_and_back(other, first, _MIB, 1, until)
@@ -242,15 +257,15 @@ def _measure_pair(meeting: Meeting, ranks: tuple[int, int], size: int) -> str:
         return f"{a} and {b}: {size // _MIB} MiB did not get through: {brief(error)}"
     if first:
         pair = Pair(a=a, b=b, gb_per_s=_rate(size, seconds), latency_us=round(latency * 1e6, 1))
-        meeting.store.set(f"pair/{ranks[0]}/{ranks[1]}", json.dumps(asdict(pair)))
+        rendezvous.store.set(f"pair/{ranks[0]}/{ranks[1]}", json.dumps(asdict(pair)))
     return ""
 
 
 def _there_and_back(other: int, first: bool, size: int, times: int, until: float) -> float:
-    """Seconds of the quickest of some exchanges.
+    """Return the seconds of the fastest of some round trips.
 
     Raises:
-        RuntimeError: the time is up, or the connection has gone.
+        RuntimeError: the time is up, or the connection is lost.
     """
     import torch
     from torch import distributed
@@ -269,12 +284,12 @@ def _there_and_back(other: int, first: bool, size: int, times: int, until: float
     return quickest
 
 
-def _measure_sum(meeting: Meeting, size: int, backend: str) -> float:
-    """Seconds of an all-reduce of so many bytes, whose sum was right on every rank."""
+def _measure_sum(rendezvous: RendezvousStore, size: int, backend: str) -> float:
+    """Return the seconds of an all-reduce of so many bytes, whose sum was right on every rank."""
     import torch
     from torch import distributed
 
-    world = meeting.world
+    world = rendezvous.world
     took, fault = [], ""
     try:
         if backend == "nccl":
@@ -296,13 +311,13 @@ def _measure_sum(meeting: Meeting, size: int, backend: str) -> float:
     except RuntimeError as error:
         fault = f"the all-reduce did not end: {brief(error)}"
     if fault:
-        fault = f"{meeting.nodes[world.rank]}: rank {world.rank}: {fault}"
-    agree(meeting, "sum", fault, range(world.size), 2 * _ROUNDS * meeting.timeout)
+        fault = f"{rendezvous.nodes[world.rank]}: rank {world.rank}: {fault}"
+    agree(rendezvous, "sum", fault, range(world.size), 2 * _ROUNDS * rendezvous.timeout)
     return min(took[1:])
 
 
 def _wrong(tensor: Tensor, expected: Tensor) -> str:
-    """Where a sum is not what it must be; empty where it is right."""
+    """Return the first wrong element of a sum; empty if all are right."""
     import torch
 
     if torch.equal(tensor, expected):
@@ -312,7 +327,7 @@ def _wrong(tensor: Tensor, expected: Tensor) -> str:
 
 
 def _backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The backend of the all-reduce, as the job says, and why it cannot be used here, if so."""
+    """Return the job's backend, and the reason why it cannot be used here, if there is one."""
     backend = environ.get("PYTORCH_DIST_BACKEND") or "gloo"
     if backend not in ("gloo", "nccl"):
         return backend, f"PYTORCH_DIST_BACKEND={backend} is neither gloo nor nccl"
@@ -328,7 +343,7 @@ def _backend(world: World, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _rate(size: int, seconds: float) -> float:
-    """10^9 bytes a second."""
+    """Return 10^9 bytes a second."""
     return round(size / max(seconds, 1e-9) / 1e9, 3)
 
 

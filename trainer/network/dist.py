@@ -1,6 +1,6 @@
-"""Who this process is among the ranks of the job, and how the ranks talk to each other.
+"""The place of this process among the ranks of a job, and exchanges between the ranks.
 
-A launcher (torchrun, or srun through the wrapper) says so in the environment: RANK, WORLD_SIZE,
+A launcher (torchrun, or srun through the wrapper) sets it in the environment: RANK, WORLD_SIZE,
 LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Without them the process is alone.
 """
 
@@ -18,7 +18,10 @@ from ..counts import counted
 T = TypeVar("T")
 
 _MEET_SECONDS = 60.0
-"""How long ranks may take to come together."""
+"""Seconds that ranks may take to come together."""
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NUMBERS = {"RANK": "0", "WORLD_SIZE": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""Variables that hold numbers, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,45 +37,30 @@ class World:
     local_size: int = 1
     """Processes on this node."""
     launched: bool = False
-    """Whether a launcher started it; only then is there a process group."""
+    """True if a launcher started it; only then is there a process group."""
     backend: str = "gloo"
     """``nccl`` on GPUs, ``gloo`` on CPUs; known once it has started."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and reports for all."""
+        """True for the process that writes and reports for all."""
         return self.rank == 0
 
     @property
     def device(self) -> str:
-        """Where this process computes, as PyTorch names it."""
+        """The device of this process, as PyTorch names it."""
         return "cuda" if self.backend == "nccl" else "cpu"
 
 
 def world_of(environ: Mapping[str, str]) -> World:
-    """The world that a launcher describes in ``environ``.
+    """Return the world that a launcher describes in ``environ``.
 
     Raises:
-        TrainerError: when the description is incomplete or contradicts itself.
+        TrainerError: the description is incomplete or contradicts itself.
     """
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not environ.get("RANK") and not environ.get("WORLD_SIZE"):
+    if not any(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return World()
-    problems = [f"{name} is not set" for name in names if not environ.get(name)]
-    numbers = {}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        value = environ.get(name) or ("1" if name == "LOCAL_WORLD_SIZE" else "0")
-        if not value.isdecimal():
-            problems.append(f"{name}={value} is not a number")
-            continue
-        numbers[name] = int(value)
-    if not problems and numbers["RANK"] >= numbers["WORLD_SIZE"]:
-        problems.append(f"RANK={environ['RANK']} is not below WORLD_SIZE={environ['WORLD_SIZE']}")
-    if problems:
-        raise TrainerError(
-            "the environment describes no distributed job: " + ", ".join(problems),
-            hint="start it with torchrun, or unset RANK and WORLD_SIZE to train in one process",
-        )
+    numbers = _numbers_of(environ)
     return World(
         rank=numbers["RANK"],
         size=numbers["WORLD_SIZE"],
@@ -82,21 +70,45 @@ def world_of(environ: Mapping[str, str]) -> World:
     )
 
 
+def _numbers_of(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the numbers in a launcher's variables.
+
+    Raises:
+        TrainerError: a variable is missing or wrong; all such variables are named.
+    """
+    problems = [f"{name} is not set" for name in _REQUIRED if not environ.get(name)]
+    numbers = {}
+    for name, default in _NUMBERS.items():
+        value = environ.get(name) or default
+        if value.isdecimal():
+            numbers[name] = int(value)
+        else:
+            problems.append(f"{name}={value} is not a number")
+    if not problems and numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        problems.append(f"RANK={environ['RANK']} is not below WORLD_SIZE={environ['WORLD_SIZE']}")
+    if problems:
+        raise TrainerError(
+            "the environment describes no distributed job: " + ", ".join(problems),
+            hint="start it with torchrun, or unset RANK and WORLD_SIZE to train in one process",
+        )
+    return numbers
+
+
 def start(
     world: World, environ: MutableMapping[str, str] = os.environ, *, all_gpus: bool = False
 ) -> World:
-    """Join the process group, say so in one line, and return the world with its device.
+    """Join the process group, report it in one line, and return the world with its device.
 
-    A process of its own is kept to one GPU: Hugging Face's Trainer would otherwise split each
-    batch over all of them in threads, and the batch size asked for would not be the one used.
+    A single process is kept to one GPU: Hugging Face's Trainer would otherwise split each batch
+    over all of them in threads, and would not use the requested batch size.
 
     Args:
         world: the place of this process.
         environ: the variables of the launcher.
-        all_gpus: let a process of its own have all GPUs nevertheless.
+        all_gpus: True to let a single process have all GPUs.
 
     Raises:
-        TrainerError: on every rank, when NCCL is asked for and some nodes have no GPU for each
+        TrainerError: on every rank, if NCCL is requested and some nodes have no GPU for each
             process; they are named.
     """
     if not world.launched and not all_gpus:
@@ -105,18 +117,27 @@ def start(
 
     gpus = torch.cuda.device_count()
     backend = backend_of(world, environ, gpus)
-    if backend == "nccl" and world.launched and environ.get("PYTORCH_DIST_BACKEND") == "nccl":
-        _agree_on_gpus(world, environ, gpus)
-    if backend == "nccl" and not gpus:
-        raise TrainerError(
-            "PYTORCH_DIST_BACKEND is nccl, and there is no GPU here", hint="use gloo, or a GPU"
-        )
     if backend == "nccl":
+        _require_gpus(world, environ, gpus)
         torch.cuda.set_device(world.local_rank)
     if world.launched:
         _join(world, environ, backend)
     say(f"[RANK {world.rank}] WORLD_SIZE={world.size}")
     return replace(world, backend=backend)
+
+
+def _require_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
+    """Refuse NCCL without GPUs, on all ranks if the job requests it.
+
+    Raises:
+        TrainerError: there are too few GPUs.
+    """
+    if world.launched and environ.get("PYTORCH_DIST_BACKEND") == "nccl":
+        _agree_on_gpus(world, environ, gpus)
+    if not gpus:
+        raise TrainerError(
+            "PYTORCH_DIST_BACKEND is nccl, and there is no GPU here", hint="use gloo, or a GPU"
+        )
 
 
 def _join(world: World, environ: Mapping[str, str], backend: str) -> None:
@@ -150,12 +171,12 @@ def say(line: str) -> None:
 
 
 def together(world: World, work: Callable[[], T]) -> T:
-    """Do ``work`` on every rank, and go on only if it succeeded on all of them.
+    """Do ``work`` on every rank, and continue only if it succeeded on all of them.
 
     A rank that gave up alone would leave the others waiting for it in the next collective.
 
     Raises:
-        TrainerError: on every rank, naming the ranks on which ``work`` raised one.
+        TrainerError: on every rank, with the ranks on which ``work`` raised one.
     """
     problem = None
     result = None
@@ -171,7 +192,7 @@ def by_first(world: World, work: Callable[[], T]) -> T:
     """Do ``work`` on rank 0 alone, and hand its result to every rank.
 
     Raises:
-        TrainerError: on every rank, when ``work`` raised one.
+        TrainerError: on every rank, if ``work`` raised one.
     """
     result = together(world, lambda: work() if world.is_first else None)
     if world.size > 1:
@@ -184,12 +205,12 @@ def by_first(world: World, work: Callable[[], T]) -> T:
 
 
 def on_all(world: World, here: bool) -> bool:
-    """Whether something holds on every rank."""
+    """Return True if something holds on every rank."""
     return sums(world, [float(here)])[0] == world.size
 
 
 def sums(world: World, values: Sequence[float]) -> list[float]:
-    """The sum of each value over all ranks."""
+    """Return the sum of each value over all ranks."""
     if world.size == 1:
         return list(values)
     import torch
@@ -201,44 +222,47 @@ def sums(world: World, values: Sequence[float]) -> list[float]:
 
 
 def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
-    """Raise the first rank's problem on all ranks, or nothing where there is none."""
-    found: list[tuple[str, str] | None] = [
-        (problem.message, problem.hint) if problem is not None else None
-    ]
-    if world.size > 1:
-        import torch.distributed as group
-
-        gathered: list[tuple[str, str] | None] = [None] * world.size
-        group.all_gather_object(gathered, found[0])
-        found = gathered
-    failed = [rank for rank, text in enumerate(found) if text is not None]
+    """Raise the first rank's problem on all ranks; do nothing if there is none."""
+    texts = _gathered(world, None if problem is None else (problem.message, problem.hint))
+    failed = [rank for rank, text in enumerate(texts) if text is not None]
     if not failed:
         return
-    message, hint = found[failed[0]] or ("", "")
+    message, hint = texts[failed[0]] or ("", "")
     if len(failed) < world.size:
         message = f"on rank {', '.join(map(str, failed))} of {world.size}: {message}"
     raise TrainerError(message, hint=hint, everywhere=True)
 
 
-def backend_of(world: World, environ: Mapping[str, str], gpus: int) -> str:
-    """``nccl`` where each process of this node has a GPU of its own, else ``gloo``.
+def _gathered(world: World, text: tuple[str, str] | None) -> list[tuple[str, str] | None]:
+    """Return the texts of all ranks, in their order."""
+    if world.size == 1:
+        return [text]
+    import torch.distributed as group
 
-    ``PYTORCH_DIST_BACKEND`` decides for nodes that differ: all ranks must choose the same.
+    texts: list[tuple[str, str] | None] = [None] * world.size
+    group.all_gather_object(texts, text)
+    return texts
+
+
+def backend_of(world: World, environ: Mapping[str, str], gpus: int) -> str:
+    """Return ``nccl`` if each process of this node has a GPU of its own, else ``gloo``.
+
+    ``PYTORCH_DIST_BACKEND`` decides for nodes that differ, as all ranks must choose the same.
     """
-    asked = environ.get("PYTORCH_DIST_BACKEND", "")
-    if asked in ("gloo", "nccl"):
-        return asked
+    requested = environ.get("PYTORCH_DIST_BACKEND", "")
+    if requested in ("gloo", "nccl"):
+        return requested
     return "nccl" if gpus >= world.local_size else "gloo"
 
 
 def _agree_on_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
-    """Have every rank say what its node has, before any of them waits for the others in NCCL."""
+    """Compare the GPUs of all nodes, before any rank waits for the others in NCCL."""
     from .rendezvous_store import agree, meet
 
-    meeting = meet(world, _MEET_SECONDS, environ)
+    store = meet(world, _MEET_SECONDS, environ)
     fault = ""
     if gpus < world.local_size:
-        fault = f"{meeting.nodes[world.rank]} has {counted(gpus, 'GPU')} for {world.local_size} "
+        fault = f"{store.nodes[world.rank]} has {counted(gpus, 'GPU')} for {world.local_size} "
         fault += "processes, and PYTORCH_DIST_BACKEND is nccl"
     hint = "start as many processes on a node as it has GPUs, leave these nodes out, or use gloo"
-    agree(meeting, "gpus", fault, range(world.size), hint=hint)
+    agree(store, "gpus", fault, range(world.size), hint=hint)

@@ -1,6 +1,6 @@
-"""Whether the nodes reach each other by plain TCP.
+"""A test that the nodes reach each other by plain TCP.
 
-Tried before Gloo is: that one goes on for minutes where nothing comes back, and names nobody.
+It runs before Gloo, which tries for minutes if there is no answer, and names no node.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Address = tuple[str, int]
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _AT_ONCE = 256
-"""Connections that are tried at a time: a process may have few more than 1000 files open."""
+"""Connections that are tried at a time: a process may have about 1000 files open."""
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """The address that Gloo will use here: of the interface it is told, else towards the head.
+    """Return the address that Gloo will use here: of its interface, else towards the head node.
 
     Raises:
-        TrainerError: there is no such interface, or no way to the head.
+        TrainerError: there is no such interface, or no route to the head node.
     """
     interface = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         try:
             request = struct.pack("256s", os.fsencode(interface)[:15])
             if interface:
-                return socket.inet_ntoa(fcntl.ioctl(asker, _SIOCGIFADDR, request)[20:24])
+                return socket.inet_ntoa(fcntl.ioctl(handle, _SIOCGIFADDR, request)[20:24])
         except OSError as error:
             if error.errno == errno.ENODEV:
                 raise TrainerError(
@@ -46,11 +46,11 @@ def own_address(environ: Mapping[str, str]) -> str:
             # It may have an IPv6 address alone.
     head = environ.get("MASTER_ADDR", "")
     try:
-        kind = socket.SOCK_DGRAM  # connecting such a one chooses a route, and sends nothing
+        kind = socket.SOCK_DGRAM  # connecting it chooses a route, and sends nothing
         family, _, _, _, target = socket.getaddrinfo(head, 9, type=kind)[0]
-        with socket.socket(family, kind) as asker:
-            asker.connect(target)
-            return str(asker.getsockname()[0])
+        with socket.socket(family, kind) as handle:
+            handle.connect(target)
+            return str(handle.getsockname()[0])
     except OSError as error:
         raise TrainerError(
             f"{os.uname().nodename} has no way to the head node, {head}: {error.strerror or error}",
@@ -59,7 +59,7 @@ def own_address(environ: Mapping[str, str]) -> str:
 
 
 def listen(address: str) -> socket.socket:
-    """A socket on a free port that others may connect to; the kernel answers for it."""
+    """Return a socket on a free port that others may connect to; the kernel answers for it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=4096)
 
@@ -72,7 +72,7 @@ def unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, str]:
         timeout: seconds after which a connection has failed.
 
     Returns:
-        Why, for each node that cannot be connected to.
+        The reason for each node that cannot be reached.
     """
     names = list(targets)
     failed: dict[str, str] = {}
@@ -84,13 +84,14 @@ def unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, str]:
 def _unreached(
     names: Sequence[str], targets: Mapping[str, Address], timeout: float
 ) -> dict[str, str]:
+    """Connect to some targets at the same time; see :func:`unreached`."""
     until = time.monotonic() + timeout
     failed, pending = {}, {}
-    with contextlib.ExitStack() as open_ones, selectors.DefaultSelector() as waiting:
+    with contextlib.ExitStack() as sockets, selectors.DefaultSelector() as waiting:
         for name in names:
             address, port = targets[name]
             peer = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-            open_ones.enter_context(peer)
+            sockets.enter_context(peer)
             peer.setblocking(False)
             code = peer.connect_ex((address, port))
             if code == errno.EINPROGRESS:

@@ -1,6 +1,6 @@
-"""Ranks that leave word for each other in the store of their rendezvous, beside the process group.
+"""Messages between ranks in the store of their rendezvous, beside the process group.
 
-When a connection between two of them is stuck, they still learn which one, and all end with the
+If a connection between two ranks is stuck, all ranks still learn which one it is, and end with the
 same message.
 """
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from .dist import World
 
 MARGIN = 10.0
-"""Seconds that a rank waits for the others' word beyond what their work may take."""
+"""Seconds that a rank waits for the others' messages beyond the time of their work."""
 
 _AT_ONCE = 1.0
-"""Seconds in which further faults of the same step are heard, before all end."""
+"""Seconds in which further faults of the same step are collected before all ranks end."""
 _LINGER = 5.0
+"""Seconds that ranks stay after a fault, so that all can read it."""
 _PLACE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 NETWORK_HINT = (
     "look at the network between these nodes (cable, MTU, firewall), name the interface with "
@@ -36,8 +37,8 @@ NETWORK_HINT += "[launch] interface in stager.toml, or leave one of them out wit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """The ranks, and where they leave word for each other."""
+class RendezvousStore:
+    """The store in which the ranks leave messages for each other."""
 
     world: World
     store: Store
@@ -48,20 +49,20 @@ class Meeting:
 
     @property
     def leaders(self) -> list[int]:
-        """One rank for each node, the lowest; rank 0 first."""
+        """The lowest rank of each node; rank 0 first."""
         return [self.nodes.index(node) for node in dict.fromkeys(self.nodes)]
 
 
-def meet(world: World, timeout: float, environ: Mapping[str, str]) -> Meeting:
-    """Join the rendezvous, and learn which rank is on which node.
+def meet(world: World, timeout: float, environ: Mapping[str, str]) -> RendezvousStore:
+    """Join the rendezvous, and learn the node of each rank.
 
     Args:
         world: this rank's place, from a launcher.
-        timeout: seconds that ranks may take to come, and each later step.
+        timeout: seconds that ranks may take to join, and for each later step.
         environ: the variables of the launcher, and STAGER_NODE or SLURMD_NODENAME.
 
     Raises:
-        TrainerError: not all of them came.
+        TrainerError: not all ranks joined.
     """
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -90,65 +91,65 @@ def meet(world: World, timeout: float, environ: Mapping[str, str]) -> Meeting:
                 f"known so far: {', '.join(dict.fromkeys(nodes)) or 'none'}",
                 hint="see its log; the first rank that failed tells why",
             ) from error
-    return Meeting(world=world, store=store, timeout=timeout, nodes=tuple(nodes))
+    return RendezvousStore(world=world, store=store, timeout=timeout, nodes=tuple(nodes))
 
 
 def agree(
-    meeting: Meeting,
+    rendezvous: RendezvousStore,
     step: str,
     fault: str,
     ranks: Sequence[int],
     longest: float = 0.0,
     hint: str = NETWORK_HINT,
 ) -> None:
-    """Tell the others how a step went, and go on only if it went well on every rank.
+    """Report the outcome of a step to the others, and continue only if every rank succeeded.
 
     Raises:
-        TrainerError: on every rank, naming the faults of all.
+        TrainerError: on every rank, with the faults of all.
     """
-    faults = hear(meeting, step, fault, ranks, longest)
+    faults = hear(rendezvous, step, fault, ranks, longest)
     if faults:
-        with contextlib.suppress(RuntimeError):  # rank 0 has gone: it has said so
-            _linger(meeting, step, len(ranks))
+        with contextlib.suppress(RuntimeError):  # rank 0 has ended, and has reported it
+            _linger(rendezvous, step, len(ranks))
         raise TrainerError("\n".join(faults), hint=hint, everywhere=True)
 
 
 def hear(
-    meeting: Meeting, step: str, fault: str, ranks: Sequence[int], longest: float = 0.0
+    rendezvous: RendezvousStore, step: str, fault: str, ranks: Sequence[int], longest: float = 0.0
 ) -> list[str]:
-    """Tell the others how a step went, wait for their word, and return all faults.
+    """Report the outcome of a step to the others, wait for theirs, and return all faults.
 
-    A fault ends the step for all, also where a rank is still stuck in it. ``longest`` is how long
-    the others may take in seconds, where that is more than one step does.
+    A fault ends the step for all, also for a rank that is still stuck in it. ``longest`` is the
+    time in seconds that the others may take, if that is more than one step takes.
 
     Raises:
-        TrainerError: some ranks gave no word in time.
+        TrainerError: some ranks did not report in time.
     """
-    store = meeting.store
-    patience = timedelta(seconds=(longest or meeting.timeout) + MARGIN)
+    store = rendezvous.store
+    patience = timedelta(seconds=(longest or rendezvous.timeout) + MARGIN)
     try:
         if fault:
             store.set(f"{step}/fault/{store.add(f'{step}/faults', 1)}", fault)
             time.sleep(_AT_ONCE)
-        store.set(f"{step}/{meeting.world.rank}", "")
+        store.set(f"{step}/{rendezvous.world.rank}", "")
         if store.add(f"{step}/came", 1) == len(ranks) or fault:
             store.set(f"{step}/go", "")
         store.wait([f"{step}/go"], patience)
         count = store.add(f"{step}/faults", 0)
         faults = {store.get(f"{step}/fault/{n + 1}").decode() for n in range(count)}
     except RuntimeError as error:
-        raise _silence(meeting, step, ranks, error) from error
+        raise _silence(rendezvous, step, ranks, error) from error
     return sorted(faults)
 
 
-def _linger(meeting: Meeting, step: str, ranks: int) -> None:
-    """Let every rank read why it has to end, and rank 0 say so.
+def _linger(rendezvous: RendezvousStore, step: str, ranks: int) -> None:
+    """Wait until every rank has read the faults, and rank 0 has reported them.
 
-    The store may go away with rank 0, and a launcher ends all ranks when the first one has ended.
+    The store may end with rank 0, and a launcher ends all ranks when the first one has ended.
     """
-    store = meeting.store
+    store = rendezvous.store
     read = store.add(f"{step}/read", 1)
-    if not meeting.world.is_first:
+    if not rendezvous.world.is_first:
         store.wait([f"{step}/leave"], timedelta(seconds=_LINGER))
         time.sleep(_AT_ONCE)
         return
@@ -159,13 +160,15 @@ def _linger(meeting: Meeting, step: str, ranks: int) -> None:
     store.set(f"{step}/leave", "")
 
 
-def _silence(meeting: Meeting, step: str, ranks: Sequence[int], error: Exception) -> TrainerError:
-    """Who did not give word in time."""
+def _silence(
+    rendezvous: RendezvousStore, step: str, ranks: Sequence[int], error: Exception
+) -> TrainerError:
+    """Return the error about the ranks that did not report in time."""
     try:
-        silent = [rank for rank in ranks if not meeting.store.check([f"{step}/{rank}"])]
+        silent = [rank for rank in ranks if not rendezvous.store.check([f"{step}/{rank}"])]
     except RuntimeError:
         silent = [0]  # the store itself, which is rank 0's or its launcher's
-    nodes = ", ".join(dict.fromkeys(meeting.nodes[rank] for rank in silent))
+    nodes = ", ".join(dict.fromkeys(rendezvous.nodes[rank] for rank in silent))
     return TrainerError(
         f"no word from {nodes} (rank {', '.join(map(str, silent))}): {brief(error)}",
         hint="see the logs of these ranks: one of them has ended, or hangs",
@@ -174,6 +177,6 @@ def _silence(meeting: Meeting, step: str, ranks: Sequence[int], error: Exception
 
 
 def brief(error: Exception) -> str:
-    """The first line of what PyTorch says, without the place in its source."""
+    """Return the first line of PyTorch's message, without the place in its source."""
     first = str(error).strip().partition("\n")[0]
     return _PLACE.sub("", first)[:300]

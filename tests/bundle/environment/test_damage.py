@@ -15,7 +15,7 @@ import pytest
 
 from bundle.checks.deep import damaged_files
 from bundle.environment.damage import faults
-from bundle.environment.unpack import Environment, Sent, unpack
+from bundle.environment.unpack import Environment, Source, unpack
 from bundle.node.root import secure_root
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -37,14 +37,14 @@ SITE = f"lib/python{HERE.python}/site-packages"
 MODULE = f"{SITE}/single/__init__.py"
 
 
-def stage(packed: Packed, root: str, sent: Sent | None = None) -> Environment:
+def stage(packed: Packed, root: str, sent: Source | None = None) -> Environment:
     return unpack(
         str(packed.path),
         root=root,
         expected=packed.manifest.id,
         python=BASE_PYTHON,
         processes=2,
-        sent=sent,
+        source=sent,
     )
 
 

@@ -17,7 +17,7 @@ from bundle.environment import patches
 from bundle.environment.imports import PATIENCE, PTH_LINE
 from tests.bundle.test_main import OTHERS
 
-BUNDLE = Path(__file__).resolve().parents[3] / "bundle"
+PACKAGE = Path(__file__).resolve().parents[3] / "bundle" / "environment"
 SHOWS = "import gc; print(__name__, gc.get_threshold())\n"
 ITSELF = "(700, 10, 10)"
 PATIENT = f"({PATIENCE}, 10, 10)"
@@ -31,7 +31,7 @@ def make_env(root: Path, python: str = sys.executable) -> Path:
     (packages,) = root.glob("lib/python3*/site-packages")
     (root / "pkgs").symlink_to(packages.relative_to(root))
     for name, line in (("imports", PTH_LINE), ("patches", patches.PTH_LINE)):
-        shutil.copy(BUNDLE / "environment" / f"{name}.py", packages / f"_stager_{name}.py")
+        shutil.copy(PACKAGE / f"{name}.py", packages / f"_stager_{name}.py")
         (packages / f"_stager_{name}.pth").write_text(line + "\n")
     modules = {
         "plain": SHOWS,
@@ -92,7 +92,7 @@ def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def test_the_file_stands_alone_and_loads_nothing(env: Path) -> None:
     imported = set()
-    for node in ast.walk(ast.parse((BUNDLE / "environment" / "imports.py").read_text())):
+    for node in ast.walk(ast.parse((PACKAGE / "imports.py").read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

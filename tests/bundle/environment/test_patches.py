@@ -13,7 +13,8 @@ import pytest
 
 from bundle.environment.patches import PATCHES, PTH_LINE
 
-BUNDLE = Path(__file__).resolve().parents[3] / "bundle"
+REPO = Path(__file__).resolve().parents[3]
+PACKAGE = REPO / "bundle" / "environment"
 APPLIED = "patch applied: datasets-numpy2\n"
 
 
@@ -31,7 +32,7 @@ def make_env(root: Path, *requirements: str) -> Path:
         else:
             argv = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
         subprocess.run([*argv, *requirements], check=True, timeout=300)
-    shutil.copy(BUNDLE / "environment" / "patches.py", packages / "_stager_patches.py")
+    shutil.copy(PACKAGE / "patches.py", packages / "_stager_patches.py")
     (packages / "_stager_patches.pth").write_text(PTH_LINE + "\n")
     return root
 
@@ -70,7 +71,7 @@ def test_the_table():
 
 def test_the_file_stands_alone():
     imported = set()
-    for node in ast.walk(ast.parse((BUNDLE / "environment" / "patches.py").read_text())):
+    for node in ast.walk(ast.parse((PACKAGE / "patches.py").read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -356,7 +357,7 @@ def start_rank(env: Path, root: Path, rank: int, **variables: str) -> subprocess
     for name in ("job", "project", f"home{rank}"):
         (root / name).mkdir(exist_ok=True)
     (root / "project" / "train.py").write_text(TRAIN)
-    shutil.copy(BUNDLE / "launch" / "wrapper.py", root / "job" / "run_wrapper.py")
+    shutil.copy(REPO / "bundle" / "launch" / "wrapper.py", root / "job" / "run_wrapper.py")
     variables = {
         "STAGER_ENV": str(env),
         "STAGER_PROJECT": str(root / "project"),

@@ -81,7 +81,7 @@ def unpacked(packed: Packed, path: Path, root: str, arrival: Arrival) -> unpack.
         expected=packed.manifest.id,
         python=BASE_PYTHON,
         processes=2,
-        sent=unpack.Sent(arrival=arrival),
+        source=unpack.Source(arrival=arrival),
     )
 
 

@@ -64,7 +64,7 @@ def made(packed: Packed, root: Path, path: Path, excerpt: Excerpt | None) -> unp
         expected=packed.manifest.id,
         python=BASE_PYTHON,
         processes=2,
-        sent=unpack.Sent(excerpt),
+        source=unpack.Source(excerpt),
     )
 
 
@@ -240,7 +240,7 @@ def test_an_older_environment_that_has_changed_since(
         (older / SITE / "steady" / "__init__.py").write_text("VERSION = 'mine'\n")
     else:
         shutil.rmtree(older / ".stager" / change)
-    with pytest.raises(unpack.Lacking) as caught:
+    with pytest.raises(unpack.MissingLayer) as caught:
         made(second, root, tmp_path / "p.tar", sent)
     said = str(caught.value)
     assert "a part of the environment is missing" in said

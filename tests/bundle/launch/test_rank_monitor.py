@@ -248,7 +248,7 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             sys.unraisablehook = hook
-    assert (code, monitor.stopped) == (signals.TOLD_TO_END, True)
+    assert (code, monitor.stopped) == (signals.TERMINATED, True)
     (failed,) = monitor.unreported({})
     assert (failed.rank, failed.code) == (1, -signal.SIGKILL)
     assert monitor.unreported({1: None}) == []

@@ -21,7 +21,7 @@ def test_the_newest_is_the_one_with_most_steps(tmp_path):
     put(tmp_path, "checkpoint_epoch_1.pt", 100)
     put(tmp_path, "checkpoint_step_90.pt", 90)
     newest = put(tmp_path, "checkpoint_step_110.pt", 110)
-    assert [note.step for note in snapshot.found(tmp_path)] == [90, 100, 110]
+    assert [note.step for note in snapshot.complete(tmp_path)] == [90, 100, 110]
     note, data = snapshot.newest(tmp_path)
     assert (note.path, snapshot.load(data, "x")["step"]) == (newest, 110)
 
