@@ -16,6 +16,7 @@ from .program import make_console
 if TYPE_CHECKING:
     from ..jobs.job import JobOptions
     from ..lock.resolver import ResolverName
+    from ..logs.files import JobFiles
 
 T = TypeVar("T")
 
@@ -50,6 +51,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done;
 Command = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- COMMAND...]", help="A script or -m MODULE, and its arguments."),
+]
+
+JobArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB|DIR]", help="A job's number or a directory of logs; default: the newest job."
+    ),
 ]
 
 
@@ -233,6 +241,13 @@ def _bundle_id(text: str | None) -> str:
             param_hint="--id",
         )
     return digits
+
+
+def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
+    """The files of the job that is asked for."""
+    from ..logs.files import default_folder, find
+
+    return find(job, default_folder(log_dir))
 
 
 def resolver_name(text: str) -> ResolverName:

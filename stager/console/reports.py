@@ -73,8 +73,8 @@ class Reports(Voice):
         self.say(f"  expected{whom}: {phases(forecast['seconds'])}")
         self.say(f"  (rates {'measured on earlier jobs' if forecast['measured'] else 'assumed'})")
 
-    def foretold(self, report: Mapping[str, Any]) -> None:
-        """The result of ``stager plan``."""
+    def estimated(self, report: Mapping[str, Any]) -> None:
+        """The result of ``stager estimate``."""
         from .forecasts import forecast_table, lines
 
         if self._on_terminal:

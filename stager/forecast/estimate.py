@@ -1,4 +1,4 @@
-"""What staging is going to take, and whether it pays: the report behind ``stager plan``."""
+"""What staging is going to take, and whether it pays: the report behind ``stager estimate``."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int 
     return high
 
 
-def plan_report(setting: Setting, counts: Sequence[int]) -> dict[str, Any]:
-    """The JSON object of ``stager plan``; all times are seconds.
+def estimate_report(setting: Setting, counts: Sequence[int]) -> dict[str, Any]:
+    """The JSON object of ``stager estimate``; all times are seconds.
 
     Args:
         setting: the bundle and how it is used.

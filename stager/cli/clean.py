@@ -1,4 +1,4 @@
-"""``clean``: taking away what nobody uses any more, from the nodes and from the offline root."""
+"""``stager clean``: remove what nobody uses any more from the nodes and the offline root."""
 
 from __future__ import annotations
 

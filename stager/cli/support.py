@@ -1,4 +1,4 @@
-"""``support``: one archive of a job's evidence, without its secrets."""
+"""``stager support``: pack the evidence of a job, without its secrets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from bundle.protocol.counts import counted
 from ..console import Console
 from ..core.printable import visible
 from .grouped import grouped
-from .looking import JobArgument, job_files
-from .options import LogDir, Talk
+from .options import JobArgument, LogDir, Talk, job_files
 from .program import app, boundary
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def support(
     ] = False,
     talk: Talk,
 ) -> None:
-    """Pack a job's logs and what they mean for somebody elsewhere, without secrets."""
+    """Pack a job's logs and diagnosis for support, without secrets."""
     from ..support.support import listed
     from ..support.support import support as supported
 
