@@ -18,7 +18,7 @@ from ..diagnosis.failure import Diagnosis
 from ..logs.files import JobFiles
 from ..redaction.known_secrets import of_environment, of_settings
 from ..redaction.known_values import Known
-from ..redaction.pseudonyms import StandIns
+from ..redaction.pseudonyms import Pseudonyms
 from ..redaction.redact import Redactor
 from .archive import Shelf
 from .contents import SMALL, Contents, Item, contents
@@ -142,7 +142,7 @@ class _Gathering:
     """Names of users, if names are hidden."""
     top: str = ""
     """The folder in the archive."""
-    _standins: StandIns | None = None
+    _pseudonyms: Pseudonyms | None = None
     """Gives names away for others, if they are hidden."""
 
     def prepare(self, environment: Mapping[str, str]) -> None:
@@ -164,7 +164,7 @@ class _Gathering:
     @property
     def learned(self) -> bool:
         """Whether secrets or names were met that nobody knew of."""
-        return bool(self.redactor.learned or (self._standins and self._standins.learned))
+        return bool(self.redactor.learned or (self._pseudonyms and self._pseudonyms.learned))
 
     def fill(self, shelf: Shelf, describe: Describe) -> tuple[str, ...]:
         """Put all members on the shelf; returns what was left out."""
@@ -195,10 +195,10 @@ class _Gathering:
         """One that has counted nothing, and knows what the last one has learned."""
         self.known += [value for value in self.redactor.known.values if value not in self.known]
         if self.options.hide_names:
-            if self._standins is not None:
-                self.users = [*dict.fromkeys([*self.users, *self._standins.met()])]
-            self._standins = StandIns(self.users, [*self.found.nodes, socket.gethostname()])
-        return Redactor(Known(self.known), self._standins)
+            if self._pseudonyms is not None:
+                self.users = [*dict.fromkeys([*self.users, *self._pseudonyms.met()])]
+            self._pseudonyms = Pseudonyms(self.users, [*self.found.nodes, socket.gethostname()])
+        return Redactor(Known(self.known), self._pseudonyms)
 
     def _name_of_all(self) -> str:
         files = self.found.files
