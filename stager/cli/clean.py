@@ -115,7 +115,7 @@ def _nodes(
 
     console.job(outcome.job, path)
     carry_out(outcome, prepared.config, how, listen, console.talk)
-    return console.swept(outcome), [item for event in found for item in _removed(event)]
+    return console.nodes_cleaned(outcome), [item for event in found for item in _removed(event)]
 
 
 def _removed(event: dict[str, Any]) -> list[dict[str, Any]]:
