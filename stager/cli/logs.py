@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LineFlags:
-    """Which lines of the logs are shown."""
+    """The choice of lines."""
 
     rank: Annotated[
         list[int] | None, typer.Option("--rank", min=0, help="Only this rank's lines.")
@@ -32,7 +32,7 @@ class LineFlags:
     ] = False
 
     def wanted(self) -> Wanted:
-        """The same, checked."""
+        """Return the choice, checked."""
         from ..logs.merge import Wanted
 
         return Wanted(

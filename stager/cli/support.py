@@ -20,16 +20,16 @@ from .program import app, boundary
 if TYPE_CHECKING:
     from ..diagnosis.failure import Diagnosis
     from ..support.contents import Contents
-    from ..support.support import SupportOptions
+    from ..support.support import Supported, SupportOptions
 
 _LOG_BYTES = 5_000_000
-_PATIENCE = 2.0
-"""Seconds without a word."""
+_QUIET_SECONDS = 2.0
+"""Seconds after which progress is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackFlags:
-    """What goes into the archive, and where that goes."""
+    """The options of the archive."""
 
     output: Annotated[
         Path | None,
@@ -47,7 +47,7 @@ class PackFlags:
     ] = False
 
     def options(self) -> SupportOptions:
-        """The same as :func:`stager.support.support.support` takes it."""
+        """Return them as :func:`stager.support.support.support` takes them."""
         from ..support.support import SupportOptions
 
         return SupportOptions(
@@ -69,75 +69,79 @@ def support(
 ) -> None:
     """Pack a job's logs and diagnosis for support, without secrets."""
     from ..support.support import listed
-    from ..support.support import support as supported
+    from ..support.support import support as make_archive
 
     console = talk.console()
     with boundary(console):
         files = job_files(job, log_dir)
         if list_:
-            _show(console, listed(files), packing.max_log_bytes)
+            _show_contents(console, listed(files), packing.max_log_bytes)
             return
-        made = supported(files, packing.options(), _in_words, step=_Progress(console).step)
+        archive = make_archive(files, packing.options(), _in_words, step=_Progress(console).step)
         console.stop()
         if talk.json:
-            console.emit(made.to_json())
-            return
-        console.data(str(made.archive))
-        total = sum(made.redacted.values())
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(made.redacted.items()))
-        console.say(
-            f"{counted(made.files, 'file')}, {counted(made.size, 'byte')}; taken out: {total}"
-        )
-        if kinds:
-            console.note(kinds)
-        for line in made.left_out:
-            console.note(f"left out: {line}")
-        console.say("look through it before you send it: README.txt in it says what was done")
+            console.emit(archive.to_json())
+        else:
+            _show_archive(console, archive)
 
 
-def _show(console: Console, found: Contents, limit: int) -> None:
-    """What would go in."""
-    items = sorted(found.items, key=lambda item: item.name)
+def _show_archive(console: Console, archive: Supported) -> None:
+    """Show the archive that was made, and what was taken out of it."""
+    console.data(str(archive.archive))
+    total = sum(archive.redacted.values())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(archive.redacted.items()))
+    content = f"{counted(archive.files, 'file')}, {counted(archive.size, 'byte')}"
+    console.say(f"{content}; taken out: {total}")
+    if kinds:
+        console.note(kinds)
+    for line in archive.left_out:
+        console.note(f"left out: {line}")
+    console.say("look through it before you send it: README.txt in it says what was done")
+
+
+def _show_contents(console: Console, contents: Contents, limit: int) -> None:
+    """Show what would go in."""
+    items = sorted(contents.items, key=lambda item: item.name)
     cut = {item.name for item in items if item.may_be_cut and item.size > limit}
     if console.as_json:
-        shown = [{"name": one.name, "bytes": one.size, "cut": one.name in cut} for one in items]
-        console.emit({"ok": True, "files": shown, "left_out": list(found.left_out)})
+        files = [{"name": item.name, "bytes": item.size, "cut": item.name in cut} for item in items]
+        console.emit({"ok": True, "files": files, "left_out": list(contents.left_out)})
         return
-    for one in items:
-        note = f" (cut to {limit:,})" if one.name in cut else ""
-        console.data(f"{one.size:>13,}  {one.name}{note}")
+    for item in items:
+        note = f" (cut to {limit:,})" if item.name in cut else ""
+        console.data(f"{item.size:>13,}  {item.name}{note}")
     for name in ("README.txt", "diagnosis.json", "diagnosis.txt", "versions.json"):
         console.data(f"{'':>13}  {name}")
-    for line in found.left_out:
+    for line in contents.left_out:
         console.note(f"left out: {line}")
 
 
 class _Progress:
-    """Says how far it is, once that takes a while."""
+    """Shows the progress, once it takes a while."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._begun = console, time.monotonic()
 
     def step(self, name: str, done: int, total: int) -> None:
-        """A file is read now."""
-        if time.monotonic() - self._begun > _PATIENCE:
+        """Show that a file is read now."""
+        if time.monotonic() - self._begun > _QUIET_SECONDS:
             self._console.step(name, done, total)
 
 
-def _in_words(found: Diagnosis) -> str:
-    """A diagnosis as ``stager diagnose`` words it."""
-    paper = _Paper(quiet=True)
-    paper.diagnosed(found)
-    return "\n".join(paper.lines_said)
+def _in_words(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as ``stager diagnose`` words it."""
+    recorder = _Recorder(quiet=True)
+    recorder.diagnosed(diagnosis)
+    return "\n".join(recorder.recorded)
 
 
-class _Paper(Console):
-    """A voice that is kept and not heard."""
+class _Recorder(Console):
+    """An output that is kept and not printed."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
-        self.lines_said: list[str] = []
+        self.recorded: list[str] = []
 
     def data(self, line: str) -> None:
         """Keep a line."""
-        self.lines_said.append(visible(line))
+        self.recorded.append(visible(line))

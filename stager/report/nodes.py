@@ -1,4 +1,4 @@
-"""What is known of each node of a job: its Python, its packages, its way into the network."""
+"""The facts about each node of a job: its Python, its packages, its network interface."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ WELL, FAILED, LEFT_OUT, NOT_YET = "ok", "failed", "left out", "not known"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node, as far as it has said something of itself."""
+    """A node, as far as it has reported about itself."""
 
     name: str
     """Its name."""
     state: str
     """``ok``, ``failed``, ``left out`` or ``not known``."""
     python: str = ""
-    """The version that runs there."""
+    """The version of its Python."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Versions by name; a package that is not there has none."""
+    """Versions by name, of the packages it has."""
     interface: str = ""
-    """The network interface that it reaches the head by."""
+    """The network interface by which it reaches the first node."""
     address: str = ""
     """Its address on it."""
     exit_code: int | None = None
-    """The exit status of what was launched there."""
+    """The exit status of the ranks there."""
     problems: tuple[str, ...] = ()
-    """What is wrong, a line each."""
+    """Its problems, a line each."""
 
     @property
     def ending(self) -> str:
@@ -47,7 +47,7 @@ class Node:
 
 
 def nodes(attempt: Attempt) -> tuple[Node, ...]:
-    """Every node of an attempt, in the job's order."""
+    """Return every node of an attempt, in the job's order."""
     found: dict[str, _Learned] = {}
     for event in attempt.events:
         if event["event"] == "job":
@@ -62,7 +62,7 @@ def nodes(attempt: Attempt) -> tuple[Node, ...]:
 
 
 def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
-    """Packages of which not all nodes have the same version: the nodes by package and version.
+    """Return the packages whose versions differ: the nodes by package and version.
 
     Nodes that have said nothing of packages do not count.
     """
@@ -77,7 +77,7 @@ def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
 
 @dataclass
 class _Learned:
-    """One node while the events are read."""
+    """A node while the events are read."""
 
     said: dict[str, Any] = field(default_factory=dict)
     exit_code: int | None = None
@@ -115,7 +115,7 @@ class _Learned:
         self.exit_code = self.exit_code if code is None else code
 
     def node(self, name: str, result: Event) -> Node:
-        """What came out."""
+        """Return the node."""
         failed = self.bad or bool(self.exit_code) or (bool(self.problems) and not result)
         versions = table(self.said, "packages")
         return Node(
@@ -139,7 +139,7 @@ def _state(learned: _Learned, *, failed: bool, over: bool) -> str:
 
 
 def _problems(event: Event) -> Iterator[str]:
-    """Problems as lines, whichever way they are written."""
+    """Return problems as lines, in whichever form they are written."""
     for raw in listing(event, "problems"):
         if isinstance(raw, str):
             yield raw

@@ -1,4 +1,4 @@
-"""What each node is, and what was in the bundle, as tables."""
+"""The nodes, and the parts of the bundle, as tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIGNS = {WELL: "\u2713", FAILED: "\u2717", LEFT_OUT: "\u2212"}
 
 
 def node_table(nodes: Sequence[Node], first: str) -> list[Html | None]:
-    """A row for each node, and whether they agree on their packages.
+    """Return a row for each node, and whether they agree on their packages.
 
     Args:
         nodes: all of them.
@@ -47,7 +47,7 @@ def node_table(nodes: Sequence[Node], first: str) -> list[Html | None]:
 
 
 def _cells(node: Node, first: str) -> dict[str, Content]:
-    """What a node's row says, by column; a column in which no row says anything is left out."""
+    """Return the cells of a node by column; a column without any content is left out."""
     sign = _SIGNS.get(node.state, "")
     order = ", first" if node.name == first and node.state == FAILED else ""
     problems = [element("li", clipped(problem)) for problem in node.problems]
@@ -95,7 +95,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def bundle_table(contents: Contents) -> list[Html]:
-    """The largest parts of a bundle, or why they are not known."""
+    """Return the largest parts of a bundle, or the reason why they are not known."""
     path = element("p", element("code", contents.path, class_="place"))
     if contents.missing:
         return [path, element("p", f"What was in it cannot be said: {contents.missing}.")]
