@@ -31,7 +31,7 @@ class Attempt:
     @property
     def result(self) -> Event:
         """The last event; empty for a job that runs, or whose driver was killed."""
-        return next((one for one in reversed(self.events) if one["event"] == "result"), {})
+        return next((event for event in reversed(self.events) if event["event"] == "result"), {})
 
     @property
     def first(self) -> float | None:

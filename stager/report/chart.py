@@ -102,23 +102,23 @@ def _legend(chart: Lines) -> Html | None:
 
 def labels(places: Sequence[Tick], y: float) -> list[Html]:
     """Return the numbers below an axis, placed by their shares of its length."""
-    found = []
+    texts = []
     for share, text in places:
         anchor = "start" if share < _EDGE else "end" if share > 1 - _EDGE else "middle"
-        found.append(element("text", text, x=percent(share), y=f"{y:.4g}", text_anchor=anchor))
-    return found
+        texts.append(element("text", text, x=percent(share), y=f"{y:.4g}", text_anchor=anchor))
+    return texts
 
 
 def in_words(chart: Lines) -> str:
     """Return a line in words, for screen readers."""
     points = chart.points or [point for point, _ in chart.dots]
     (first, begin), (last, end) = points[0], points[-1]
-    least, most = min(points, key=lambda one: one[1]), max(points, key=lambda one: one[1])
-    told = f"{decimal(begin)} at {chart.across} {decimal(first)}, "
-    told += f"{decimal(end)} at {chart.across} {decimal(last)}"
+    least, most = min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])
+    ends = f"{decimal(begin)} at {chart.across} {decimal(first)}, "
+    ends += f"{decimal(end)} at {chart.across} {decimal(last)}"
     extremes = f"lowest {decimal(least[1])} at {decimal(least[0])}, "
     extremes += f"highest {decimal(most[1])} at {decimal(most[0])}"
-    return f"{chart.title}, {chart.unit}: {told}; {extremes}"
+    return f"{chart.title}, {chart.unit}: {ends}; {extremes}"
 
 
 def thinned(points: Sequence[Point], most: int = _POINTS) -> Sequence[Point]:

@@ -106,9 +106,9 @@ def read(path: Path) -> Curves:
             if value is not None:
                 curve[step] = value
         if "avg_loss" in raw or "accuracy" in raw:
-            told = number(raw, "avg_loss"), number(raw, "accuracy")
+            figures = number(raw, "avg_loss"), number(raw, "accuracy")
             epoch = number(raw, "epoch") or 0.0
-            epochs[epoch] = Epoch(step=step, epoch=epoch, loss=told[0], accuracy=told[1])
+            epochs[epoch] = Epoch(step=step, epoch=epoch, loss=figures[0], accuracy=figures[1])
     return Curves(
         path=str(path),
         loss=tuple(sorted(loss.items())),
@@ -118,7 +118,7 @@ def read(path: Path) -> Curves:
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[Curves]:
-    return (found for found in map(read, paths) if not found.empty)
+    return (curves for curves in map(read, paths) if not curves.empty)
 
 
 def _candidates(attempt: Attempt) -> list[Path]:

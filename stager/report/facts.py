@@ -76,7 +76,7 @@ def facts(files: JobFiles, attempt: Attempt) -> Facts:
     job, result = attempt.job, attempt.result
     launch = table(job, "launch")
     plans = [event for event in attempt.events if event["event"] == "plan"]
-    asked = text(launch, "backend")
+    backend = text(launch, "backend")
     return Facts(
         job_id=files.job_id,
         folder=files.folder.absolute(),
@@ -85,7 +85,7 @@ def facts(files: JobFiles, attempt: Attempt) -> Facts:
         command=shlex.join(masked(texts(launch, "command"))),
         world_size=whole(result, "world_size"),
         launcher=text(launch, "launcher"),
-        backend=text(result, "backend") or (asked if asked != "auto" else ""),
+        backend=text(result, "backend") or (backend if backend != "auto" else ""),
         begun=attempt.first,
         attempts=attempt.count,
         plan=text(plans[-1], "why") if plans else "",
@@ -134,7 +134,7 @@ def _driven_here(files: JobFiles) -> bool:
 
 def _losses(result: Mapping[str, Any]) -> str:
     """Return the reason why the logs are not complete, and the output that each rank lost."""
-    lost = [one for one in listing(result, "logs_lost") if isinstance(one, dict)]
-    who = [f"{text(one, 'node')} {described(one)}".strip() for one in lost]
+    lost = [loss for loss in listing(result, "logs_lost") if isinstance(loss, dict)]
+    who = [f"{text(loss, 'node')} {described(loss)}".strip() for loss in lost]
     why = [text(result, "logs_fault"), text(result, "logs_lost")]  # of older jobs it is a text
     return "; ".join(filter(None, [*why, ", ".join(who)]))

@@ -23,7 +23,7 @@ def trouble(diagnosis: Diagnosis) -> Html | None:
         ("The same on", ranks_in_words(diagnosis.alike)),
         ("Consequences", ranks_in_words(diagnosis.consequences)),
     ]
-    told = [
+    known = [
         element("div", element("dt", name), element("dd", text), class_=name.lower().split()[0])
         for name, text in rows
         if text
@@ -31,7 +31,7 @@ def trouble(diagnosis: Diagnosis) -> Html | None:
     return element(
         "section",
         element("h2", f"What failed first: {who(first)}", id="failure"),
-        element("dl", told, class_="facts wide"),
+        element("dl", known, class_="facts wide"),
         _proofs(diagnosis.proofs),
         _last_lines(first),
         class_="trouble",

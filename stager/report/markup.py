@@ -71,4 +71,4 @@ def joined(content: Content) -> Html:
         return Html("")
     if isinstance(content, str):
         return content if isinstance(content, Html) else escaped(content)
-    return Html("".join(joined(one) for one in content))
+    return Html("".join(joined(piece) for piece in content))

@@ -64,7 +64,7 @@ def time_ticks(seconds: float, most: int = 6) -> tuple[list[tuple[float, str]], 
     else:
         unit, length = ("minutes", 60.0) if seconds < 90 * 60 else ("hours", 3600.0)
         amount = seconds / length
-        fitting = [one for one in _CLOCK if one * most >= amount]
+        fitting = [step for step in _CLOCK if step * most >= amount]
         step = float(fitting[0]) if fitting else nice(amount, most)
     last = math.floor(seconds / length / step + 1e-9)
     steps = [number * step for number in range(last + 1)]

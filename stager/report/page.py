@@ -62,8 +62,8 @@ class Story:
     @property
     def first(self) -> str:
         """The node that failed first; empty where there is none, or it has no name."""
-        found = None if self.diagnosis is None else self.diagnosis.first
-        return "" if found is None else found.node
+        first = None if self.diagnosis is None else self.diagnosis.first
+        return "" if first is None else first.node
 
 
 def page(story: Story) -> str:
@@ -101,10 +101,10 @@ def page(story: Story) -> str:
 
 def _sections(story: Story) -> list[tuple[str, str, Html]]:
     """Return each section with its key and its name."""
-    found: list[tuple[str, str, Html]] = []
+    sections: list[tuple[str, str, Html]] = []
     failed = None if story.diagnosis is None else trouble(story.diagnosis)
     if failed is not None:
-        found.append(("failure", "What failed first", failed))
+        sections.append(("failure", "What failed first", failed))
     listed = [
         ("job", "The job", _job(story)),
         ("timeline", "Timeline", _timeline(story)),
@@ -115,17 +115,17 @@ def _sections(story: Story) -> list[tuple[str, str, Html]]:
     for key, name, content in listed:
         if content:
             head = element("h2", name, id=key)
-            found.append((key, name, element("section", head, content, aria_labelledby=key)))
-    return found
+            sections.append((key, name, element("section", head, content, aria_labelledby=key)))
+    return sections
 
 
 def _verdict(story: Story) -> Html:
-    told = _TOLD[story.verdict]
+    sentence = _TOLD[story.verdict]
     if not story.facts.job_id:
-        told = _LOGS_TOLD.get(story.verdict, told)
+        sentence = _LOGS_TOLD.get(story.verdict, sentence)
     kind = story.verdict.replace(" ", "-")
     sign = element("span", _SIGNS[story.verdict], class_="sign", aria_hidden="true")
-    return element("p", sign, " ", element("strong", told), class_=f"verdict {kind}")
+    return element("p", sign, " ", element("strong", sentence), class_=f"verdict {kind}")
 
 
 def _job(story: Story) -> list[Html]:
@@ -188,27 +188,27 @@ def _timeline(story: Story) -> list[Html] | None:
     passage = story.passage
     if not any(row.spans for row in passage.rows):
         return None
-    found = [legend(passage)]
+    pieces = [legend(passage)]
     drawn, every = len(chosen(passage.rows, story.first)), len(passage.rows)
     if drawn < every:
-        told = f"Of {every:,} nodes the {MOST} are drawn that failed or were slowest to stage; "
-        found.append(element("p", f"{told}the table has all."))
+        sentence = f"Of {every:,} nodes the {MOST} are drawn that failed or were slowest to stage; "
+        pieces.append(element("p", f"{sentence}the table has all."))
     if story.facts.begun is None:
-        told = "The events say how long each phase took, and not when: they are put one after "
-        found.append(element("p", f"{told}the other."))
-    found += timelines(passage, story.first)
+        sentence = "The events say how long each phase took, and not when: they are put one after "
+        pieces.append(element("p", f"{sentence}the other."))
+    pieces += timelines(passage, story.first)
     table = box(as_table(passage), "Timeline as a table")
-    found.append(element("details", element("summary", "The same as a table"), table))
-    return found
+    pieces.append(element("details", element("summary", "The same as a table"), table))
+    return pieces
 
 
 def _training(training: Training) -> list[Html] | None:
-    found = [piece for curves in training.curves for piece in _curves(curves)]
+    pieces = [piece for curves in training.curves for piece in _curves(curves)]
     if training.others:
         listed = [element("li", element("code", path, class_="place")) for path in training.others]
-        told = "These are there too, but were not written last by this job:"
-        found += [element("p", told), element("ul", listed)]
-    return found or None
+        sentence = "These are there too, but were not written last by this job:"
+        pieces += [element("p", sentence), element("ul", listed)]
+    return pieces or None
 
 
 def _curves(curves: Curves) -> list[Html]:

@@ -71,15 +71,15 @@ class Passage:
     @property
     def running(self) -> float | None:
         """The moment when ranks ran on all nodes that came so far; None where they never did."""
-        found = [span.begin for row in self.rows for span in row.spans if span.phase == TRAIN]
-        return max(found, default=None)
+        begins = [span.begin for row in self.rows for span in row.spans if span.phase == TRAIN]
+        return max(begins, default=None)
 
 
 def passage(attempt: Attempt, now: float | None = None) -> Passage:
     """Return the ways of an attempt's nodes.
 
     Args:
-        attempt: what was told.
+        attempt: the events.
         now: where the job runs, the time until which its phases last; else None.
     """
     collected = _Collected()

@@ -132,8 +132,8 @@ def legend(passage: Passage) -> Html:
 
 def as_table(passage: Passage) -> Html:
     """Return the same as a table: the seconds of each node in each phase."""
-    found = {span.phase for row in passage.rows for span in row.spans}
-    phases = [phase for phase in PHASES if phase in found]
+    in_use = {span.phase for row in passage.rows for span in row.spans}
+    phases = [phase for phase in PHASES if phase in in_use]
     head = [element("th", NAMES[phase], scope="col") for phase in phases]
     body = [
         element(
@@ -156,10 +156,10 @@ def _of(row: Row, phase: str) -> list[Span]:
 
 
 def _cell(span: Span, passage: Passage) -> Html:
-    told = duration(span.seconds)
+    length = duration(span.seconds)
     state = f" ({_STATES[span.state]})" if span.state in _STATES else ""
     begin = element("small", f"at {duration(span.begin - passage.begin)}")
-    return element("div", told, element("b", state) if state else None, " ", begin, class_="span")
+    return element("div", length, element("b", state) if state else None, " ", begin, class_="span")
 
 
 def _drawing(title: str, rows: Sequence[Row], window: _Window, first: str) -> Html:
@@ -211,11 +211,11 @@ def _row(row: Row, top: int, window: _Window) -> Html:
         if left > 1:
             continue
         state = f" {_STATES[span.state]}" if span.state in _STATES else ""
-        told = f"{row.node}: {NAMES[span.phase]} {duration(span.seconds)}{state}"
+        title = f"{row.node}: {NAMES[span.phase]} {duration(span.seconds)}{state}"
         bars.append(
             element(
                 "rect",
-                element("title", told),
+                element("title", title),
                 x=percent(left),
                 y=top + (_ROW - _BAR) // 2,
                 width=percent(right - left),
@@ -245,14 +245,14 @@ def _swatch(phase: str, state: str = "") -> Html:
 
 
 def _in_words(title: str, rows: Sequence[Row], length: float, first: str) -> str:
-    told = [f"{title}: {counted(len(rows), 'node')} over {duration(length)}."]
+    sentences = [f"{title}: {counted(len(rows), 'node')} over {duration(length)}."]
     for phase in (*STAGING, TRAIN):
         spans = [span for row in rows for span in _of(row, phase)]
         longest = max(spans, key=lambda span: span.seconds, default=None)
         if longest is not None:
-            told.append(f"{NAMES[phase]} took up to {duration(longest.seconds)}.")
+            sentences.append(f"{NAMES[phase]} took up to {duration(longest.seconds)}.")
     bad = [row.node for row in rows if row.failed]
     if bad:
         named = f"{', '.join(bad[:8])}{' and others' if len(bad) > 8 else ''}"
-        told.append(f"Something failed on {named}{f'; on {first} first' if first else ''}.")
-    return " ".join(told)
+        sentences.append(f"Something failed on {named}{f'; on {first} first' if first else ''}.")
+    return " ".join(sentences)
