@@ -41,12 +41,12 @@ _DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is to be removed."""
+    """The rules for what is removed."""
 
     keep_newest: bool = True
-    """Whether each project's newest bundle stays; one that is in use does in any case."""
+    """Keep each project's newest bundle; one that is in use stays in any case."""
     wheels: bool = False
-    """Whether wheels that no lock names are removed."""
+    """Remove wheels that no lock names, too."""
     projects: tuple[Path, ...] = ()
     """Folders whose locks count although nothing may have been built there."""
 

@@ -40,7 +40,7 @@ class Events(Reports):
 
     @property
     def _table(self) -> bool:
-        """Whether the nodes' facts are shown as a table at the end, and not as a line each."""
+        """Return whether the facts of the nodes are shown as one table at the end."""
         plain = self.as_json or self.verbose or self._dry_run
         return not plain and self._on_terminal
 

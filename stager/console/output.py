@@ -58,7 +58,7 @@ class Output:
 
     @property
     def _on_terminal(self) -> bool:
-        """Whether results are read by a person, and may be a table."""
+        """Return whether results are read by a person, and may be a table."""
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
     # Talk.

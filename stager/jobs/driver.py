@@ -48,7 +48,7 @@ class Way:
 
     @property
     def asks_slurm(self) -> bool:
-        """Whether an allocation is asked for first."""
+        """Return whether Slurm is asked for an allocation first."""
         return bool(self.argv)
 
 

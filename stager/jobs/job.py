@@ -67,9 +67,9 @@ class JobOptions:
     allocation: str = "auto"
     """The source of the nodes; with ``slurm`` an allocation is found later."""
     dry_run: bool = False
-    """Whether to stop after the plan."""
+    """Stop after the plan."""
     deep: bool = False
-    """Whether ``verify`` reads every file and tries the network."""
+    """Let ``verify`` read every file and try the network."""
 
 
 def settle(config: Config, options: JobOptions) -> Config:

@@ -13,7 +13,7 @@ class Option:
     """An option of a launcher, and its meaning for a job."""
 
     takes: bool = False
-    """Whether a value follows it."""
+    """True for an option with a value."""
     dropped: str = ""
     """The reason why it is left out of the job; empty where it is used."""
     refused: str = ""

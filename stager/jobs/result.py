@@ -44,12 +44,12 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether every node did its part."""
+        """Return whether every node did its part."""
         return bool(self.result.get("ok"))
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user ended it; what Slurm ends is a failure."""
+        """Return whether the user ended it; a job that Slurm ends has failed."""
         return bool(self.result.get("interrupted")) and not self.ended_by
 
     @property

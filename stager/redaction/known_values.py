@@ -58,7 +58,7 @@ class Form:
     grams: tuple[int, ...]
     """The starts of the parts that are looked for."""
     encoded: bool = False
-    """Whether it is a part of a base64 text, which is a secret as a whole."""
+    """True for a part of a base64 text, which is a secret as a whole."""
     least: int = _MIN_PART
     """Letters in a row that count as a find."""
     lead: bytes = b""

@@ -36,9 +36,9 @@ class Name:
     meaning: Meaning
     """The kind of secret it means."""
     option: bool = False
-    """Whether it is an option of a command: ``--token``."""
+    """True for an option of a command: ``--token``."""
     query: bool = False
-    """Whether it stands in the query of a URL: ``?token=``."""
+    """True for a name in the query of a URL: ``?token=``."""
 
 
 def names(text: bytes) -> Iterator[Name]:

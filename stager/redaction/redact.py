@@ -70,6 +70,17 @@ class _Window:
         self.start += length
         self.wanted = BLOCK + HELD
 
+    def cut_at(self, spans: list[Span]) -> int:
+        """Return how many bytes can go out; 0 where the window has to grow first."""
+        length = _cut(self.data, spans)
+        if length:
+            return length
+        if len(self.data) < LONGEST:
+            self.wanted = 2 * len(self.data)
+            return 0
+        self.in_secret = True
+        return len(self.data)
+
     def skip_secret(self) -> None:
         """Let go of the rest of a secret that was too long to be kept."""
         if self.in_secret:
@@ -125,13 +136,9 @@ class Redactor:
             if window.in_secret and not is_last:
                 continue
             spans = self._look(window.data)
-            length = len(window.data) if is_last else _cut(window.data, spans)
+            length = len(window.data) if is_last else window.cut_at(spans)
             if not length and not is_last:
-                if len(window.data) < LONGEST:
-                    window.wanted = 2 * len(window.data)
-                    continue
-                window.in_secret = True
-                length = len(window.data)
+                continue
             yield self._redacted(window.data[:length], spans, window.start, kept)
             window.cut(length)
 

@@ -63,7 +63,7 @@ class Curves:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show."""
+        """Return whether there is nothing to show."""
         return not (self.loss or self.rate or self.epochs)
 
 

@@ -48,7 +48,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether a phase failed there."""
+        """Return whether a phase failed there."""
         return any(span.state in (FAILED, SILENT) for span in self.spans)
 
     @property

@@ -34,7 +34,7 @@ class Item:
     size: int = 0
     """Its bytes before anything is taken out."""
     may_be_cut: bool = False
-    """Whether its middle may be left out."""
+    """True where its middle may be left out."""
 
 
 @dataclass(frozen=True, kw_only=True)

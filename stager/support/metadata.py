@@ -32,7 +32,7 @@ class Listed:
     original: int
     """The bytes of the file that it was made from."""
     cut: bool
-    """Whether its middle was left out."""
+    """True where its middle was left out."""
 
 
 def versions(files: JobFiles | None, runner: Runner = run) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class SupportOptions:
     log_bytes: int = LOG_BYTES
     """Bytes of a log that go in at most."""
     hide_names: bool = False
-    """Whether users, machines and addresses get pseudonyms."""
+    """Replace users, machines and addresses by pseudonyms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class _Gathering:
 
     @property
     def learned(self) -> bool:
-        """Whether secrets or names were met that were not known before."""
+        """Return whether secrets or names were met that were not known before."""
         return bool(self.redactor.learned or (self._pseudonyms and self._pseudonyms.learned))
 
     def fill(self, archive: ArchiveWriter, describe: Describe) -> tuple[str, ...]:
