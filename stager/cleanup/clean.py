@@ -1,11 +1,11 @@
-"""Removing from the offline root what no project needs any more, and never what is in use.
+"""Removal from the offline root of what no project needs any more, and never of what is in use.
 
 A project counts as long as its folder is there. Its newest bundle stays, with the layers and the
 node program of every bundle that stays; so do the layers and wheels that its locks name, found by
 their digests. Whatever was read or written within a day stays too: it may belong to a lock or a
 bundle that is still being made. Bundles and layers that this version cannot use, as their format is
-an older one, are needed by nobody. What goes can be made again: layers from wheels, at the cost of
-time; wheels only with a network, so they go on request alone.
+an older one, are needed by nobody. What is removed can be made again: layers from wheels, at the
+cost of time; wheels only with a network, so they are removed on request alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..pack.decompressor import PINNED
 from .files import content_of, files_in, folders_in, is_outdated, nobody_has_open
 
 UNUSED_SECONDS = 86400.0
-"""What was read or written more recently than this stays."""
+"""Files read or written more recently than this stay."""
 LOCKS = "pylock*.toml"
 _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 _BUNDLE = ".pkgs.tar"
@@ -41,74 +41,74 @@ _DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is to go."""
+    """The rules for what is removed."""
 
     keep_newest: bool = True
-    """Whether each project's newest bundle stays; one that is in use does in any case."""
+    """Keep each project's newest bundle; one that is in use stays in any case."""
     wheels: bool = False
-    """Whether wheels go that no lock names."""
+    """Remove wheels that no lock names, too."""
     projects: tuple[Path, ...] = ()
     """Folders whose locks count although nothing may have been built there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing that can go."""
+    """Something that can be removed."""
 
     kind: str
     """``bundle``, ``layer``, ``wheel``, ``program``, ``seal``, ``note`` or ``partial``."""
     path: Path
-    """Where it lies."""
+    """Its place in the offline root."""
     size: int
     """Bytes that become free."""
     why: str
-    """Why nobody needs it."""
+    """The reason why nobody needs it."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as a JSON object."""
+        """Return the fields as a JSON object."""
         return {**asdict(self), "path": str(self.path)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swept:
-    """What became of a plan."""
+class Cleaned:
+    """The result of a plan that was carried out."""
 
     removed: tuple[Item, ...]
-    """What is gone."""
+    """The items that are gone."""
     left: tuple[tuple[Item, str], ...]
-    """What could not be removed, and why."""
+    """The items that could not be removed, each with the reason."""
 
     @property
     def freed(self) -> int:
-        """Bytes that became free."""
+        """The bytes that became free."""
         return sum(item.size for item in self.removed)
 
 
 def nodes_keep(newest: Digest | None, named: Iterable[Digest], *, everything: bool) -> list[Digest]:
-    """The bundles whose environments stay on the nodes.
+    """Return the bundles whose environments stay on the nodes.
 
     Args:
         newest: the project's newest bundle, if it has one.
         named: further bundles that the user wants to keep.
-        everything: whether every environment goes (``--all``), but for those in use and ``named``.
+        everything: whether all others are removed (``--all``), but for those in use.
     """
     first = [newest] if newest and not everything else []
     return list(dict.fromkeys([*first, *named]))
 
 
 def plan(store: Store, rules: Rules, now: float) -> tuple[Item, ...]:
-    """What can go from the offline root. Nothing is changed, and nothing made where it is missing.
+    """Return what can be removed from the offline root; change nothing.
 
     Args:
         store: the offline root.
-        rules: what is to go.
+        rules: what is to be removed.
         now: seconds since the epoch.
 
     Raises:
         StagerError: a lock that decides on wheels, or a directory, cannot be read.
     """
     try:
-        return tuple(_Planning(store, rules, now).all())
+        return tuple(_Plan(store, rules, now).items())
     except OSError as exc:
         raise StagerError(
             f"{exc.filename or store.root}: {exc.strerror or exc}",
@@ -118,12 +118,12 @@ def plan(store: Store, rules: Rules, now: float) -> tuple[Item, ...]:
 
 def apply(
     store: Store, rules: Rules, now: float, waiting: Callable[[], None] = lambda: None
-) -> Swept:
-    """Remove what can go; decided anew once no build is under way.
+) -> Cleaned:
+    """Remove what can be removed, as a new plan says once no build is under way.
 
     Args:
         store: the offline root.
-        rules: what is to go.
+        rules: what is to be removed.
         now: seconds since the epoch.
         waiting: called once if a build holds the store.
 
@@ -133,133 +133,169 @@ def apply(
     removed: list[Item] = []
     left: list[tuple[Item, str]] = []
     if not store.root.is_dir():
-        return Swept(removed=(), left=())
+        return Cleaned(removed=(), left=())
     partial = _partial(store.root)
-    with store.lock(waiting):  # which sweeps the partial files
+    with store.lock(waiting):  # which removes the partial files
         for item in [*partial, *plan(store, rules, now)]:
-            why = _remove(item)
-            if why:
-                left.append((item, why))
+            obstacle = _remove(item)
+            if obstacle:
+                left.append((item, obstacle))
             else:
                 removed.append(item)
-    return Swept(removed=tuple(removed), left=tuple(left))
+    return Cleaned(removed=tuple(removed), left=tuple(left))
 
 
-class _Planning:
+@dataclass(frozen=True, kw_only=True)
+class _Note:
+    """A project's note in the store about its newest bundle."""
+
+    path: Path
+    """The note's file."""
+    settings: Path
+    """The project's settings file."""
+    bundle: str
+    """The name of the project's newest bundle."""
+
+
+class _Plan:
     """One look at the store: what is needed, and then what is not."""
 
     def __init__(self, store: Store, rules: Rules, now: float) -> None:
-        self.root = store.root
-        self.rules = rules
-        self.now = now
-        self.notes = {path: _project(path) for path in files_in(self.root / "projects", ".json")}
-        self.alive = {
-            path: told for path, told in self.notes.items() if told and _is_there(told[0])
-        }
+        self.store, self.rules = store, rules
+        self.limit = now - UNUSED_SECONDS
+        self.unreadable: list[Path] = []
+        self.alive: list[_Note] = []
+        self.abandoned: list[_Note] = []
+        for path in self._files("projects", ".json"):
+            note = _read_note(path)
+            if note is None:
+                self.unreadable.append(path)
+            elif _is_there(note.settings):
+                self.alive.append(note)
+            else:
+                self.abandoned.append(note)
 
-    def all(self) -> Iterator[Item]:
-        """Everything that can go: bundles first, for what they need goes with them."""
-        yield from self._old_notes()
-        there = files_in(self.root / "bundles", _BUNDLE)
-        gone = {path: why for path in there if (why := self._why_bundle(path))}
-        yield from (self._item("bundle", path, why) for path, why in gone.items())
-        staying = [path for path in there if path not in gone]
-        manifests = [found for path in staying if (found := _manifest(path))]
-        for path in files_in(self.root / "seals", f"{_BUNDLE}.txt"):
-            if path.name.removesuffix(".txt") not in {one.name for one in staying}:
-                yield self._item("seal", path, "its bundle is gone")
+    def items(self) -> Iterator[Item]:
+        """Yield everything that can be removed: bundles first, as others need no more then."""
+        yield from self._notes()
+        staying: list[Path] = []
+        for path in self._files("bundles", _BUNDLE):
+            why = self._why_bundle(path)
+            if why:
+                yield _item("bundle", path, why)
+            else:
+                staying.append(path)
+        yield from self._seals({path.name for path in staying})
+        manifests = list(_manifests(staying))
         locked = self._locked()
         yield from self._layers(manifests, locked)
-        programs = {one.node.sha256 for one in manifests}
-        for path in self._unused("programs", ".pyz"):
-            if path.stem.partition(".")[0] not in programs:
-                yield self._item("program", path, "no bundle holds it, and it has not been used")
+        yield from self._programs(manifests)
         if self.rules.wheels:
             yield from self._wheels(locked)
-        yield from _partial(self.root)
+        yield from _partial(self.store.root)
 
-    def _old_notes(self) -> Iterator[Item]:
-        for path, told in self.notes.items():
-            if told is None:
-                yield self._item("note", path, "it cannot be understood")
-            elif path not in self.alive:
-                yield self._item("note", path, f"{told[0].parent} is gone")
+    def _notes(self) -> Iterator[Item]:
+        """Yield the notes of projects that are gone."""
+        for path in self.unreadable:
+            yield _item("note", path, "it cannot be understood")
+        for note in self.abandoned:
+            yield _item("note", note.path, f"{note.settings.parent} is gone")
 
     def _why_bundle(self, path: Path) -> str:
-        """Why a bundle can go; empty where it stays."""
+        """Return the reason why a bundle can be removed; empty where it stays."""
         if not nobody_has_open(path):
             return ""
         if is_outdated(path):
             return "it was made by an older version of stager, and cannot be used"
-        if self.rules.keep_newest and any(told[1] == path.name for told in self._told()):
-            return ""
-        return "it is no project's newest" if self.rules.keep_newest else "it is not in use"
+        if not self.rules.keep_newest:
+            return "it is not in use"
+        newest = {note.bundle for note in self.alive}
+        return "" if path.name in newest else "it is no project's newest"
 
-    def _told(self) -> list[tuple[Path, str]]:
-        return [told for told in self.alive.values() if told]
+    def _seals(self, bundles: Collection[str]) -> Iterator[Item]:
+        """Yield the seals of other bundles than these."""
+        for path in self._files("seals", f"{_BUNDLE}.txt"):
+            if path.name.removesuffix(".txt") not in bundles:
+                yield _item("seal", path, "its bundle is gone")
 
     def _locked(self) -> set[str]:
-        """Every digest that a lock names, of this project, another one, or the tool itself."""
+        """Return every digest that a lock names, of any project or of the tool itself."""
         pinned = resources.files("stager.pack") / PINNED
-        found = set(_DIGEST.findall(pinned.read_text(encoding="utf-8")))
-        for folder in {*(told[0].parent for told in self._told()), *self.rules.projects}:
+        digests = set(_DIGEST.findall(pinned.read_text(encoding="utf-8")))
+        for folder in {*(note.settings.parent for note in self.alive), *self.rules.projects}:
             try:
-                for path in filter(lambda one: one.match(LOCKS), folder.iterdir()):
-                    found |= set(_DIGEST.findall(path.read_text("utf-8", "replace")))
+                digests |= _digests_of_locks(folder)
             except FileNotFoundError:
                 continue
             except OSError:
                 if self.rules.wheels:  # a layer can be made again, a wheel perhaps not
                     raise
-        return found
+        return digests
 
     def _layers(self, manifests: Sequence[Manifest], locked: Collection[str]) -> Iterator[Item]:
-        needed = {layer.id for one in manifests for layer in one.layers}
+        """Yield the layers that no bundle and no lock needs."""
+        needed = {layer.id for manifest in manifests for layer in manifest.layers}
         for path in self._unused("layers", _LAYER):
             key = path.name.removesuffix(_LAYER)
             if key in needed:
                 continue
             content = content_of(path, key)
             if content is None:
-                yield self._item("layer", path, "this version of stager cannot use it")
+                yield _item("layer", path, "this version of stager cannot use it")
             elif content not in locked:
-                yield self._item("layer", path, "no bundle or lock needs it")
+                yield _item("layer", path, "no bundle or lock needs it")
+
+    def _programs(self, manifests: Sequence[Manifest]) -> Iterator[Item]:
+        """Yield the node programs that are in none of these bundles."""
+        needed = {manifest.node.sha256 for manifest in manifests}
+        for path in self._unused("programs", ".pyz"):
+            if path.stem.partition(".")[0] not in needed:
+                yield _item("program", path, "no bundle holds it, and it has not been used")
 
     def _wheels(self, locked: Collection[str]) -> Iterator[Item]:
-        """Wheels and sdists, and those built here, which lie below their source's digest."""
-        digest_cache = DigestCache(Store(self.root))
-        found = [(path, "") for path in files_in(self.root / "wheels", *_DISTRIBUTIONS)]
-        for folder in folders_in(self.root / "wheels-built"):
-            found += [(path, folder.name) for path in files_in(folder, ".whl")]
-        for path, source in found:
-            # When it came, not when it was read: to know its digest it may have to be read here.
-            arrived = path.lstat().st_mtime
-            if arrived > self.now - UNUSED_SECONDS or source in locked:
+        """Yield the wheels and sdists that no lock names, and the wheels built here from these."""
+        cache = DigestCache(self.store)
+        for path in self._files("wheels", *_DISTRIBUTIONS):
+            if self._has_come_long_ago(path) and cache.digest(path) not in locked:
+                yield _item("wheel", path, "no lock names it")
+        for folder in folders_in(self.store.root / "wheels-built"):
+            if folder.name in locked:  # the digest of the sdist
                 continue
-            if digest_cache.digest(path) not in locked:
-                yield self._item("wheel", path, "no lock names it")
+            for path in files_in(folder, ".whl"):
+                if self._has_come_long_ago(path) and cache.digest(path) not in locked:
+                    yield _item("wheel", path, "no lock names it")
 
-    def _unused(self, folder: str, ending: str) -> list[Path]:
-        """Files not used within a day, as far as the file system tells."""
-        found = [(path, path.lstat()) for path in files_in(self.root / folder, ending)]
-        limit = self.now - UNUSED_SECONDS
-        return [path for path, status in found if max(status.st_mtime, status.st_atime) <= limit]
+    def _has_come_long_ago(self, path: Path) -> bool:
+        """Return whether a wheel came over a day ago: to read its digest may count as a use."""
+        return path.lstat().st_mtime <= self.limit
 
-    def _item(self, kind: str, path: Path, why: str) -> Item:
-        return Item(kind=kind, path=path, size=size_of(path), why=why)
+    def _files(self, folder: str, *endings: str) -> list[Path]:
+        """Return the files of a directory of the store with one of these endings."""
+        return files_in(self.store.root / folder, *endings)
+
+    def _unused(self, folder: str, ending: str) -> Iterator[Path]:
+        """Yield the files not used within a day, as far as the file system records it."""
+        for path in self._files(folder, ending):
+            status = path.lstat()
+            if max(status.st_mtime, status.st_atime) <= self.limit:
+                yield path
 
 
-def _project(note: Path) -> tuple[Path, str] | None:
-    """The settings file and the newest bundle's name; None where the note makes no sense."""
+def _item(kind: str, path: Path, why: str) -> Item:
+    return Item(kind=kind, path=path, size=size_of(path), why=why)
+
+
+def _read_note(path: Path) -> _Note | None:
+    """Return a project's note; None for one that makes no sense."""
     try:
-        raw = json.loads(text_of(note))
-        return Path(raw["project"]), str(raw["bundle"])
+        raw = json.loads(text_of(path))
+        return _Note(path=path, settings=Path(raw["project"]), bundle=str(raw["bundle"]))
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def _is_there(settings: Path) -> bool:
-    """Whether a project's folder is there; where nobody can tell, it is."""
+    """Return whether a project's folder exists; one that cannot be looked at does."""
     try:
         settings.parent.lstat()
     except OSError as exc:
@@ -267,36 +303,46 @@ def _is_there(settings: Path) -> bool:
     return True
 
 
-def _manifest(path: Path) -> Manifest | None:
-    """What is in a bundle; None where it is damaged, and so of no use."""
-    try:
-        return existing.manifest_of(path)
-    except BundleError:
-        return None
+def _digests_of_locks(folder: Path) -> set[str]:
+    """Return every digest that the locks of a project name."""
+    digests: set[str] = set()
+    for path in folder.iterdir():
+        if path.match(LOCKS):
+            digests |= set(_DIGEST.findall(path.read_text("utf-8", "replace")))
+    return digests
+
+
+def _manifests(bundles: Iterable[Path]) -> Iterator[Manifest]:
+    """Yield the manifests of bundles, but of those that are damaged and so of no use."""
+    for path in bundles:
+        try:
+            yield existing.manifest_of(path)
+        except BundleError:
+            continue
 
 
 def _partial(root: Path) -> list[Item]:
-    """What killed builds left; nothing while one is under way, for it may be that one's."""
-    busy = any(not nobody_has_open(root / n) for n in (".lock", ".tmp.lock") if (root / n).exists())
-    if busy or not (root / "tmp").is_dir():
+    """Return what killed builds left; nothing during a build, for it may be that one's."""
+    locks = [root / name for name in (".lock", ".tmp.lock") if (root / name).exists()]
+    is_busy = not all(map(nobody_has_open, locks))
+    if is_busy or not (root / "tmp").is_dir():
         return []
     return [
-        Item(kind="partial", path=path, size=size_of(path), why="a build that was killed left it")
+        _item("partial", path, "a build that was killed left it")
         for path in sorted((root / "tmp").iterdir())
     ]
 
 
 def _remove(item: Item) -> str:
-    """Remove something; says why where it is still there."""
+    """Remove an item; return the reason where it is still there, else nothing."""
     if item.kind == "partial":
         return "it is in use" if item.path.exists() else ""
     if item.kind == "bundle":
         return "" if existing.clear_away(item.path) else "it is in use, or cannot be removed"
     try:
         item.path.unlink(missing_ok=True)
-        note = item.path.with_name(f"{item.path.name}.sha256")
         if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
-            note.unlink(missing_ok=True)
+            item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
             item.path.parent.rmdir()
     except OSError as exc:
         if item.path.exists():

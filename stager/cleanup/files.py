@@ -1,4 +1,4 @@
-"""Files of the offline root as ``clean`` sees them: what they are, who uses them, their size."""
+"""The files of the offline root as ``clean`` sees them: their kind, their content, their users."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def content_of(layer: Path, key: str) -> str | None:
 
 
 def is_outdated(bundle: Path) -> bool:
-    """Tell whether a bundle is of a format that only older versions of stager can read."""
+    """Return whether a bundle has a format that only older versions of stager can read."""
     return format_of(bundle) < FORMAT
 
 
 def nobody_has_open(path: Path) -> bool:
-    """Whether no job and no command has a file of the store open, or a lock of it taken."""
-    # A build asks for this one alone; shared, the question cannot keep it waiting.
+    """Return whether no job or command has a file of the store open, or a lock of it taken."""
+    # A build takes this lock for itself; a shared one asked for here cannot keep it waiting.
     operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
     with opened(path) as handle:
         try:
@@ -54,20 +54,19 @@ def nobody_has_open(path: Path) -> bool:
 
 
 def files_in(folder: Path, *endings: str) -> list[Path]:
-    """Regular files in a directory of the store; links are somebody's own and stay."""
-    try:
-        found = sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
-    named = [path for path in found if path.name.endswith(endings)]
+    """Return the regular files in a directory of the store; links are the user's and stay."""
+    named = [path for path in _content(folder) if path.name.endswith(endings)]
     return [path for path in named if stat.S_ISREG(path.lstat().st_mode)]
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the directories in a directory of the store; links to some are none."""
+    """Return the directories in a directory of the store, but no links to any."""
+    return [path for path in _content(folder) if path.is_dir() and not path.is_symlink()]
+
+
+def _content(folder: Path) -> list[Path]:
+    """Return what is in a directory, in order; nothing where it is missing."""
     try:
-        return [
-            path for path in sorted(folder.iterdir()) if not path.is_symlink() and path.is_dir()
-        ]
+        return sorted(folder.iterdir())
     except FileNotFoundError:
         return []

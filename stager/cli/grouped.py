@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take options as dataclasses, whose fields are annotated as typer wants."""
+    """Let a command take options as dataclasses, whose fields are annotated as typer needs it."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, type[Any]] = {}
     shown: list[inspect.Parameter] = []

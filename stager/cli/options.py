@@ -1,4 +1,4 @@
-"""The options of the commands: how each is written, what it may be, and what it becomes."""
+"""The options that commands share, their checks, and the values they become."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .program import make_console
 if TYPE_CHECKING:
     from ..jobs.job import JobOptions
     from ..lock.resolver import ResolverName
+    from ..logs.files import JobFiles
 
 T = TypeVar("T")
 
@@ -52,43 +53,50 @@ Command = Annotated[
     typer.Argument(metavar="[-- COMMAND...]", help="A script or -m MODULE, and its arguments."),
 ]
 
+JobArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB|DIR]", help="A job's number or a directory of logs; default: the newest job."
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Talk:
-    """How much a command says, and in which form."""
+    """The amount and the form of a command's output."""
 
     quiet: Quiet = False
     verbose: Verbose = False
     json: Json = False
 
     def console(self) -> Console:
-        """The command's voice."""
+        """Return the command's output."""
         return make_console(quiet=self.quiet, verbose=self.verbose, as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleFlags:
-    """Which bundle is used."""
+    """The bundle that is used."""
 
     bundle: Bundle = None
     id: BundleId = None
 
     @property
     def asked(self) -> str:
-        """The id that is asked for, or its first digits; empty for none."""
+        """The id that the bundle must have, or its first digits; empty for any."""
         return _bundle_id(self.id)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place(BundleFlags):
-    """What is put where."""
+    """The bundle, and the nodes it is put on."""
 
     allocation: Allocation = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmFlags:
-    """What is asked of Slurm."""
+    """The request to Slurm."""
 
     nodes: Annotated[
         str | None, typer.Option("--nodes", metavar="N|MIN:MAX", help="How many nodes.")
@@ -103,7 +111,7 @@ class SlurmFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFlags:
-    """How the bundle is staged and the ranks are started."""
+    """The staging of the bundle and the start of the ranks."""
 
     nproc_per_node: NprocPerNode = None
     launcher: Annotated[
@@ -135,7 +143,7 @@ class LaunchFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFlags:
-    """Whether a job is submitted, waited for, or only planned."""
+    """Submitting a job, waiting for it, or only planning it."""
 
     batch: Annotated[bool, typer.Option("--batch", help="Submit with sbatch.")] = False
     wait: Annotated[
@@ -144,14 +152,14 @@ class BatchFlags:
     dry_run: DryRun = False
 
     def check(self) -> None:
-        """Refuse ``--wait`` alone; what is not submitted is always waited for."""
+        """Refuse ``--wait`` alone: a job that is not submitted is always waited for."""
         if self.wait and not self.batch:
             raise typer.BadParameter("it goes with --batch", param_hint="--wait")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFlags:
-    """What kind of batch script is printed."""
+    """The kind of batch script that is printed."""
 
     requeue: Annotated[
         bool,
@@ -165,7 +173,7 @@ class ScriptFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class CleanFlags:
-    """What is taken away."""
+    """The parts that are cleaned, and how thoroughly."""
 
     nodes_only: Annotated[
         bool, typer.Option("--nodes-only", help="Leave the offline root alone.")
@@ -186,17 +194,17 @@ class CleanFlags:
 
 
 def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobOptions:
-    """The options of a job, each one checked; a value that cannot be used is a usage error."""
+    """Return the options of a job; a value that cannot be used is a usage error."""
     from ..config import checks
     from ..jobs.job import JobOptions
 
     name = checks.matching(checks.VARIABLE)
-    one = 'a node list without blanks, as in "node02,node[05-07]"'
+    nodes = 'a node list without blanks, as in "node02,node[05-07]"'
     return JobOptions(
         nodes=_checked(checks.node_range, slurm.nodes, "--nodes", "N or MIN:MAX, 1 or more"),
         partition=_checked(checks.word, slurm.partition, "--partition", "one word"),
         time=_checked(checks.slurm_time, slurm.time, "--time", "minutes, 00:30:00, 1-12:00"),
-        exclude=_checked(checks.node_list, slurm.exclude, "--exclude", one),
+        exclude=_checked(checks.node_list, slurm.exclude, "--exclude", nodes),
         account=_checked(checks.word, slurm.account, "--account", "one word"),
         nproc_per_node=launch.nproc_per_node,
         launcher=one_of(LAUNCHERS, launch.launcher, "--launcher"),
@@ -219,7 +227,7 @@ def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobO
 
 
 def _bundle_id(text: str | None) -> str:
-    """An id or its first digits, in lower case; empty for none. Anything else is a usage error.
+    """Return an id or its first digits, in lower case; empty for none; else a usage error.
 
     Other tools write the kind of a digest before it, ``sha256:``.
     """
@@ -235,20 +243,27 @@ def _bundle_id(text: str | None) -> str:
     return digits
 
 
+def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
+    """Return the files of a job, by default of the newest."""
+    from ..logs.files import default_folder, find
+
+    return find(job, default_folder(log_dir))
+
+
 def resolver_name(text: str) -> ResolverName:
-    """A resolver's name, checked."""
+    """Return a resolver's name, checked."""
     return cast("ResolverName", one_of(RESOLVERS, text, "--resolver"))
 
 
 def one_of(allowed: tuple[str, ...], text: str | None, option: str) -> str | None:
-    """An option's value as it is; one that is not allowed is a usage error."""
+    """Return an option's value; one that is not allowed is a usage error."""
     if text is None or text in allowed:
         return text
     raise typer.BadParameter(f"{text!r} is none of {', '.join(allowed)}", param_hint=option)
 
 
 def _checked(check: Callable[[object], T], text: str | None, option: str, allowed: str) -> T | None:
-    """An option's value, read as the same key of the settings is."""
+    """Return an option's value, read as the same key of the settings is."""
     if text is None:
         return None
     try:
@@ -262,25 +277,26 @@ def _checked(check: Callable[[object], T], text: str | None, option: str, allowe
 def _each(
     check: Callable[[object], str], texts: list[str] | None, option: str, allowed: str
 ) -> tuple[str, ...]:
-    found = (_checked(check, text, option, allowed) for text in texts or ())
-    return tuple(text for text in found if text is not None)
+    values = (_checked(check, text, option, allowed) for text in texts or ())
+    return tuple(value for value in values if value is not None)
 
 
 def node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
-    """Numbers of nodes, each once, the fewest first; one that cannot be used is a usage error.
+    """Return numbers of nodes, each once, the fewest first; another value is a usage error.
 
     Args:
         texts: each one number, or several with commas between.
         most: the largest that is allowed.
     """
-    found = set()
-    for text in texts or ():
-        for word in text.split(","):
-            count = int(word) if word.strip().isascii() and word.strip().isdigit() else 0
-            if not 1 <= count <= most:
-                raise typer.BadParameter(
-                    f"{word.strip()!r} cannot be used, allowed: 1 to {most}, as in 1,8,64",
-                    param_hint="--nodes",
-                )
-            found.add(count)
-    return tuple(sorted(found))
+    words = [word.strip() for text in texts or () for word in text.split(",")]
+    return tuple(sorted({_node_count(word, most) for word in words}))
+
+
+def _node_count(word: str, most: int) -> int:
+    count = int(word) if word.isascii() and word.isdigit() else 0
+    if not 1 <= count <= most:
+        raise typer.BadParameter(
+            f"{word!r} cannot be used, allowed: 1 to {most}, as in 1,8,64",
+            param_hint="--nodes",
+        )
+    return count

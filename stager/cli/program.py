@@ -1,4 +1,4 @@
-"""The program itself: the application, and the boundary where every ending becomes an exit code."""
+"""The application, and the boundary where every ending becomes an exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; every way to end becomes an exit code here."""
+    """Run a command, and return its exit code, however it ends."""
     try:
         _open_streams()
         _end_as_ctrl_c_does()
@@ -40,38 +40,50 @@ def main(argv: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python flushes at exit, too; see the note on SIGPIPE in the signal module's manual.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return EXIT_FAILURE
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EIO) or exc.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         print(f"error: standard output cannot be written: {exc.strerror}", file=sys.stderr)
         return EXIT_FAILURE
     except Exception as exc:
-        if isinstance(exc.__cause__, KeyboardInterrupt):  # before 3.12, from within a class's body
-            return EXIT_INTERRUPTED
-        show = getattr(exc, "show", None)  # a usage error, as typer words it
-        if show is None:
-            raise
-        show()
-        return int(getattr(exc, "exit_code", 2))
+        return _usage_error(exc)
     if code == EXIT_INTERRUPTED:
-        # All is told and tidied up: another Ctrl-C must not change the exit code on the way out.
+        # All is done: another Ctrl-C must not change the exit code on the way out.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return int(code or EXIT_OK)
 
 
+def _drop_stdout() -> None:
+    """Let nothing more be written to standard output.
+
+    Python flushes at exit, too; see the note on SIGPIPE in the signal module's manual.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _usage_error(exc: Exception) -> int:
+    """Show a usage error as typer words it, and return its exit code; raise any other error."""
+    if isinstance(exc.__cause__, KeyboardInterrupt):  # before 3.12, from within a class's body
+        return EXIT_INTERRUPTED
+    show = getattr(exc, "show", None)
+    if show is None:
+        raise exc
+    show()
+    return int(getattr(exc, "exit_code", 2))
+
+
 def _end_as_ctrl_c_does() -> None:
-    """Let other signals end a command as Ctrl-C does: ranks are ended, locks given back."""
+    """Let other signals end a command as Ctrl-C does: ranks are ended, locks released."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else `nohup` has it ignored
         signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 def _open_streams() -> None:
-    """Stand in for the streams that whoever started this has closed."""
+    """Replace the standard streams that the parent process has closed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
@@ -91,7 +103,7 @@ def top(
 
 @contextmanager
 def boundary(console: Console) -> Iterator[None]:
-    """Turns an expected failure into a message and an exit code."""
+    """Turn an expected failure into a message and an exit code."""
     try:
         yield
     except StagerError as exc:
@@ -117,7 +129,7 @@ def boundary(console: Console) -> Iterator[None]:
 
 
 class _Visible(logging.Formatter):
-    """What is logged, as it may be shown: a command's arguments may hold anything."""
+    """Formats log records for a terminal: a command's arguments may hold anything."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
@@ -125,7 +137,7 @@ class _Visible(logging.Formatter):
 
 
 def make_console(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Console:
-    """The voice of one command; a verbose one also shows what is logged."""
+    """Return the output of a command; a verbose one also shows what is logged."""
     if verbose:
         shown = logging.StreamHandler(sys.stderr)
         shown.setFormatter(_Visible("%(message)s"))

@@ -1,4 +1,4 @@
-"""How a job goes: each event of the far side, as a line or two."""
+"""The course of a job: each event of the far side, as a line or two."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from bundle.protocol.job import Job
 
 _TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ \S*torch/distributed/")
-"""How a line of torchrun's own log begins."""
+"""The beginning of a line of torchrun's own log."""
 _NOISE = re.compile(r"\[W\d{4} .*\[c10d\] The hostname of the client socket cannot be retrieved")
-"""What c10d says where addresses have no names, and what matters to nobody."""
+"""A warning of c10d where addresses have no names, which matters to nobody."""
 
-_NAMED = 8
-"""How many nodes are named before it gets too long."""
+_MAX_NAMED = 8
+"""Nodes that are named in a line."""
 
 
 class Events(Reports):
-    """A job in words, while it runs."""
+    """The output of a job while it runs."""
 
     _action = "verify"
     _launcher_reports = False
@@ -40,17 +40,17 @@ class Events(Reports):
 
     @property
     def _table(self) -> bool:
-        """Whether the nodes' facts are shown as a table at the end, and not as a line each."""
+        """Return whether the facts of the nodes are shown as one table at the end."""
         plain = self.as_json or self.verbose or self._dry_run
         return not plain and self._on_terminal
 
     def submitted(self, report: Mapping[str, Any]) -> None:
-        """A batch job that Slurm has taken; what its ranks print is not among its events."""
+        """Show a batch job that Slurm has accepted; its events are without the output of ranks."""
         self._batch = True
         super().submitted(report)
 
     def job(self, job: Job, bundle: Path) -> None:
-        """What is about to happen, before the first node is touched."""
+        """Show what is about to happen, before the first node is touched."""
         self._action, self._restarts = job.action, job.launch.max_restarts
         self._moving = bool(self._restarts or job.launch.elastic)
         self._each = job.launch.nproc_per_node or 1
@@ -64,7 +64,7 @@ class Events(Reports):
             self.say(f"bundle id {job.bundle_id}")
 
     def talk(self, line: str) -> None:
-        """What Slurm's commands say, and whatever else the driver's standard error has."""
+        """Show a line of Slurm's commands, or of the driver's standard error."""
         shown = messages.plain(messages.read(line))
         if self.verbose:
             self.say(f"  {line}", "dim")
@@ -74,36 +74,38 @@ class Events(Reports):
     def _on_job(self, event: Mapping[str, Any]) -> None:
         nodes = event["nodes"]
         if str(event["job_id"]) != self._job_id and self._slurm:
-            many = counted(len(nodes), "node")
-            named = ",".join(nodes[:_NAMED]) + (",..." if len(nodes) > _NAMED else "")
-            self.say(f"job {event['job_id']}: {many} ({named}), logs: {event['log_dir']}")
+            count = counted(len(nodes), "node")
+            more = ",..." if len(nodes) > _MAX_NAMED else ""
+            names = ",".join(nodes[:_MAX_NAMED]) + more
+            self.say(f"job {event['job_id']}: {count} ({names}), logs: {event['log_dir']}")
 
     def _on_plan(self, event: Mapping[str, Any]) -> None:
         self.say(f"  {event['why']}")
         if event["bytes"]:
             self.begin("place")
-        for group in event["groups"] if self._dry_run or event["bytes"] else ():
-            nodes = ",".join(group["nodes"])
-            layers = f": {', '.join(group['layers'])}" if self.verbose and group["layers"] else ""
-            count = counted(len(group["layers"]), "layer")
-            line = f"{nodes} {group['how']} {size(group['bytes'])}, {count}"
-            if self._dry_run:
-                self.data(line + layers)
-            else:
-                self.say(f"  {line}{layers}")
         if self._dry_run:
+            for group in event["groups"]:
+                self.data(self._group(group))
             self.expected(event["forecast"])
+        elif event["bytes"]:
+            for group in event["groups"]:
+                self.say(f"  {self._group(group)}")
+
+    def _group(self, group: Mapping[str, Any]) -> str:
+        """Return a line about nodes that are sent the same layers."""
+        layers = group["layers"]
+        names = f": {', '.join(layers)}" if self.verbose and layers else ""
+        sent = f"{size(group['bytes'])}, {counted(len(layers), 'layer')}"
+        return f"{','.join(group['nodes'])} {group['how']} {sent}{names}"
 
     def _on_left_out(self, event: Mapping[str, Any]) -> None:
         for node, problems in event["nodes"].items():
-            told = "; ".join(_words(problem).removeprefix(f"{node}: ") for problem in problems)
-            self._write(f"warning: {node} is left out: {told}", "warning")
+            reasons = "; ".join(_words(problem).removeprefix(f"{node}: ") for problem in problems)
+            self._write(f"warning: {node} is left out: {reasons}", "warning")
 
     def _on_collected(self, event: Mapping[str, Any]) -> None:
-        files = counted(event["files"], "file")
-        self.say(
-            f"  {event['node']}: {files}, {size(event['bytes'])}: {event['from']} -> {event['to']}"
-        )
+        what = f"{counted(event['files'], 'file')}, {size(event['bytes'])}"
+        self.say(f"  {event['node']}: {what}: {event['from']} -> {event['to']}")
         for old, new in event.get("renamed", {}).items():
             self.say(f"  {old} was there already; this one is {new}")
         for problem in event.get("problems", []):
@@ -138,10 +140,19 @@ class Events(Reports):
         if event["phase"] != "place":
             self.begin(str(event["phase"]))
         if event["phase"] == "launch":
-            first = "the first ranks'" if self._moving else "the first node's"
-            shown = "every node's" if self.verbose else first
-            text = f"what follows is {shown} output; the logs have all of it"
-            self.say(f"  {'the output is in the logs' if self._batch else text}", "dim")
+            self.say(f"  {self._output_shown()}", "dim")
+
+    def _output_shown(self) -> str:
+        """Return a line about the ranks whose output is shown."""
+        if self._batch:
+            return "the output is in the logs"
+        if self.verbose:
+            whose = "every node's"
+        elif self._moving:
+            whose = "the first ranks'"
+        else:
+            whose = "the first node's"
+        return f"what follows is {whose} output; the logs have all of it"
 
     def _on_preflight(self, event: Mapping[str, Any]) -> None:
         words = [f"{key}={'ok' if event.get(key) else 'missing'}" for key in ("proj", "pkgs")]
@@ -175,14 +186,14 @@ class Events(Reports):
             if self.verbose:
                 self.data(f"{who}: {line}")
             elif self._action == "verify" and event.get("phase") == "launch":
-                return  # ranks of ours: what they have found is told at the end
+                return  # the ranks of the check: their result is shown at the end
             elif self._is_shown(event) and not self._is_launchers(line):
                 self.data(line)
 
     def _is_shown(self, event: Mapping[str, Any]) -> bool:
-        """Whether an output event is the first node's: that of the first ranks, where they move.
+        """Return whether an output event comes from the first node, or else the first ranks.
 
-        Ranks that may be started again are dealt to nodes by torchrun, a node's worth at a time.
+        Ranks that may be started again move: torchrun assigns them to nodes, a node's worth each.
         """
         rank = event.get("rank")
         if rank is None or not self._moving:
@@ -190,10 +201,10 @@ class Events(Reports):
         return int(rank) < self._each
 
     def _is_launchers(self, line: str) -> bool:
-        """Whether a line is torchrun's own; from its word that a rank failed on, all of them are.
+        """Return whether a line is torchrun's own, as all are once it reports that a rank failed.
 
         That report fills a screen and names the first failure of its own node, which often is a
-        consequence. The log has it; what failed first is said at the end.
+        consequence. The log has it; what failed first is shown at the end.
         """
         if _NOISE.match(line):
             return True
@@ -204,5 +215,5 @@ class Events(Reports):
 
 
 def _words(problem: object) -> str:
-    """A problem as text, whichever way the event has it."""
+    """Return a problem as text, in whichever form the event has it."""
     return str(Problem.from_json(problem)) if isinstance(problem, dict) else str(problem)

@@ -1,8 +1,8 @@
-"""What staging is going to take, as lines and as a table: a row for each case of some nodes."""
+"""An estimate of the time that staging takes, as lines and as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.printable import visible
@@ -14,25 +14,30 @@ PHASES = ("preflight", "send", "unpack", "stage", "probe", "launch", "total")
 """Sending and unpacking overlap: both are in ``stage``."""
 _WIDTHS = (10, 7, 7, 7, 7, 7, 8)
 _CASE = 18
+_COLD = "nothing there yet"
+_FILE_SYSTEMS = {"lustre": "Lustre", "nfs": "NFS"}
 
 
 def phases(seconds: Mapping[str, float]) -> str:
-    """The seconds of each phase in a line."""
+    """Return the seconds of each phase in a line."""
     return ", ".join(f"{name} {seconds[name]:.1f} s" for name in PHASES)
 
 
 def lines(report: Mapping[str, Any]) -> list[str]:
-    """The rows for a file or a pipe; they fit 80 columns."""
-    titles = "".join(f"{name:>{width}}" for name, width in zip(PHASES, _WIDTHS, strict=True))
-    said = [f"{'nodes':>6} {'case':{_CASE}}{titles}"]
+    """Return the rows for a file or a pipe; they fit 80 columns."""
+    rows = [f"{'nodes':>6} {'case':{_CASE}}{_aligned(PHASES)}"]
     for nodes, case, cells in _rows(report):
-        shown = "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
-        said.append(f"{nodes:>6} {case:{_CASE}.{_CASE}}{shown}")
-    return said
+        rows.append(f"{nodes:>6} {case:{_CASE}.{_CASE}}{_aligned(cells)}")
+    return rows
+
+
+def _aligned(cells: Sequence[str]) -> str:
+    """Return the cells of the phases, each flush right in its column."""
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
 
 
 def forecast_table(report: Mapping[str, Any]) -> Table:
-    """The same rows for a terminal; what is weighed against staging stands out."""
+    """Return the same rows for a terminal; the alternatives to staging stand out."""
     from rich.table import Table
     from rich.text import Text
 
@@ -43,32 +48,36 @@ def forecast_table(report: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     before = None
     for nodes, case, cells in _rows(report):
-        style = (
-            "bold" if case == "nothing there yet" else "yellow" if case.startswith("run") else ""
-        )
-        named = "" if nodes == before else str(nodes)
-        table.add_row(named, Text(visible(case)), *(Text(cell, style=style) for cell in cells))
+        style = _style(case)
+        count = "" if nodes == before else str(nodes)
+        table.add_row(count, Text(visible(case)), *(Text(cell, style=style) for cell in cells))
         before = nodes
     return table
 
 
+def _style(case: str) -> str:
+    """Return the style of a row."""
+    if case == _COLD:
+        return "bold"
+    return "yellow" if case.startswith("run") else ""
+
+
 def _rows(report: Mapping[str, Any]) -> Iterator[tuple[int, str, list[str]]]:
-    """Nodes, case and cells."""
-    named = {
-        "cold": "nothing there yet",
+    """Yield the number of nodes, the case and the cells of each row."""
+    cases = {
+        "cold": _COLD,
         "unchanged": "nothing changed",
         "one_changed": f"{report['changed']} changed",
     }
-    for one in report["forecasts"]:
-        for key, case in named.items():
-            if one[key] is not None:
-                yield one["nodes"], case, [_seconds(one[key][name]) for name in PHASES]
-        for name, seconds in one["shared"].items():
+    for forecast in report["forecasts"]:
+        nodes = forecast["nodes"]
+        for key, case in cases.items():
+            phases = forecast[key]
+            if phases is not None:
+                yield nodes, case, [_seconds(phases[name]) for name in PHASES]
+        for name, seconds in forecast["shared"].items():
             blank = [""] * (len(PHASES) - 1)
-            yield one["nodes"], f"run from {_NAMES[name]}", [*blank, _seconds(seconds)]
-
-
-_NAMES = {"lustre": "Lustre", "nfs": "NFS"}
+            yield nodes, f"run from {_FILE_SYSTEMS[name]}", [*blank, _seconds(seconds)]
 
 
 def _seconds(value: float) -> str:

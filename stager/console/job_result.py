@@ -1,8 +1,9 @@
-"""How a job ends: what became of it, whose fault it is, and the exit code."""
+"""The end of a job: its result, the first failure, and the exit code."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,22 +14,23 @@ from bundle.protocol.counts import counted
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
 from ..jobs import metrics
 from .events import Events
-from .logs import Lookings
+from .logs import JobLogs
 
 if TYPE_CHECKING:
+    from bundle.protocol.problem import Problem
+
     from ..diagnosis.failure import FirstFailure
     from ..jobs.result import Outcome
 
+_MAX_NAMED = 8
+"""Losses of output that are listed one by one."""
 
-_NAMED = 8
-"""How many losses are told one by one."""
 
-
-class Console(Events, Lookings):
+class Console(Events, JobLogs):
     """Everything a person sees of one command."""
 
     def verified(self, outcome: Outcome) -> int:
-        """The result of ``stager verify``, and its exit code."""
+        """Show the result of ``stager verify``, and return its exit code."""
         if outcome.interrupted:
             return self._interrupted(outcome)
         if self._table and outcome.probes:
@@ -38,120 +40,137 @@ class Console(Events, Lookings):
         self._problems(outcome)
         if outcome.ended_by:
             return self._ended(outcome)
-        left_out = list(outcome.result.get("left_out", []))
-        count = len(outcome.job.nodes)
-        if outcome.job.dry_run and outcome.ok:
+        if not outcome.ok:
+            return self._cannot_run(outcome)
+        if outcome.job.dry_run:
             self.say("nothing was sent or changed", "good")
-            return EXIT_OK
-        if outcome.ok:
-            who = "the node" if count == 1 else f"all {count} nodes"
-            who = f"{count - len(left_out)} of {count} nodes" if left_out else who
-            self.say(f"{who} can run it; logs: {outcome.job.log_dir}", "good")
-            self._advise(outcome, left_out)
-            return EXIT_OK
-        bad = list(dict.fromkeys([*outcome.problems, *left_out]))
-        self._write(
-            f"{len(bad)} of {counted(count, 'node')} cannot run it: {','.join(bad)}", "error"
-        )
+        else:
+            self._can_run(outcome)
+        return EXIT_OK
+
+    def _can_run(self, outcome: Outcome) -> None:
+        """Say which nodes can run the environment."""
+        left_out = _left_out(outcome)
+        count = len(outcome.job.nodes)
+        if left_out:
+            who = f"{count - len(left_out)} of {count} nodes"
+        elif count == 1:
+            who = "the node"
+        else:
+            who = f"all {count} nodes"
+        self.say(f"{who} can run it; logs: {outcome.job.log_dir}", "good")
+        self._advise(outcome, left_out)
+
+    def _cannot_run(self, outcome: Outcome) -> int:
+        """Say which nodes cannot run the environment."""
+        bad = list(dict.fromkeys([*outcome.problems, *_left_out(outcome)]))
+        of = counted(len(outcome.job.nodes), "node")
+        self._write(f"{len(bad)} of {of} cannot run it: {','.join(bad)}", "error")
         self._advise(outcome, bad)
         return EXIT_JOB
 
     def ran(self, outcome: Outcome) -> int:
-        """The result of ``stager run``, and its exit code."""
+        """Show the result of ``stager run``, and return its exit code."""
+        failure = outcome.first_failure
         if outcome.interrupted:
-            code = self._interrupted(outcome)
-            self._log_loss(outcome)
-            if outcome.first_failure is not None:
-                self._write("before that:")
-                self._problems(outcome)
-                self._first(outcome, outcome.first_failure)
-            return code
+            return self._run_interrupted(outcome, failure)
         self._log_loss(outcome)
         if outcome.ended_by:
             self._problems(outcome)
             return self._ended(outcome)
-        failure = outcome.first_failure
         if failure is not None:
-            self._problems(outcome)
-            if failure.exit_code is None and not outcome.logs_lost:
-                self._advise(outcome, [node for node, found in outcome.problems.items() if found])
-            self._first(outcome, failure)
-            return EXIT_JOB
+            return self._run_failed(outcome, failure)
         if outcome.job.dry_run:
             self.say("nothing was sent, changed or started", "good")
-            return EXIT_OK
+        else:
+            self._run_succeeded(outcome)
+        return EXIT_OK
+
+    def _run_interrupted(self, outcome: Outcome, failure: FirstFailure | None) -> int:
+        """Say that the user ended the job, and what had failed before that."""
+        code = self._interrupted(outcome)
+        self._log_loss(outcome)
+        if failure is not None:
+            self._write("before that:")
+            self._problems(outcome)
+            self._first(outcome, failure)
+        return code
+
+    def _run_failed(self, outcome: Outcome, failure: FirstFailure) -> int:
+        """Say what failed first."""
+        self._problems(outcome)
+        if failure.exit_code is None and not outcome.logs_lost:
+            self._advise(outcome, [node for node, problems in outcome.problems.items() if problems])
+        self._first(outcome, failure)
+        return EXIT_JOB
+
+    def _run_succeeded(self, outcome: Outcome) -> None:
+        """Say how long each phase took, what was trained, and where the logs are."""
         seconds = outcome.result["seconds"]
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
         count = outcome.result["world_size"]
         self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
-        for one in outcome.trained:
-            self.say(metrics.line(one["path"], one["metrics"]), "good")
+        for trained in outcome.trained:
+            self.say(metrics.line(trained["path"], trained["metrics"]), "good")
         for note in outcome.notes:
             self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
-        self._advise(outcome, list(outcome.result.get("left_out", [])))
-        return EXIT_OK
+        self._advise(outcome, _left_out(outcome))
 
-    def swept(self, outcome: Outcome) -> int:
-        """What cleaning the nodes came to, and its exit code."""
+    def nodes_cleaned(self, outcome: Outcome) -> int:
+        """Show the result of cleaning the nodes, and return its exit code."""
         if outcome.interrupted:
             return self._interrupted(outcome)
         self._problems(outcome)
         return EXIT_OK if outcome.ok else EXIT_JOB
 
     def _first(self, outcome: Outcome, failure: FirstFailure) -> None:
-        """What failed first, as the logs tell it, and where there is more."""
-        job, found = outcome.job, outcome.diagnosis
-        if failure.exit_code is not None or failure.rank is not None:  # else one of the problems
-            self.failure(failure)
-            if found is not None:
-                self.followed_by(found)
+        """Show what failed first, as the logs have it, and where there is more."""
         from ..logs.files import DEFAULT_LOG_DIR
 
-        usual = Path(job.log_dir) == Path(DEFAULT_LOG_DIR).expanduser()
-        option = "" if usual else f" --log-dir {shlex.quote(job.log_dir)}"
+        job = outcome.job
+        if failure.exit_code is not None or failure.rank is not None:  # else one of the problems
+            self.failure(failure)
+            if outcome.diagnosis is not None:
+                self.followed_by(outcome.diagnosis)
+        is_default = Path(job.log_dir) == Path(DEFAULT_LOG_DIR).expanduser()
+        option = "" if is_default else f" --log-dir {shlex.quote(job.log_dir)}"
         self._write(f"logs: {job.log_dir}")
         self._write(f"more: stager diagnose {job.id}{option}")
 
     def _ended(self, outcome: Outcome) -> int:
-        """Slurm ended the job: why, and what to do."""
+        """Say why Slurm ended the job, and what to do."""
         failure = outcome.first_failure
         if failure is not None:
-            named = f" ({failure.node})" if failure.node else ""
-            self._write(f"error: job {outcome.job.id}: {failure.cause}{named}", "error")
+            node = f" ({failure.node})" if failure.node else ""
+            self._write(f"error: job {outcome.job.id}: {failure.cause}{node}", "error")
             self._write(f"class: {failure.kind}")
             self._write(f"hint: {failure.hint}", "good")
         self._write(f"logs: {outcome.job.log_dir}")
         return EXIT_JOB
 
     def _advise(self, outcome: Outcome, bad: list[str]) -> None:
-        """The option that leaves nodes out, ready to be copied; not where none would be left."""
-        which = "it" if len(bad) == 1 else "them"
+        """Show the option that leaves nodes out, unless none would be left."""
+        pronoun = "it" if len(bad) == 1 else "them"
         if bad and len(bad) < len(outcome.job.nodes) and outcome.job.allocation == "slurm":
-            self._write(f"hint: without {which}: --exclude={','.join(bad)}", "good")
+            self._write(f"hint: without {pronoun}: --exclude={','.join(bad)}", "good")
 
     def _show_table(self, outcome: Outcome) -> None:
-        """The nodes' facts, on a terminal."""
-        from rich.console import Console as RichConsole
-
+        """Show the facts of the nodes, on a terminal."""
         from ..jobs.result import verify_report
         from .node_table import node_table
 
-        self.stop()
-        RichConsole(no_color=not self._colour).print(node_table(verify_report(outcome)["nodes"]))
+        self._print_table(node_table(verify_report(outcome)["nodes"]))
 
     def _show_network(self, outcome: Outcome) -> None:
-        """What ``--deep`` measured between the nodes, if it did."""
+        """Show what ``--deep`` measured between the nodes, if it did."""
         measured = (outcome.result.get("deep") or {}).get("all_reduce")
         if not measured:
             return
         from .network import lines, pair_table, summary
 
         if self._table and measured["pairs"]:
-            from rich.console import Console as RichConsole
-
-            self.stop()
-            RichConsole(no_color=not self._colour).print(pair_table(measured))
+            self._print_table(pair_table(measured))
         else:
             for line in lines(measured):
                 self.data(line)
@@ -159,31 +178,48 @@ class Console(Events, Lookings):
             self.say(line)
 
     def _problems(self, outcome: Outcome) -> None:
-        """Each problem once, with the nodes that have it."""
+        """Show each problem once, with the nodes that have it."""
         nodes: dict[str, list[str]] = {}
-        for node, problems in outcome.problems.items():
-            for problem in problems:
-                if outcome.ended_by and problem.where == f"job {outcome.job.id}":
-                    continue  # the end itself, which is told with what to do about it
-                # The node's name comes first in any case; without it equal problems meet.
-                bare = replace(problem, where="") if problem.where == node else problem
-                nodes.setdefault(str(bare), []).append(node)
-        for text, having in nodes.items():
-            self._write(f"error: {','.join(having)}: {text}", "error")
+        for node, problem in _each_problem(outcome):
+            # The node's name comes first in any case; without it equal problems meet.
+            bare = replace(problem, where="") if problem.where == node else problem
+            nodes.setdefault(str(bare), []).append(node)
+        for text, affected in nodes.items():
+            self._write(f"error: {','.join(affected)}: {text}", "error")
 
     def _log_loss(self, outcome: Outcome) -> None:
-        """What the logs do not have, unless a problem says it: where nothing else went wrong."""
-        if fault := outcome.result.get("logs_fault"):
+        """Show what the logs lack, unless a problem says so: where nothing else went wrong."""
+        fault = outcome.result.get("logs_fault")
+        if fault:
             self._write(f"warning: the logs are not complete: {fault}", "warning")
-        said = {(node, one.what) for node, found in outcome.problems.items() for one in found}
-        lost = [one for one in outcome.logs_lost if (one["node"], output.lost(one)) not in said]
-        for loss in lost[:_NAMED]:
-            self._write(f"warning: {loss['node']}: {output.lost(loss)}", "warning")
-        if len(lost) > _NAMED:
-            self._write(
-                f"warning: and output of {counted(len(lost) - _NAMED, 'more rank')}", "warning"
-            )
+        reported = {
+            (node, problem.what)
+            for node, problems in outcome.problems.items()
+            for problem in problems
+        }
+        losses = [(loss["node"], output.lost(loss)) for loss in outcome.logs_lost]
+        unreported = [loss for loss in losses if loss not in reported]
+        for node, text in unreported[:_MAX_NAMED]:
+            self._write(f"warning: {node}: {text}", "warning")
+        more = len(unreported) - _MAX_NAMED
+        if more > 0:
+            self._write(f"warning: and output of {counted(more, 'more rank')}", "warning")
 
     def _interrupted(self, outcome: Outcome) -> int:
+        """Say that the user ended the job."""
         self._write(f"interrupted; nothing is left running; logs: {outcome.job.log_dir}", "error")
         return EXIT_INTERRUPTED
+
+
+def _left_out(outcome: Outcome) -> list[str]:
+    """Return the nodes that the job went on without."""
+    return list(outcome.result.get("left_out", []))
+
+
+def _each_problem(outcome: Outcome) -> Iterator[tuple[str, Problem]]:
+    """Yield each problem with its node, but not the end of the job, which is shown by itself."""
+    end = f"job {outcome.job.id}" if outcome.ended_by else None
+    for node, problems in outcome.problems.items():
+        for problem in problems:
+            if problem.where != end:
+                yield node, problem

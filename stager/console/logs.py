@@ -1,26 +1,26 @@
-"""A job's logs, and what they mean, as a person reads them."""
+"""The logs of a job, and its diagnosis, for a person."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
 
 from ..diagnosis.wording import ranks_in_words, when
-from .output import Voice
+from .output import Output
 
 if TYPE_CHECKING:
-    from ..diagnosis.failure import Diagnosis, FirstFailure
+    from ..diagnosis.failure import Diagnosis, Evidence, FirstFailure
     from ..logs.files import JobFiles
     from ..logs.lines import Line
 
 _STAGED = re.compile(
     r"(?<![^\s\"'])[^\s\"']*/envs/[0-9a-f]{64}/(?:lib/python[\d.]+/site-packages/)?"
 )
-"""Where an environment lies on a node, which fills a line and says nothing."""
+"""The path of an environment on a node, which fills a line and says nothing."""
 _LAST_LINES = 6
 """Lines of a failure that are shown at once; the log has the others."""
 _WIDEST = 28
@@ -28,100 +28,132 @@ _LONG = 600
 """Characters of a line that are shown."""
 
 
-class Lookings(Voice):
-    """What is said about a job that was."""
+class JobLogs(Output):
+    """The results of ``stager logs`` and ``stager diagnose``."""
 
     def lines(self, lines: Iterator[Line], files: JobFiles | None = None) -> None:
-        """Lines of logs, each with who said it; as one JSON object with ``--json``."""
+        """Show lines of logs, each with its source; as one JSON object with ``--json``."""
         if self.as_json:
-            self.emit({"job_id": files.job_id if files else "", "lines": [_json(x) for x in lines]})
+            job_id = files.job_id if files else ""
+            self.emit({"job_id": job_id, "lines": [_json(line) for line in lines]})
             return
         width = 0
         for line in lines:
             width = min(max(width, len(line.who)), _WIDEST)
-            at = time.strftime("%H:%M:%S", time.localtime(line.time)) if line.time else "--:--:--"
-            self.data(f"{at} {line.who:<{width}} | {line.text}")
+            self.data(f"{_clock(line)} {line.who:<{width}} | {line.text}")
 
     def failure(self, failure: FirstFailure) -> None:
         """Say what went wrong first, with the lines that show it."""
-        who = failure.node or "somebody"
-        who = who if failure.rank is None else f"{failure.node} rank {failure.rank}".strip()
+        who = _who(failure)
         code = "" if failure.exit_code is None else f" (exit status {failure.exit_code})"
         self._write(f"error: {who} {_did(failure)}{code}: {failure.cause[:_LONG]}", "error")
-        for line in failure.lines[-_LAST_LINES:]:
-            if failure.cause not in line or len(failure.lines) > 1:  # else it says nothing more
-                self._write(f"  | {_short(line)}")
+        for line in _telling_lines(failure):
+            self._write(f"  | {_short(line)}")
         if failure.meaning and failure.meaning != failure.cause:
             self._write(f"cause: {failure.meaning}")
         self._write(f"class: {failure.kind}")
         self._write(f"hint: {failure.hint}", "good")
 
-    def diagnosed(self, found: Diagnosis) -> None:
-        """The whole diagnosis, for somebody who asks."""
-        name = f"job {found.job_id}" if found.job_id else str(found.folder)
-        first = found.first
-        if first is None:
-            self.data(f"{name}: {_well(found)}")
+    def diagnosed(self, diagnosis: Diagnosis) -> None:
+        """Show the result of ``stager diagnose``."""
+        failure = diagnosis.first
+        if failure is None:
+            self.data(f"{_name(diagnosis)}: {_without_failure(diagnosis)}")
             return
-        who = first.node or "a node that is not named"
-        who = who if first.rank is None else f"{who} rank {first.rank}"
-        at = f" at {when(first.time)}" if first.time else ""
-        code = "" if first.exit_code is None else f", exit status {first.exit_code}"
-        launch = ", before the launch" if found.before_launch else ""
-        if found.command:
-            self.data(f"`stager {found.command}` failed{at}, before its job began")
-        else:
-            self.data(f"{name}: {who} {_did(first)} first{at}{code}{launch}")
-        self.data(f"class:  {first.kind}")
-        self.data(f"what:   {first.cause[:_LONG]}")
-        if first.meaning and first.meaning != first.cause:
-            self.data(f"cause:  {first.meaning}")
-        if first.hint:
-            self.data(f"hint:   {first.hint}")
-        for proof in found.evidence:
-            self.data(f"shown by {proof.path}:{proof.number}")
-            self.data(f"  {_short(proof.text)}")
-        if len(first.lines) > 1:
+        self.data(_headline(diagnosis, failure))
+        self._cause(failure)
+        for evidence in diagnosis.evidence:
+            self.data(f"shown by {_place(evidence)}")
+            self.data(f"  {_short(evidence.text)}")
+        if len(failure.lines) > 1:
             self.data("its last lines:")
-            for line in first.lines:
+            for line in failure.lines:
                 self.data(f"  | {_short(line)}")
-        if found.missing:
-            self.data(f"missing from the collective: {ranks_in_words(found.missing)}")
-        if found.same_failure:
-            self.data(f"the same on {ranks_in_words(found.same_failure)}")
-        if found.consequences:
-            self.data(f"consequences: {ranks_in_words(found.consequences)}")
+        self._ranks("missing from the collective:", diagnosis.missing)
+        self._ranks("the same on", diagnosis.same_failure)
+        self._ranks("consequences:", diagnosis.consequences)
 
-    def followed_by(self, found: Diagnosis) -> None:
-        """What else there is to know, in a line or two, after the first failure."""
-        if found.same_failure:
-            self._write(f"the same on {ranks_in_words(found.same_failure)}")
-        if found.consequences:
-            self._write(f"consequences: {ranks_in_words(found.consequences)}")
-        if found.evidence:
-            proof = found.evidence[0]
-            self._write(f"shown by {proof.path}:{proof.number}")
+    def _cause(self, failure: FirstFailure) -> None:
+        """Show the class and cause of a failure, and what to do."""
+        self.data(f"class:  {failure.kind}")
+        self.data(f"what:   {failure.cause[:_LONG]}")
+        if failure.meaning and failure.meaning != failure.cause:
+            self.data(f"cause:  {failure.meaning}")
+        if failure.hint:
+            self.data(f"hint:   {failure.hint}")
+
+    def _ranks(self, title: str, ranks: Sequence[int]) -> None:
+        """Show a list of ranks, if there are any."""
+        if ranks:
+            self.data(f"{title} {ranks_in_words(ranks)}")
+
+    def followed_by(self, diagnosis: Diagnosis) -> None:
+        """Add what else there is to know, in a line or two, after the first failure."""
+        if diagnosis.same_failure:
+            self._write(f"the same on {ranks_in_words(diagnosis.same_failure)}")
+        if diagnosis.consequences:
+            self._write(f"consequences: {ranks_in_words(diagnosis.consequences)}")
+        if diagnosis.evidence:
+            self._write(f"shown by {_place(diagnosis.evidence[0])}")
+
+
+def _clock(line: Line) -> str:
+    """Return the time of day of a line."""
+    return time.strftime("%H:%M:%S", time.localtime(line.time)) if line.time else "--:--:--"
+
+
+def _name(diagnosis: Diagnosis) -> str:
+    """Return the job, or the folder of logs, that was diagnosed."""
+    return f"job {diagnosis.job_id}" if diagnosis.job_id else str(diagnosis.folder)
+
+
+def _headline(diagnosis: Diagnosis, failure: FirstFailure) -> str:
+    """Return who failed first, and when."""
+    at = f" at {when(failure.time)}" if failure.time else ""
+    if diagnosis.command:
+        return f"`stager {diagnosis.command}` failed{at}, before its job began"
+    who = _who(failure)
+    code = "" if failure.exit_code is None else f", exit status {failure.exit_code}"
+    launch = ", before the launch" if diagnosis.before_launch else ""
+    return f"{_name(diagnosis)}: {who} {_did(failure)} first{at}{code}{launch}"
+
+
+def _who(failure: FirstFailure) -> str:
+    """Return the node and the rank that failed, as far as they are known."""
+    if failure.rank is None:
+        return failure.node or "a node that is not named"
+    return f"{failure.node} rank {failure.rank}".strip()
+
+
+def _telling_lines(failure: FirstFailure) -> Sequence[str]:
+    """Return the last lines of a failure, unless they only repeat its cause."""
+    repeats = len(failure.lines) == 1 and failure.cause in failure.lines[0]
+    return () if repeats else failure.lines[-_LAST_LINES:]
 
 
 def _did(failure: FirstFailure) -> str:
     return "left" if failure.exit_code == 0 else "failed"
 
 
+def _place(line: Evidence) -> str:
+    return f"{line.path}:{line.number}"
+
+
 def _short(line: str) -> str:
-    """A line as it is shown: files of the environment by their names in it."""
+    """Return a line as it is shown: files of the environment by their names in it."""
     return _STAGED.sub("", line)[:_LONG]
 
 
-def _well(found: Diagnosis) -> str:
-    if found.ok:
+def _without_failure(diagnosis: Diagnosis) -> str:
+    """Return what is known of a job in which no failure was found."""
+    if diagnosis.ok:
         return "it ended well"
-    if found.ok is None and found.job_id:
-        return (
-            f"nothing failed as far as its {counted(found.read, 'log')} can tell; it may still run"
-        )
-    if found.interrupted:
+    if diagnosis.ok is None and diagnosis.job_id:
+        logs = counted(diagnosis.read, "log")
+        return f"nothing failed as far as its {logs} can tell; it may still run"
+    if diagnosis.interrupted:
         return "it was interrupted by its user, and nothing had failed by then"
-    return f"no failure was recognised in {counted(found.read, 'file')} there"
+    return f"no failure was recognised in {counted(diagnosis.read, 'file')} there"
 
 
 def _json(line: Line) -> dict[str, object]:

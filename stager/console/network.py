@@ -1,4 +1,4 @@
-"""What ``verify --deep`` measured between the nodes, as lines and as a table."""
+"""The network between the nodes, as ``verify --deep`` measured it: lines and a table."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SHOWN = 20
 
 
 def shown(measured: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The pairs to show: all in their order, or the slowest, the very slowest first."""
+    """Return the pairs to show: all in their order, or the slowest, the very slowest first."""
     pairs = list(measured["pairs"])
     return pairs if len(pairs) <= SHOWN else sorted(pairs, key=_rate)[:SHOWN]
 
 
 def lines(measured: Mapping[str, Any]) -> list[str]:
-    """A line a pair, for a file or a pipe."""
+    """Return a line for each pair, for a file or a pipe."""
     return [
         f"PAIR {pair['a']} {pair['b']} -> {pair['gb_per_s']:.2f} GB/s {pair['latency_us']:.0f} us"
         for pair in shown(measured)
@@ -32,8 +32,8 @@ def lines(measured: Mapping[str, Any]) -> list[str]:
 
 
 def summary(measured: Mapping[str, Any]) -> list[str]:
-    """All ranks together, and the slowest pair."""
-    said = [
+    """Return a line about all ranks together, and one about the slowest pair."""
+    summary = [
         f"all-reduce of {size(measured['bytes'])} over {counted(measured['world_size'], 'rank')} "
         f"({measured['backend']}): {measured['seconds']:.3f} s, {measured['gb_per_s']:.2f} GB/s"
     ]
@@ -42,15 +42,15 @@ def summary(measured: Mapping[str, Any]) -> list[str]:
         worst = min(pairs, key=_rate)
         count = counted(len(pairs), "pair")
         of = f", shown are {SHOWN}" if len(pairs) > SHOWN else ""
-        said.append(
+        summary.append(
             f"{count} of nodes{of}; slowest: {worst['a']} and {worst['b']}, "
             f"{worst['gb_per_s']:.2f} GB/s"
         )
-    return said
+    return summary
 
 
 def pair_table(measured: Mapping[str, Any]) -> Table:
-    """The same pairs for a terminal; the slowest stands out."""
+    """Return the same pairs for a terminal; the slowest stands out."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The nodes of a verification as a table."""
+"""The nodes of a verification, as a table."""
 
 from __future__ import annotations
 
@@ -11,45 +11,53 @@ from rich.text import Text
 from ..core.printable import visible
 
 SHORT = {"transformers": "tfm"}
-"""Packages whose names the one-line form shortens as well."""
+"""Names of packages that the one-line form shortens as well."""
 REPORTED = ("torch", "transformers", "datasets", "numpy")
 """Packages that come first; a project without them has its own."""
-MOST = 5
+MAX_PACKAGES = 5
 """Columns for packages: more do not fit on a screen."""
 
 
 def node_table(nodes: Iterable[Mapping[str, Any]]) -> Table:
-    """One row a node, from the report of ``verify``; columns that no node fills are left out."""
+    """Return a row for each node of a report of ``verify``, without columns that no node fills."""
     nodes = list(nodes)
-    names = dict.fromkeys([*REPORTED, *(name for node in nodes for name in node["packages"])])
-    known = [name for name in names if any(name in node["packages"] for node in nodes)][:MOST]
+    packages = _packages(nodes)
+    has_problems = any(node["problems"] for node in nodes)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for title in (
-        "python",
-        *(SHORT.get(name, visible(name)) for name in known),
-        "interface",
-        "address",
-    ):
+    titles = (SHORT.get(name, visible(name)) for name in packages)
+    for title in ("node", "state", "python", *titles, "interface", "address"):
         table.add_column(Text(title), no_wrap=True)
     table.add_column("seconds", justify="right")
-    if any(node["problems"] for node in nodes):
+    if has_problems:
         table.add_column("problem", ratio=1)
     for node in nodes:
-        seconds = node["seconds"]
-        table.add_row(
-            Text(visible(str(node["node"]))),
-            Text("OK", style="green") if node["ok"] else Text("FAILED", style="bold red"),
-            Text(visible(str(node["python"]))),
-            *(Text(visible(str(node["packages"].get(name, "")))) for name in known),
-            Text(visible(str(node["interface"]))),
-            Text(visible(str(node["address"]))),
-            "" if seconds is None else f"{seconds:.1f}",
-            *(
-                [Text(visible("; ".join(node["problems"])))]
-                if len(table.columns) > len(known) + 6
-                else []
-            ),
-        )
+        problem = [_cell("; ".join(node["problems"]))] if has_problems else []
+        table.add_row(*_cells(node, packages), *problem)
     return table
+
+
+def _packages(nodes: list[Mapping[str, Any]]) -> list[str]:
+    """Return the packages that get a column."""
+    present = dict.fromkeys(name for node in nodes for name in node["packages"])
+    first = [name for name in REPORTED if name in present]
+    others = [name for name in present if name not in REPORTED]
+    return [*first, *others][:MAX_PACKAGES]
+
+
+def _cells(node: Mapping[str, Any], packages: list[str]) -> list[Text]:
+    """Return the row of a node, but for its problems."""
+    seconds = node["seconds"]
+    return [
+        _cell(node["node"]),
+        Text("OK", style="green") if node["ok"] else Text("FAILED", style="bold red"),
+        _cell(node["python"]),
+        *(_cell(node["packages"].get(name, "")) for name in packages),
+        _cell(node["interface"]),
+        _cell(node["address"]),
+        Text("" if seconds is None else f"{seconds:.1f}"),
+    ]
+
+
+def _cell(value: object) -> Text:
+    """Return a value as it may be shown."""
+    return Text(visible(str(value)))

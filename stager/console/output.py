@@ -1,4 +1,4 @@
-"""How anything is said: talk on standard error, data on standard output, a bar for long work."""
+"""Output of a command: talk on standard error, data on standard output, a bar for long work."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..core.printable import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from rich.table import Table
 
 PHASES = {
     "lock": "Pinning the requirements",
@@ -34,11 +35,13 @@ PHASES = {
 _STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
 
 
-class Voice:
-    """One command's voice.
+class Output:
+    """The output of one command.
 
-    Args of the constructor: ``quiet`` leaves only errors and warnings, ``verbose`` adds the output
-    of every node, ``as_json`` keeps standard output for one JSON object.
+    Args:
+        quiet: print only results, warnings and errors.
+        verbose: add the output of every node.
+        as_json: keep standard output for one JSON object.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Voice:
 
     @property
     def _on_terminal(self) -> bool:
-        """Whether results are for a person's eyes, and may be a table."""
+        """Return whether results are read by a person, and may be a table."""
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
     # Talk.
@@ -66,7 +69,7 @@ class Voice:
             self._write(line, style)
 
     def error(self, failure: StagerError) -> None:
-        """Print an expected failure: what, the supporting lines, and what to do."""
+        """Print an expected failure: its message, the supporting lines, and what to do."""
         self.stop()
         if self.as_json:
             described = {
@@ -111,43 +114,53 @@ class Voice:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    # How a build goes.
+    def _print_table(self, table: Table) -> None:
+        """Print a table on a terminal."""
+        from rich.console import Console as RichConsole
+
+        self.stop()
+        RichConsole(no_color=not self._colour).print(table)
+
+    # Progress.
 
     def begin(self, phase: str) -> None:
-        """A phase begins."""
+        """Print the beginning of a phase."""
         self.stop()
         self.say(PHASES.get(phase, phase), "bold")
 
     def step(self, what: str, done: int, total: int) -> None:
-        """A piece of the phase is done."""
+        """Print that a piece of the phase is done; on a terminal, move the progress bar."""
         if self.quiet:
             return
         what = visible(what)
-        if not self._terminal:
-            self._write(f"  {what} ({done}/{total})" if total else f"  {what}")
-            return
-        if not total:
+        if self._terminal and total:
+            self._move_progress(what, done, total)
+        elif self._terminal:
             self._write(f"  {what}", "dim")
-            return
-        if self._progress is None:
-            self._start_progress(total)
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, description=what)
+        else:
+            self._write(f"  {what} ({done}/{total})" if total else f"  {what}")
 
     def note(self, line: str) -> None:
-        """Something the user should know."""
+        """Print something the user should know."""
         self.say(f"  {line}")
 
     def warn(self, line: str) -> None:
-        """Something the user must know, also of a quiet command."""
+        """Print something the user must know, also from a quiet command."""
         self.stop()
         self._write(f"warning: {line}", "warning")
 
     def stop(self) -> None:
-        """Take the progress bar away."""
+        """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress, self._task = None, None
+
+    def _move_progress(self, what: str, done: int, total: int) -> None:
+        """Show the progress bar at this piece."""
+        if self._progress is None:
+            self._start_progress(total)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, description=what)
 
     def _start_progress(self, total: int) -> None:
         from rich.console import Console as RichConsole
@@ -166,5 +179,5 @@ class Voice:
 
 
 def size(count: int) -> str:
-    """Bytes in words."""
+    """Return a number of bytes for a person."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

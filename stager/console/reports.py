@@ -1,4 +1,4 @@
-"""How commands without a job end: what was built, what is in a bundle, what was submitted."""
+"""Results of the commands without a job: a build, a bundle, a plan, an estimate, a removal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from bundle.protocol.counts import counted
 
-from .output import Voice, size
+from .output import Output, size
 
 
-class Reports(Voice):
-    """Results in words."""
+class Reports(Output):
+    """The results of commands without a job."""
 
     def built(self, report: Mapping[str, Any]) -> None:
-        """The result of ``stager build``."""
+        """Show the result of ``stager build``."""
         seconds = sum(report["seconds"].values())
         self.say(
             f"{counted(report['packages'], 'package')}, {counted(report['files'], 'file')}: "
@@ -29,7 +29,7 @@ class Reports(Voice):
         self.data(report["bundle"])
 
     def inspected(self, report: Mapping[str, Any]) -> None:
-        """The result of ``stager inspect``."""
+        """Show the result of ``stager inspect``."""
         self.data(f"{report['name']} {report['id']}")
         self.data(f"Python {report['python']}, {report['platform']}")
         sizes = f"{size(report['bundle_bytes'])}, {size(report['unpacked_bytes'])} unpacked"
@@ -45,7 +45,7 @@ class Reports(Voice):
             self.data(f"{item['sha256'][:16]} {item['size']:>12} {item['path']}")
 
     def planned(self, report: Mapping[str, Any]) -> None:
-        """What ``--dry-run`` would ask of Slurm, outside of an allocation."""
+        """Show what ``--dry-run`` would ask of Slurm, outside of an allocation."""
         self.data(shlex.join(report["argv"]))
         self.expected(report["forecast"])
         self.say(
@@ -55,32 +55,28 @@ class Reports(Voice):
         )
 
     def submitted(self, report: Mapping[str, Any]) -> None:
-        """A batch job that Slurm has taken."""
+        """Show a batch job that Slurm has accepted."""
         job = report["job_id"]
         self.say(f"submitted batch job {job}", "good")
         self.say(f"  logs: {report['log_dir']}; follow it: tail -F {shlex.quote(report['log'])}")
         self.say(f"  its place in the queue: squeue --jobs={job}; end it: scancel {job}")
 
     def expected(self, forecast: Mapping[str, Any]) -> None:
-        """How long a job is going to take until its ranks run, by phase."""
+        """Show how long a job takes until its ranks run, by phase."""
         from .forecasts import phases
 
-        whom = (
-            f" on {counted(forecast['nodes'], 'node')} with nothing there yet"
-            if "nodes" in forecast
-            else ""
-        )
-        self.say(f"  expected{whom}: {phases(forecast['seconds'])}")
+        where = ""
+        if "nodes" in forecast:
+            where = f" on {counted(forecast['nodes'], 'node')} with nothing there yet"
+        self.say(f"  expected{where}: {phases(forecast['seconds'])}")
         self.say(f"  (rates {'measured on earlier jobs' if forecast['measured'] else 'assumed'})")
 
-    def foretold(self, report: Mapping[str, Any]) -> None:
-        """The result of ``stager plan``."""
+    def estimated(self, report: Mapping[str, Any]) -> None:
+        """Show the result of ``stager estimate``."""
         from .forecasts import forecast_table, lines
 
         if self._on_terminal:
-            from rich.console import Console as RichConsole
-
-            RichConsole(no_color=not self._colour).print(forecast_table(report))
+            self._print_table(forecast_table(report))
         else:
             for line in lines(report):
                 self.data(line)
@@ -91,7 +87,7 @@ class Reports(Voice):
         self.say(f"rates: {report['rates']['basis']}", "dim")
 
     def cleaned(self, report: Mapping[str, Any]) -> None:
-        """The result of ``stager clean``."""
+        """Show the result of ``stager clean``."""
         for item in report["items"]:
             self.data(f"{item['place']}: {size(item['bytes'])}  {item['path']}  {item['why']}")
         word = "would be freed" if report["dry_run"] else "freed"
@@ -99,7 +95,7 @@ class Reports(Voice):
 
 
 def _left_out(report: Mapping[str, Any]) -> list[str]:
-    """One line about what ``environment.prune`` saved; none where it left nothing out."""
+    """Return a line about what ``environment.prune`` saved; none where it left nothing out."""
     pruned = report["pruned"]
     if not pruned["files"]:
         return []

@@ -1,1 +1,1 @@
-"""How long staging takes: the history of earlier jobs, and the estimate."""
+"""The time that staging takes: the history of earlier jobs, and the estimate."""

@@ -1,4 +1,4 @@
-"""What staging is going to take, and whether it pays: the report behind ``stager plan``."""
+"""The time that staging takes, and whether it pays: the report of ``stager estimate``."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from .history import Basis, known
 from .shared_files import LUSTRE, NFS, SharedFiles, from_shared
 
 MOST_NODES = 100_000
-"""The model says nothing sensible of more."""
+"""The model holds for no more nodes than these."""
 SHARED = (LUSTRE, NFS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A bundle, and how it is going to be used."""
+    """A bundle, and the way it is used."""
 
     bundle: Path
     """The bundle's file."""
     manifest: Manifest
-    """What is in it."""
+    """Its manifest."""
     size: int
     """Its length in bytes."""
     ranks: int
@@ -51,29 +51,29 @@ class Setting:
     launcher: str
     """``torchrun`` or ``srun``."""
     basis: Basis
-    """How quick the cluster is taken to be."""
+    """The rates of the cluster."""
 
     def nodes(self, count: int) -> Nodes:
-        """So many nodes."""
+        """Return so many nodes."""
         return Nodes(count, cpus=self.cpus, ranks=self.ranks)
 
     @property
     def changed(self) -> Layer | None:
-        """The package that stands for any that changes: half of them are larger."""
+        """The package that stands for any that changes: the median by size."""
         wheels = [layer for layer in self.manifest.layers if layer.kind == "wheel"]
         ordered = sorted(wheels, key=lambda layer: (layer.size, layer.name))
         return ordered[len(ordered) // 2] if ordered else None
 
 
 def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -> Setting:
-    """How a bundle is used by these settings, which have the command line's options in them."""
+    """Return how settings, with the command line's options in them, use a bundle."""
     ranks = config.launch.nproc_per_node or 1
     return Setting(
         bundle=bundle,
         manifest=manifest,
         size=bundle.stat().st_size,
         ranks=ranks,
-        # As allocation.request asks for them.
+        # As slurm.request asks for them.
         cpus=config.cluster.cpus_per_task or ranks,
         launcher=config.launch.launcher,
         basis=basis,
@@ -81,7 +81,7 @@ def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -
 
 
 def expected(prepared: Prepared) -> dict[str, Any]:
-    """The forecast of a job that is only planned, for nodes that have nothing yet.
+    """Return the forecast of a job that is only planned, for nodes that have nothing yet.
 
     Raises:
         BundleError: the bundle cannot be read.
@@ -99,18 +99,18 @@ def expected(prepared: Prepared) -> dict[str, Any]:
 
 
 def cold(setting: Setting, count: int) -> Forecast:
-    """Seconds by phase on nodes that have nothing yet."""
+    """Return seconds by phase on nodes that have nothing yet."""
     layers = setting.manifest.layers
     return _staged(setting, count, Work.of(layers, layers, setting.size))
 
 
 def unchanged(setting: Setting, count: int) -> Forecast:
-    """Seconds by phase on nodes that have the environment."""
+    """Return seconds by phase on nodes that have the environment."""
     return _staged(setting, count, None)
 
 
 def one_changed(setting: Setting, count: int) -> Forecast | None:
-    """Seconds by phase on nodes that have all packages but one; None for a bundle without any."""
+    """Return seconds by phase on nodes that lack one package; None for a bundle without any."""
     layer = setting.changed
     if layer is None:
         return None
@@ -119,14 +119,14 @@ def one_changed(setting: Setting, count: int) -> Forecast | None:
 
 
 def from_files(setting: Setting, count: int, shared: SharedFiles) -> float:
-    """Seconds until ranks that import from a shared file system have all their files."""
+    """Return seconds until ranks that import from a shared file system have all their files."""
     manifest, nodes = setting.manifest, setting.nodes(count)
     starting = unchanged(setting, count).launch
     return starting + from_shared(manifest.files, manifest.unpacked_size, nodes, shared)
 
 
 def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int | None:
-    """The fewest nodes from which staging to nodes that have nothing is quicker; None for none."""
+    """Return the fewest nodes from which staging is quicker, though they have nothing yet."""
 
     def pays(count: int) -> bool:
         return cold(setting, count).total < from_files(setting, count, shared)
@@ -144,11 +144,11 @@ def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int 
     return high
 
 
-def plan_report(setting: Setting, counts: Sequence[int]) -> dict[str, Any]:
-    """The JSON object of ``stager plan``; all times are seconds.
+def estimate_report(setting: Setting, counts: Sequence[int]) -> dict[str, Any]:
+    """Return the JSON object of ``stager estimate``; all times are seconds.
 
     Args:
-        setting: the bundle and how it is used.
+        setting: the bundle, and the way it is used.
         counts: numbers of nodes.
     """
     manifest, basis, changed = setting.manifest, setting.basis, setting.changed
@@ -194,9 +194,10 @@ def _staged(setting: Setting, count: int, work: Work | None) -> Forecast:
 
 
 def _verdict(payable: dict[str, int | None]) -> str:
-    """Whether staging to nodes that have nothing yet pays, in a line."""
-    said = [
-        f"against {name} " + ("never" if count is None else f"from {counted(count, 'node')} on")
-        for name, count in payable.items()
-    ]
-    return f"staging pays: {', '.join(said)}"
+    """Return a line that says from how many nodes on staging to empty nodes pays."""
+    parts = [f"against {name} {_from(count)}" for name, count in payable.items()]
+    return f"staging pays: {', '.join(parts)}"
+
+
+def _from(count: int | None) -> str:
+    return "never" if count is None else f"from {counted(count, 'node')} on"

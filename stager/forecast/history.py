@@ -1,4 +1,4 @@
-"""What earlier jobs took: kept in the offline root, as rates for the next forecast.
+"""The times of earlier jobs: kept in the offline root, as rates for the next forecast.
 
 ``history.json`` has a version and the last few jobs that sent a bundle to nodes. One that is
 damaged, or of another version, counts as none, and the next job begins it anew.
@@ -32,37 +32,37 @@ KEPT = 9
 """
 _ENOUGH_BYTES = 8 * BLOCK
 _ENOUGH_FILES = 1_000
-"""What is less says more of the start of a transfer, or of a process, than of its rate."""
+"""Less than this says more about the start of a transfer, or of a process, than about its rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What one job showed."""
+    """The times of one job."""
 
     nodes: int
     """Nodes that were sent something."""
     cpus: int
-    """CPUs that each had."""
+    """CPUs of each."""
     work: Work
-    """What each had to do."""
+    """The work of each."""
     step: float
     """Seconds of the preflight."""
     stage: float
     """Seconds of the unpacking, the sending included."""
     send: float | None = None
-    """Seconds of the sending alone, where that was told."""
+    """Seconds of the sending alone, where that is known."""
     unpack: float | None = None
-    """Seconds that the slowest node unpacked for, where that was told."""
+    """Seconds that the slowest node unpacked for, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Basis:
-    """What a forecast rests on."""
+    """The basis of a forecast."""
 
     rates: Rates = ASSUMED
-    """How quick the cluster is taken to be."""
+    """The assumed or measured speed of the cluster."""
     jobs: int = 0
-    """How many jobs have shown it; 0: it is assumed."""
+    """The number of jobs that measured it; 0: it is assumed."""
     nodes: int = 0
     """The most nodes that any of these had."""
 
@@ -75,10 +75,10 @@ class Basis:
 
 
 class Watch:
-    """Learns from a job's events what it shows."""
+    """The times of a job, as its events come."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Begin with nothing."""
         self._plan: Mapping[str, Any] = {}
         self._seconds: dict[str, float] = {}
         self._sent: list[float] = []
@@ -95,33 +95,44 @@ class Watch:
         elif kind == "sent":
             self._sent.append(float(event["seconds"]))
         elif kind == "unpack":
-            self._disturbed = self._disturbed or not event["ok"]
-            if "unpack_seconds" in event:
-                self._unpacked.append(float(event["unpack_seconds"]))
+            self._take_unpack(event)
+
+    def _take_unpack(self, event: Mapping[str, Any]) -> None:
+        """Learn from a node's answer to the unpacking."""
+        if not event["ok"]:
+            self._disturbed = True
+        if "unpack_seconds" in event:
+            self._unpacked.append(float(event["unpack_seconds"]))
 
     def seen(self) -> Seen | None:
-        """What there is to keep; None where nothing was sent, or not without trouble."""
-        groups = self._plan.get("groups", ())
-        sent = [group for group in groups if group["how"] == BROADCAST and group.get("work")]
-        mixed = any(group["how"] == SHARED for group in groups)
-        if len(sent) != 1 or mixed or self._disturbed or len(self._sent) > 1:
+        """Return the times to keep; None where nothing was sent, or not without trouble."""
+        group = self._only_group()
+        if group is None or self._disturbed or len(self._sent) > 1:
             return None
         if not {"preflight", "unpack"} <= self._seconds.keys():
             return None
         return Seen(
-            nodes=len(sent[0]["nodes"]),
+            nodes=len(group["nodes"]),
             cpus=int(self._plan["cpus"]),
-            work=Work(**sent[0]["work"]),
+            work=Work(**group["work"]),
             step=self._seconds["preflight"],
             stage=self._seconds["unpack"],
             send=self._sent[0] if self._sent else None,
             unpack=max(self._unpacked, default=None),
         )
 
+    def _only_group(self) -> Mapping[str, Any] | None:
+        """Return the nodes that were sent the same layers, if all were and none read them."""
+        groups = self._plan.get("groups", ())
+        if any(group["how"] == SHARED for group in groups):
+            return None
+        sent = [group for group in groups if group["how"] == BROADCAST and group.get("work")]
+        return sent[0] if len(sent) == 1 else None
+
 
 @contextmanager
 def kept(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
-    """Pass a job's events on, and keep what they show once the block has ended well."""
+    """Pass a job's events on, and keep its times once the block has ended well."""
     watch = Watch()
 
     def listen(event: Mapping[str, Any]) -> None:
@@ -135,13 +146,13 @@ def kept(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
 
 
 def record(store: Store, seen: Seen) -> bool:
-    """Keep what a job showed, beside the last few; whether that was possible.
+    """Keep the times of a job beside those of the last few, and return whether that was possible.
 
-    Of two jobs that end at the same moment one may be forgotten. A root that cannot be written is
-    no fault of the job's.
+    Of two jobs that end at the same moment one may be lost. A root that cannot be written is no
+    failure of the job.
     """
-    kept = [*read(store), seen][-KEPT:]
-    content = {"version": VERSION, "jobs": [asdict(one) for one in kept]}
+    jobs = [*read(store), seen][-KEPT:]
+    content = {"version": VERSION, "jobs": [asdict(job) for job in jobs]}
     try:
         with store.publishing(store.root / FILE) as partial:
             partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -151,64 +162,64 @@ def record(store: Store, seen: Seen) -> bool:
 
 
 def read(store: Store) -> tuple[Seen, ...]:
-    """The jobs that are kept, the newest last; none where they cannot be read."""
+    """Return the jobs that are kept, the newest last; none where they cannot be read."""
     try:
         raw = json.loads(text_of(store.root / FILE))
         if raw["version"] != VERSION:
             return ()
-        return tuple(_seen(one) for one in raw["jobs"][-KEPT:])
+        return tuple(_seen(job) for job in raw["jobs"][-KEPT:])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
 
 
 def basis(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
-    """The rates that these jobs show, each the median; those that are assumed for no jobs.
+    """Return the rates of these jobs, each the median; those that are assumed for no jobs.
 
     Args:
-        jobs: what they showed.
+        jobs: their times.
         one_machine: whether all nodes of a job shared one machine's CPUs, as in scripts/cluster.
     """
     if not jobs:
         return Basis()
     send, unpack, step = [], [], []
-    for one in jobs:
-        nodes = Nodes(one.nodes, cpus=one.cpus, sharing=one.nodes if one_machine else 1)
-        expected = staging(one.work, nodes)
-        step.append(one.step / a_step(nodes))
-        together = max(one.stage - one.step, 0.0) / expected.seconds
-        if one.work.sent >= _ENOUGH_BYTES:
-            send.append(together if one.send is None else one.send / expected.send)
-        if one.work.files >= _ENOUGH_FILES:
-            unpack.append(together if one.unpack is None else one.unpack / expected.unpack)
+    for job in jobs:
+        nodes = Nodes(job.nodes, cpus=job.cpus, sharing=job.nodes if one_machine else 1)
+        expected = staging(job.work, nodes)
+        step.append(job.step / a_step(nodes))
+        together = max(job.stage - job.step, 0.0) / expected.seconds
+        if job.work.sent >= _ENOUGH_BYTES:
+            send.append(together if job.send is None else job.send / expected.send)
+        if job.work.files >= _ENOUGH_FILES:
+            unpack.append(together if job.unpack is None else job.unpack / expected.unpack)
     factors = {"send": _middle(send), "unpack": _middle(unpack), "step": _middle(step)}
-    most = max(one.nodes for one in jobs)
+    most = max(job.nodes for job in jobs)
     return Basis(rates=ASSUMED.scaled(**factors), jobs=len(jobs), nodes=most)
 
 
 def known(store: Store) -> Basis:
-    """What is known of this cluster from earlier jobs."""
+    """Return what is known about this cluster from earlier jobs."""
     return basis(read(store))
 
 
 def _middle(factors: Sequence[float]) -> float:
-    """The median, within what is believable: a clock may have jumped."""
+    """Return the median, within what is believable: a clock may have jumped."""
     return min(max(median(factors), 0.01), 100.0) if factors else 1.0
 
 
 def _seen(raw: Mapping[str, Any]) -> Seen:
-    """One job, checked.
+    """Return the times of a job, checked.
 
     Raises:
         TypeError: a field is missing or unknown.
         ValueError: a value cannot be one.
     """
-    made = Seen(**{**raw, "work": Work(**raw["work"])})
-    for value in (made.nodes, made.cpus, made.work.sent, *asdict(made.work).values()):
+    job = Seen(**{**raw, "work": Work(**raw["work"])})
+    for value in (job.nodes, job.cpus, job.work.sent, *asdict(job.work).values()):
         if type(value) is not int or value < 0:
             raise ValueError(f"a count is {value!r}")
-    if not (made.nodes and made.cpus and made.work.sent):
-        raise ValueError("nothing was sent to nobody")
-    for time in (made.step, made.stage, made.send, made.unpack):
+    if not (job.nodes and job.cpus and job.work.sent):
+        raise ValueError("nothing was sent")
+    for time in (job.step, job.stage, job.send, job.unpack):
         if time is not None and not 0 <= float(time) < math.inf:
             raise ValueError(f"a time is {time!r}")
-    return made
+    return job

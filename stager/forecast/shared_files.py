@@ -1,4 +1,4 @@
-"""What staging is weighed against: ranks that import from a shared file system. Pure functions.
+"""The alternative to staging: ranks that import from a shared file system. Pure functions.
 
 It goes by the calls that name a path, of which an import makes two for each file of the
 environment, and only then by bytes.
@@ -20,9 +20,9 @@ class SharedFiles:
     """A shared file system that ranks would import from instead. Cold: no node has read it yet."""
 
     name: str
-    """What it is called."""
+    """Its name."""
     call: float
-    """Seconds that a call with a path takes on a node that is alone with it."""
+    """Seconds that a call with a path takes on a node that uses it alone."""
     calls: float
     """Such calls that it answers in a second, for all nodes together."""
     node: float
@@ -39,7 +39,7 @@ NFS = SharedFiles("NFS", call=0.7e-3, calls=3_500, node=0.3e9, all=1e9)
 
 
 def from_shared(files: int, size: int, nodes: Nodes, shared: SharedFiles) -> float:
-    """Seconds that ranks wait for files when they import from a shared file system.
+    """Return the seconds that ranks wait for files when they import from a shared file system.
 
     A node's ranks share what its kernel keeps of paths and files, except that every rank has each
     file that it opens checked again.
@@ -47,12 +47,12 @@ def from_shared(files: int, size: int, nodes: Nodes, shared: SharedFiles) -> flo
     Args:
         files: files of the environment.
         size: bytes of them.
-        nodes: where the ranks run.
+        nodes: the nodes of the ranks.
         shared: the file system.
     """
-    many, much = files / REFERENCE["files"], size / REFERENCE["bytes"]
-    calls = many * REFERENCE["calls"]
-    asked = calls + (nodes.ranks - 1) * many * REFERENCE["opens"]
-    read = much * REFERENCE["read"]
-    waiting = max(calls * shared.call, nodes.count * asked / shared.calls)
+    more_files, more_bytes = files / REFERENCE["files"], size / REFERENCE["bytes"]
+    calls = more_files * REFERENCE["calls"]
+    calls_of_node = calls + (nodes.ranks - 1) * more_files * REFERENCE["opens"]
+    read = more_bytes * REFERENCE["read"]
+    waiting = max(calls * shared.call, nodes.count * calls_of_node / shared.calls)
     return waiting + max(read / shared.node, nodes.count * read / shared.all)

@@ -24,15 +24,15 @@ from .prepare import Prepared, script_facts
 from .result import Outcome
 
 SUBMIT_SECONDS = 120
-"""How long Slurm may take to answer; a busy controller needs a minute."""
+"""Time that Slurm may take to answer; a busy controller needs a minute."""
 POLL_SECONDS = (1.0, 15.0)
 """Time between two questions to the controller: at first, and when the job takes long."""
 LOOK_SECONDS = 0.5
 """Time between two looks at the event log."""
 SILENCE_SECONDS = 600
-"""How long the controller may be out of reach before a wait is given up."""
+"""Time without an answer from the controller after which a wait is given up."""
 LATE_SECONDS = 10
-"""How long the last events may take to show here, on a slow shared file system."""
+"""Time that the last events may take to arrive on a slow shared file system."""
 
 
 _ENDED_BY = {
@@ -50,14 +50,14 @@ class Submission:
     argv: tuple[str, ...]
     """The command; it reads the script."""
     environment: Mapping[str, str]
-    """All its variables, and so the job's."""
+    """The variables of the command, and so of the job."""
     script: str
     """The batch script."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """A batch job that Slurm has taken."""
+    """A batch job that Slurm has accepted."""
 
     job_id: str
     """Its number."""
@@ -65,7 +65,7 @@ class Submitted:
     """The cluster, where there are several."""
 
     def to_json(self, job: Job) -> dict[str, Any]:
-        """The JSON object of ``--batch``."""
+        """Return the JSON object of ``--batch``."""
         return {
             "ok": True,
             "submitted": True,
@@ -76,7 +76,7 @@ class Submitted:
         }
 
     def ask(self, *argv: str) -> list[str]:
-        """A command that asks about it."""
+        """Return a command that asks about the job."""
         where = [f"--clusters={self.cluster}"] if self.cluster else []
         return [argv[0], *where, *argv[1:]]
 
@@ -84,7 +84,7 @@ class Submitted:
 def script_of(
     prepared: Prepared, env: Mapping[str, str], *, requeue: bool = False, embed: bool = True
 ) -> Submission:
-    """The batch script of a job, and how it would be submitted.
+    """Return the batch script of a job, and the command that would submit it.
 
     Raises:
         ConfigError: a value that cannot stand in a script.
@@ -105,14 +105,14 @@ def script_of(
 def submit(submission: Submission, on_event: OnEvent) -> Submitted:
     """Hand the script to Slurm, as soon as its controller answers.
 
-    It is handed over again only where that has certainly not been done before.
+    It is handed over again only where Slurm has certainly not received it before.
 
     Args:
         submission: the script.
         on_event: called when the controller is waited for.
 
     Raises:
-        StagerError: Slurm does not take it; the hint says what to change.
+        StagerError: Slurm refuses it; the hint says what to change.
     """
     from bundle.driver.transports.timeouts import Waiting
 
@@ -127,7 +127,7 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
             )
             break
         except CommandError as exc:
-            # One that took too long and was killed may have been heard.
+            # Slurm may have received the script of one that took too long and was killed.
             if exc.completed.returncode < 0 or not waiting.again(exc.completed.stderr):
                 raise _refused(exc) from exc
     last = (done.stdout.split() or [""])[-1]
@@ -141,12 +141,12 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
 
 
 def _refused(exc: CommandError) -> StagerError:
-    """Why Slurm does not take a batch job."""
-    said = exc.completed.stderr.splitlines()
-    errors = [told.text for told in map(messages.read, said) if told.kind == "error"]
+    """Return the error for a batch job that Slurm refuses."""
+    lines = exc.completed.stderr.splitlines()
+    errors = [message.text for message in map(messages.read, lines) if message.kind == "error"]
     return StagerError(
         f"Slurm does not take the batch job: {'; '.join(errors) or exc.message}",
-        hint=messages.hint_for(" ".join(said)),
+        hint=messages.hint_for(" ".join(lines)),
         context=[] if errors else exc.context,
     )
 
@@ -154,18 +154,18 @@ def _refused(exc: CommandError) -> StagerError:
 def follow(
     submitted: Submitted, outcome: Outcome, on_event: OnEvent, note: Callable[[str], None]
 ) -> None:
-    """Wait for the job's end, and pass on its events as they show.
+    """Wait for the job's end, and pass on its events as they arrive.
 
     An interrupt ends the wait and not the job, as with ``sbatch --wait``.
 
     Args:
         submitted: the job.
-        outcome: learns what becomes of it.
+        outcome: its outcome, which learns from the events.
         on_event: called with each event.
         note: called with each line for a person.
 
     Raises:
-        JobError: it ended without a result; the message has Slurm's word for why.
+        JobError: it ended without a result; the message has Slurm's reason.
         KeyboardInterrupt: the user does not want to wait any more.
     """
     events = _EventLog(Path(outcome.job.log_dir) / f"events.{submitted.job_id}.jsonl")
@@ -190,7 +190,7 @@ def follow(
     if not outcome.result:
         raise _no_result(submitted, outcome.job, facts)
     known = _ENDED_BY.get(facts.get("JobState", ""))
-    if outcome.ended_by and known:  # the driver had to say it before the job was over
+    if outcome.ended_by and known:  # the driver had to guess before the job was over
         outcome.result["ended_by"] = known
 
 
@@ -220,7 +220,7 @@ def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], 
 
 
 def _state(submitted: Submitted) -> str | None:
-    """The job's state in the queue; empty where it has left it, None where nobody answers."""
+    """Return the job's state in the queue; empty where it has left it, None without an answer."""
     argv = submitted.ask("squeue", "--noheader", f"--jobs={submitted.job_id}", "--format=%T %r")
     try:
         done = run(argv, timeout=SUBMIT_SECONDS)
@@ -233,7 +233,7 @@ def _state(submitted: Submitted) -> str | None:
 
 
 def _facts(submitted: Submitted) -> dict[str, str]:
-    """What Slurm still knows of a job that is over; nothing after a few minutes."""
+    """Return what Slurm still knows about a job that is over; nothing after a few minutes."""
     argv = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
     try:
         return dict(re.findall(r"(\w+)=(\S*)", run(argv, timeout=SUBMIT_SECONDS).stdout))
@@ -242,7 +242,7 @@ def _facts(submitted: Submitted) -> dict[str, str]:
 
 
 def _no_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobError:
-    """Why a batch job left no result behind, as far as Slurm still knows."""
+    """Return the error for a batch job without a result, as far as Slurm still knows the reason."""
     state = facts.get("JobState", "").lower().replace("_", " ") or "gone from the queue"
     reason = facts.get("Reason", "None")
     words = [state, *([reason] if reason not in ("None", "") else [])]
@@ -272,7 +272,7 @@ class _EventLog:
         self._offset = 0
 
     def more(self) -> list[dict[str, Any]]:
-        """The events that have come since; a line that is being written waits for the rest."""
+        """Return the events that have come since, but for a line that is still being written."""
         try:
             with self._path.open("rb") as handle:
                 handle.seek(self._offset)

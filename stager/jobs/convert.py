@@ -1,30 +1,35 @@
-"""A command for one machine, made into what a job needs to know to run it on several.
+"""Conversion of a command for one machine into the settings of a job on several.
 
 ``python -m torch.distributed.run --nproc_per_node=8 train.py``, ``torchrun``, ``uv run``,
-``accelerate launch``: each says which script runs, how many ranks a machine has, and much about
-the one machine that a job decides by itself. What is left out is said, never silently lost.
+``accelerate launch``: each names the script, the ranks of a machine, and much about that machine
+which a job decides by itself. A note names each option that is left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ..core.errors import ConfigError
 from . import launcher_options
-from .option_scan import Found, notes_on, scan
+from .option_scan import Given, notes_on, scan
 
 _PYTHON = re.compile(r"python(w|\d(\.\d+)?t?)?$")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _OLD_TORCHRUN = "torch.distributed.launch"
+_ACCELERATE = "accelerate launch"
+_ACCELERATE_VARIABLES = {
+    "mixed-precision": "ACCELERATE_MIXED_PRECISION",
+    "dynamo-backend": "ACCELERATE_DYNAMO_BACKEND",
+}
 _MODULES = {
     "torch.distributed.run": "torchrun",
     _OLD_TORCHRUN: _OLD_TORCHRUN,
     "accelerate.commands.launch": "accelerate-launch",
 }
-"""Modules that are launchers, and the programs that they are."""
+"""Modules that are launchers, each with its program."""
 _OTHERS = {
     "srun": "Slurm starts the ranks; name what srun would start",
     "mpirun": "name the script alone",
@@ -41,24 +46,24 @@ _OTHERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What a command says about a job; None is what it does not say."""
+    """The settings of a job that a command gives; None for those it leaves open."""
 
     command: tuple[str, ...]
     """A script or ``-m MODULE``, and its arguments."""
     nproc_per_node: int | None = None
     """Ranks on each node."""
     nnodes: tuple[int, int] | None = None
-    """Fewest and most nodes; None also where it says one, as a command for one machine does."""
+    """Fewest and most nodes; None for one node too, as every command for one machine has that."""
     max_restarts: int | None = None
-    """How often torchrun starts failed ranks again."""
+    """The number of times that torchrun starts failed ranks again."""
     backend: str | None = None
     """``nccl`` or ``gloo``, where the command asks for GPUs or for CPUs."""
     notes: tuple[str, ...] = ()
-    """What was left out, and why; one line each. Values of variables are not in them."""
+    """A line for each option that was left out, with the reason; without values of variables."""
 
 
 def convert(command: Sequence[str]) -> Converted:
-    """Find out what a launcher would run, and how.
+    """Return what a launcher would run, and how.
 
     Args:
         command: the words of the command, as a shell passes them on.
@@ -87,7 +92,7 @@ def convert(command: Sequence[str]) -> Converted:
 
 
 def _launched(words: list[str]) -> Converted:
-    """By what launcher, if any, a script (or ``-m MODULE``) is started."""
+    """Convert a launcher with its arguments, or a script or ``-m MODULE`` without one."""
     program, arguments = PurePath(words[0]).name, words[1:]
     if program == "-m":
         if not arguments:
@@ -107,12 +112,12 @@ def _launched(words: list[str]) -> Converted:
 
 
 def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
-    """``torchrun``, or its older name ``torch.distributed.launch``."""
+    """Convert ``torchrun``, or its older name ``torch.distributed.launch``."""
     old = program == _OLD_TORCHRUN
     table = launcher_options.LAUNCH if old else launcher_options.TORCHRUN
-    found, rest = scan(program, table, arguments)
-    notes = notes_on(program, table, found)
-    given = {one.name: one.value for one in found}
+    options, rest = scan(program, table, arguments)
+    notes = notes_on(program, table, options)
+    given = {option.name: option.value for option in options}
     if old and "use-env" not in given:
         notes.append(
             f"{program} would add --local-rank=N to the script's arguments; here a rank reads its"
@@ -121,7 +126,7 @@ def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
     nproc, backend, more = _nproc(program, given.get("nproc-per-node"))
     nnodes, about_nodes = _nnodes(program, "nnodes", given.get("nnodes", "1"))
     return Converted(
-        command=_script(program, found, rest),
+        command=_script(program, options, rest),
         nproc_per_node=nproc,
         nnodes=nnodes,
         max_restarts=_number(program, "max-restarts", given),
@@ -131,53 +136,66 @@ def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
 
 
 def _accelerate(arguments: Sequence[str]) -> Converted:
-    """``accelerate launch``, which counts its processes over all machines."""
-    program = "accelerate launch"
-    found, rest = scan(program, launcher_options.ACCELERATE, arguments)
-    notes = notes_on(program, launcher_options.ACCELERATE, found)
-    given = {one.name: one.value for one in found}
-    for name, variable in [
-        ("mixed-precision", "ACCELERATE_MIXED_PRECISION"),
-        ("dynamo-backend", "ACCELERATE_DYNAMO_BACKEND"),
-    ]:
-        if given.get(name, "no") != "no":
-            raise ConfigError(
-                f"{program} --{name} {given[name]}: it reaches the script by a variable, which a"
-                " command cannot carry",
-                hint=f"leave it out and set {variable}={given[name]} before stager runs: your"
-                " variables reach the ranks",
-            )
-    cpu = "cpu" in given or "use-cpu" in given
-    if cpu:
+    """Convert ``accelerate launch``, which counts its processes over all machines."""
+    program = _ACCELERATE
+    options, rest = scan(program, launcher_options.ACCELERATE, arguments)
+    notes = notes_on(program, launcher_options.ACCELERATE, options)
+    given = {option.name: option.value for option in options}
+    _refuse_accelerate_variables(given)
+    backend = "nccl" if "multi-gpu" in given else None
+    if "cpu" in given or "use-cpu" in given:
+        backend = "gloo"
         notes.append(f"{program} --cpu: on nodes with GPUs set ACCELERATE_USE_CPU=true, too")
     nnodes, about_nodes = _nnodes(program, "num-machines", given.get("num-machines", "1"))
-    total = _number(program, "num-processes", given)
-    machines = nnodes[1] if nnodes else 1
-    if total is not None and (total < 1 or total % machines):
-        raise ConfigError(
-            f"{program} --num-processes {total}: not a multiple of --num-machines {machines}",
-            hint="accelerate counts the processes of all machines together",
-        )
     return Converted(
-        command=_script(program, found, rest),
-        nproc_per_node=total // machines if total is not None else None,
+        command=_script(program, options, rest),
+        nproc_per_node=_processes_per_machine(given, nnodes[1] if nnodes else 1),
         nnodes=nnodes,
         max_restarts=_number(program, "max-restarts", given),
-        backend="gloo" if cpu else "nccl" if "multi-gpu" in given else None,
+        backend=backend,
         notes=(*notes, *about_nodes),
     )
 
 
-def _script(program: str, found: Sequence[Found], rest: Sequence[str]) -> tuple[str, ...]:
-    """What the launcher launches."""
+def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
+    """Refuse options that accelerate passes to the script as variables."""
+    for name, variable in _ACCELERATE_VARIABLES.items():
+        value = given.get(name, "no")
+        if value != "no":
+            raise ConfigError(
+                f"{_ACCELERATE} --{name} {value}: it reaches the script by a variable, which a"
+                " command cannot carry",
+                hint=f"leave it out and set {variable}={value} before stager runs: your"
+                " variables reach the ranks",
+            )
+
+
+def _processes_per_machine(given: Mapping[str, str], machines: int) -> int | None:
+    """Return the ranks of a node; None where their number is not given."""
+    total = _number(_ACCELERATE, "num-processes", given)
+    if total is None:
+        return None
+    if total < 1 or total % machines:
+        raise ConfigError(
+            f"{_ACCELERATE} --num-processes {total}: not a multiple of --num-machines {machines}",
+            hint="accelerate counts the processes of all machines together",
+        )
+    return total // machines
+
+
+def _script(program: str, options: Sequence[Given], rest: Sequence[str]) -> tuple[str, ...]:
+    """Return the script that a launcher starts, with its arguments."""
     if not rest:
         raise ConfigError(f"{program}: the script is missing", hint=_hint())
-    module = any(one.name == "module" for one in found)
-    return ("-m", *rest) if module else tuple(rest)
+    return ("-m", *rest) if _is_module(options) else tuple(rest)
+
+
+def _is_module(options: Sequence[Given]) -> bool:
+    return any(option.name == "module" for option in options)
 
 
 def _nproc(program: str, text: str | None) -> tuple[int | None, str | None, list[str]]:
-    """Ranks a node, the backend that this asks for, and notes."""
+    """Return the ranks of a node, the backend that this asks for, and notes."""
     one_a_gpu = "one rank a GPU, and one on a node without"
     if text is None:
         return None, None, []
@@ -194,7 +212,7 @@ def _nproc(program: str, text: str | None) -> tuple[int | None, str | None, list
 
 
 def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:
-    """Fewest and most nodes, ``N`` or ``MIN:MAX``, and notes; one node is no wish."""
+    """Return the fewest and most nodes, ``N`` or ``MIN:MAX``, and notes; None for one node."""
     if _variable(text):
         return None, [f"{program} --{name} {text} is left out: --nodes or [cluster] nodes says it"]
     first, colon, second = text.partition(":")
@@ -205,8 +223,8 @@ def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None,
     return (None if most == 1 else (fewest, most)), []
 
 
-def _number(program: str, name: str, given: dict[str, str]) -> int | None:
-    """A whole number from 0 on; None where it is not given."""
+def _number(program: str, name: str, given: Mapping[str, str]) -> int | None:
+    """Return a whole number from 0 on; None where it is not given."""
     text = given.get(name)
     if text is None:
         return None
@@ -222,16 +240,16 @@ def _positive(program: str, name: str, text: str) -> int:
 
 
 def _variable(text: str) -> bool:
-    """Whether a shell within a job was to fill it in: ``$SLURM_NNODES``, or nothing at all."""
+    """Return whether a shell within a job was to fill it in: ``$SLURM_NNODES``, or nothing."""
     return not text or text.startswith("$")
 
 
 def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command without ``VAR=value`` before it; notes tell names only, values may be secret."""
+    """Return a command without ``VAR=value`` before it, and notes that name the variables."""
     words, names = list(command), []
     if words[:1] == ["env"]:
         words.pop(0)
-        if words[:1] and words[0].startswith("-"):
+        if words and words[0].startswith("-"):
             raise ConfigError(f"env {words[0]}: cannot be carried over", hint=_hint())
     while words and (match := _ASSIGNMENT.match(words[0])):
         names.append(match.group(1))
@@ -244,43 +262,57 @@ def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _without_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What ``uv run`` runs: a script, a module, or a program."""
+    """Return the script, module or program that ``uv run`` runs, and notes."""
     before, rest = scan("uv", launcher_options.UV_RUN, arguments)
     if rest[:1] != ["run"]:
         raise ConfigError("uv: only `uv run` starts a program", hint=_hint())
-    found, words = scan("uv run", launcher_options.UV_RUN, rest[1:])
-    notes = notes_on("uv run", launcher_options.UV_RUN, [*before, *found])
-    if words and any(one.name == "module" for one in found):
+    options, words = scan("uv run", launcher_options.UV_RUN, rest[1:])
+    notes = notes_on("uv run", launcher_options.UV_RUN, [*before, *options])
+    if words and _is_module(options):
         words = ["-m", *words]
     return words, notes
 
 
 def _without_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What ``python ...`` runs: ``-m MODULE`` or a script, with their arguments."""
+    """Return the script or ``-m MODULE`` that Python runs with its arguments, and notes."""
     program, rest = words[0], list(words[1:])
     dropped: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
-        for at, letter in enumerate(word[1:], start=1):
-            tail = word[at + 1 :]
-            if letter == "m":
-                return ["-m", *([tail] if tail else []), *rest], _python_notes(program, dropped)
-            if letter in launcher_options.PYTHON_VALUES:
-                dropped.append(f"-{letter}")
-                if not tail:
-                    rest = rest[1:]
-                break
-            if letter not in launcher_options.PYTHON_FLAGS:
-                raise ConfigError(
-                    f"{program} {word}: only a script or a module can be run by several ranks",
-                    hint=_hint(),
-                )
-            dropped.append(f"-{letter}")
+        flags, last, tail = _python_options(program, word)
+        dropped += flags
+        if last == "m":
+            module = [tail] if tail else []
+            return ["-m", *module, *rest], _python_notes(program, dropped)
+        if last and not tail:  # its value is the next word
+            rest = rest[1:]
     if rest[:1] == ["--"]:
         rest.pop(0)
     if not rest:
         raise ConfigError(f"{program}: the script is missing", hint=_hint())
     return rest, _python_notes(program, dropped)
+
+
+def _python_options(program: str, word: str) -> tuple[list[str], str, str]:
+    """Read a word of one-letter options of Python.
+
+    Returns:
+        The options to leave out, the letter of one that takes a value (``m`` does), and the value
+        in the same word.
+    """
+    flags: list[str] = []
+    for at, letter in enumerate(word[1:], start=1):
+        if letter == "m":
+            return flags, letter, word[at + 1 :]
+        flags.append(f"-{letter}")
+        if letter in launcher_options.PYTHON_VALUES:
+            return flags, letter, word[at + 1 :]
+        if letter not in launcher_options.PYTHON_FLAGS:
+            raise ConfigError(
+                f"{program} {word}: only a script or a module can be run by several ranks",
+                hint=_hint(),
+            )
+    return flags, "", ""
 
 
 def _python_notes(program: str, dropped: Sequence[str]) -> list[str]:

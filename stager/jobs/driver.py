@@ -1,4 +1,4 @@
-"""Taking a job to the far side and gathering what comes back: behind ``verify`` and ``run``."""
+"""The driver of a job, started and followed to its end: behind ``verify`` and ``run``."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _NOTHING: dict[str, Any] = {"ok": False, "problems": {}, "bytes_broadcast": 0, "
 """The result of a job that never began."""
 _DRIVER = "stager-driver "
 _TELL_PID = f'echo "{_DRIVER}$$" >&2; exec "$@"'
-"""What salloc starts: it says which process the driver is going to be."""
+"""The command that salloc starts: it prints the process id that the driver is going to have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How the driver is started."""
+    """The command that starts the driver."""
 
     argv: tuple[str, ...] = ()
-    """What comes before it: ``salloc`` and its options, or nothing."""
+    """The words before it: ``salloc`` and its options, or nothing."""
     environment: Mapping[str, str] | None = None
     """All variables; None for those of this process."""
 
     @property
     def asks_slurm(self) -> bool:
-        """Whether an allocation is asked for first."""
+        """Return whether Slurm is asked for an allocation first."""
         return bool(self.argv)
 
 
@@ -58,11 +58,11 @@ def carry_out(
     """Start the driver and follow it to its end.
 
     Args:
-        outcome: of which job and bundle; it learns what becomes of them.
+        outcome: the job and its bundle; it learns from the events.
         config: the project's settings; its store keeps the node program.
-        way: how the driver is started.
+        way: the command that starts the driver.
         on_event: called with each event as it comes.
-        on_talk: called with each line that Slurm's commands and the driver say besides.
+        on_talk: called with each other line of Slurm's commands and the driver.
 
     Raises:
         JobError: the driver ended without a result.
@@ -73,11 +73,11 @@ def carry_out(
     asked = outcome.job.bundle_id
     program = compiled_program(node_program(outcome.bundle, store, asked), store)
     driven = _Driven(outcome, on_event, on_talk)
-    # Held open while the job waits for nodes, too: so nobody clears the bundle away.
+    # Held open while the job waits for nodes, too, so that no cleaning removes the bundle.
     with opened(outcome.bundle, asked), _job_file(outcome.job) as file:
         driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
         ended = driven.run(way, driver)
-    if ended.interrupted and outcome.ended_by == "cancelled":  # that was ourselves
+    if ended.interrupted and outcome.ended_by == "cancelled":  # by this process
         outcome.result |= {"interrupted": True, "ended_by": ""}
     if outcome.ended_by and messages.time_is_up(driven.said):
         outcome.result["ended_by"] = "time-limit"  # to the driver it may have looked like scancel
@@ -97,10 +97,10 @@ def carry_out(
 
 
 class _Driven:
-    """A driver, as seen from here.
+    """A driver, as it runs.
 
     Attributes:
-        said: what it and Slurm's commands said that is no event.
+        said: the lines of it and of Slurm's commands that are no events.
     """
 
     def __init__(self, outcome: Outcome, on_event: OnEvent, on_talk: OnTalk) -> None:
@@ -133,7 +133,7 @@ class _Driven:
                 return replace(ended, interrupted=True)
 
     def take(self, line: str) -> None:
-        """A line of its standard output."""
+        """Take a line of its standard output."""
         try:
             event = json.loads(line)
         except ValueError:
@@ -143,7 +143,7 @@ class _Driven:
         self._on_event(event)
 
     def talk(self, line: str) -> None:
-        """A line of standard error."""
+        """Take a line of standard error."""
         if line.startswith(_DRIVER):
             self._pid = int(line.removeprefix(_DRIVER))
             return
@@ -163,7 +163,7 @@ class _Driven:
 
 @contextmanager
 def _job_file(job: Job) -> Iterator[Path]:
-    """The job as a file of a private name beside the logs, as long as the driver runs.
+    """Write the job to a private file beside the logs, for as long as the driver runs.
 
     It has the command with all of its secrets, so nobody else may read it, whatever the log mode.
     The driver keeps a copy without them under the job's id, which may not be known yet.

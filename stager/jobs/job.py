@@ -1,4 +1,4 @@
-"""The job value: what the far side is told, made from settings, options and a bundle."""
+"""The job that the far side gets, made from settings, options and a bundle."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bundle.format.manifest import Manifest, room_for
 from bundle.protocol import log_modes
@@ -22,19 +23,19 @@ from ..core.errors import ConfigError, StagerError
 from ..core.store import keep_out_of_projects
 from ..logs.files import DEFAULT_LOG_DIR
 
-_CHANCE = 6
-"""How many digits of the number of a job that no Slurm has numbered are random."""
+_RANDOM_DIGITS = 6
+"""Random digits at the end of the number of a job that Slurm has not numbered."""
 INTERPRETERS = ("python", "python3", "torchrun")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What the command line says about a job; None leaves a value to the settings."""
+    """The options of the command line; None leaves a value to the settings."""
 
     nodes: tuple[int, int] | None = None
     """Fewest and most nodes."""
     min_nodes: int | None = None
-    """How many nodes must be able to do it."""
+    """Nodes that must be able to run the job."""
     nproc_per_node: int | None = None
     """Ranks on each node."""
     launcher: str | None = None
@@ -56,66 +57,74 @@ class JobOptions:
     container_image: str | None = None
     """Image that the ranks run in."""
     container_mounts: tuple[str, ...] = ()
-    """What the container sees of the node, besides what the settings say."""
+    """Folders of the node in the container, besides those of the settings."""
     pass_env: tuple[str, ...] = ()
     """Names of secret variables for the ranks, besides those of the settings."""
     log_dir: Path | None = None
-    """Where logs go."""
+    """The directory for logs."""
     command: tuple[str, ...] = ()
-    """What each rank runs."""
+    """The command of each rank."""
     allocation: str = "auto"
-    """Where the nodes come from; ``slurm`` makes a job that an allocation is found for later."""
+    """The source of the nodes; with ``slurm`` an allocation is found later."""
     dry_run: bool = False
-    """Whether to stop after the plan."""
+    """Stop after the plan."""
     deep: bool = False
-    """Whether ``verify`` reads every file and tries the network."""
+    """Let ``verify`` read every file and try the network."""
 
 
 def settle(config: Config, options: JobOptions) -> Config:
-    """The settings as the command line changes them.
+    """Return the settings as the command line changes them.
 
     Raises:
         ConfigError: more nodes must do than there are.
     """
-    cluster, launch = config.cluster, config.launch
-    avoided = [nodes for nodes in (cluster.exclude, options.exclude) if nodes]
-    nodes = options.nodes or cluster.nodes
-    min_nodes = options.min_nodes or cluster.min_nodes
-    if min_nodes is not None and min_nodes > nodes[1]:
-        raise ConfigError(
-            f"min-nodes: {min_nodes} must work, and the job asks for {counted(nodes[1], 'node')}",
-            hint="ask for more nodes with --nodes, or for less with --min-nodes",
-        )
-    return replace(
-        config,
-        project=replace(config.project, command=options.command or config.project.command),
-        cluster=replace(
-            cluster,
-            nodes=nodes,
-            min_nodes=min_nodes,
-            partition=options.partition or cluster.partition,
-            account=options.account or cluster.account,
-            time=options.time or cluster.time,
-            exclude=",".join(avoided) or None,
-            stage=options.stage or cluster.stage,
-            container_image=options.container_image or cluster.container_image,
-            container_mounts=_joined(cluster.container_mounts, options.container_mounts),
-        ),
-        launch=replace(
-            launch,
-            nproc_per_node=options.nproc_per_node or launch.nproc_per_node,
-            launcher=options.launcher or launch.launcher,
-            backend=options.backend or launch.backend,
-            interface=options.interface or launch.interface,
-            pass_env=_joined(launch.pass_env, options.pass_env),
-        ),
+    cluster = _given(
+        nodes=options.nodes,
+        min_nodes=options.min_nodes,
+        partition=options.partition,
+        account=options.account,
+        time=options.time,
+        exclude=_excluded(config.cluster.exclude, options.exclude),
+        stage=options.stage,
+        container_image=options.container_image,
+        container_mounts=_joined(config.cluster.container_mounts, options.container_mounts),
     )
+    launch = _given(
+        nproc_per_node=options.nproc_per_node,
+        launcher=options.launcher,
+        backend=options.backend,
+        interface=options.interface,
+        pass_env=_joined(config.launch.pass_env, options.pass_env),
+    )
+    settled = replace(
+        config,
+        project=replace(config.project, **_given(command=options.command)),
+        cluster=replace(config.cluster, **cluster),
+        launch=replace(config.launch, **launch),
+    )
+    most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
+    if min_nodes is not None and min_nodes > most:
+        raise ConfigError(
+            f"min-nodes: {min_nodes} must work, and the job asks for {counted(most, 'node')}",
+            hint="ask for more nodes with --nodes, or for fewer with --min-nodes",
+        )
+    return settled
+
+
+def _given(**options: object) -> dict[str, Any]:
+    """Return the options that have a value; the others leave the settings as they are."""
+    return {name: value for name, value in options.items() if value}
+
+
+def _excluded(setting: str | None, option: str | None) -> str:
+    """Return the nodes to avoid, of the settings and of the command line."""
+    return ",".join(nodes for nodes in (setting, option) if nodes)
 
 
 def make_job(
     config: Config, options: JobOptions, bundle: Path, manifest: Manifest, action: str
 ) -> Job:
-    """Put together what the far side must know.
+    """Return the job as the far side gets it.
 
     Args:
         config: the project's settings.
@@ -165,7 +174,7 @@ def make_job(
 
 
 def numbered(job: Job) -> Job:
-    """The job with a number, where no Slurm gives it one; nothing can be refused after that.
+    """Return the job with a number, where Slurm gives it none; nothing can be refused after that.
 
     Raises:
         StagerError: the log directory, in which the number is claimed, cannot be written.
@@ -174,7 +183,7 @@ def numbered(job: Job) -> Job:
 
 
 def _launch(config: Config, manifest: Manifest, action: str, *, slurm: bool) -> Launch:
-    """How the ranks are started, from settings that the command line is part of already."""
+    """Return how the ranks are started, from settings that have the options in them."""
     settings, (least, most) = config.launch, config.cluster.nodes
     elastic = None if least == most else (least, most)
     if settings.launcher == "srun" and (elastic or settings.max_restarts):
@@ -184,7 +193,8 @@ def _launch(config: Config, manifest: Manifest, action: str, *, slurm: bool) -> 
             hint='use launcher = "torchrun", or a fixed number of nodes and max-restarts = 0',
         )
     if action == "run":
-        _refuse(config.project.command, settings.launcher, manifest, slurm=slurm)
+        _refuse_command(config.project.command)
+        _refuse_launcher(settings.launcher, manifest, slurm=slurm)
     interface = settings.interface
     return Launch(
         command=config.project.command if action == "run" else (),
@@ -206,8 +216,8 @@ def _joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*first, *second)))
 
 
-def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest, *, slurm: bool) -> None:
-    """Find out now what would otherwise fail on every node."""
+def _refuse_command(command: tuple[str, ...]) -> None:
+    """Refuse a command that would fail on every node."""
     if not command:
         raise ConfigError(
             "there is nothing to run: project.command is not set and no command was given",
@@ -223,6 +233,10 @@ def _refuse(command: tuple[str, ...], launcher: str, manifest: Manifest, *, slur
             f"{command[0]} is no script; what follows the two dashes replaces project.command",
             hint="name the script too: stager run -- train.py " + shlex.join(masked(command)),
         )
+
+
+def _refuse_launcher(launcher: str, manifest: Manifest, *, slurm: bool) -> None:
+    """Refuse a launcher that does not exist here, or not in the bundle."""
     if launcher == "srun" and not slurm:
         raise ConfigError(
             "launch.launcher: srun starts ranks through Slurm, which a local allocation has not",
@@ -258,14 +272,15 @@ def _make_log_dir(log_dir: Path, mode: str) -> None:
 
 
 def _new_id(job: Job) -> str:
-    """A number for a job that no Slurm has numbered; claimed by creating its event log.
+    """Return a number for a job that Slurm has not numbered, claimed by creating its event log.
 
     It begins with the time, so that numbers sort by it. Jobs with other log directories do not see
-    the claim, but use the same node root under their number: the last digits are for chance.
+    the claim, but use the same node root under their number: so the last digits are random.
     """
     log_dir = Path(job.log_dir)
     while True:
-        number = time.time_ns() // 1_000_000 % 10**10 * 10**_CHANCE + secrets.randbelow(10**_CHANCE)
+        milliseconds = time.time_ns() // 1_000_000 % 10**10
+        number = milliseconds * 10**_RANDOM_DIGITS + secrets.randbelow(10**_RANDOM_DIGITS)
         claim = log_dir / f"events.{number}.jsonl"
         try:
             open(claim, "xb", opener=permissions.opener(job.log_mode)).close()

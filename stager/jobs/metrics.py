@@ -1,7 +1,7 @@
-"""What a training job has left behind: the figures that its program wrote into its outputs.
+"""The figures of a training job, which its program wrote into its outputs.
 
-The program may be anybody's, and so is what lies there: nothing but a plain file of ours to read,
-and of its content only finite numbers under ordinary names, is taken.
+The program may write anything there: only a regular file is read, and of its content only finite
+numbers under ordinary names are taken.
 """
 
 from __future__ import annotations
@@ -25,42 +25,39 @@ _LARGEST = 1 << 16
 _NAME = re.compile(r"[\w.@/ -]{1,60}")
 
 Times = Mapping[str, int]
-"""When each file was last written, in nanoseconds, by its path below the run directory."""
+"""The time each file was last written, in nanoseconds, by its path below the run directory."""
 
 
 def times(run_dir: Path, outputs: Sequence[str]) -> Times:
-    """The files that are there before a job, so that they are not taken for its own."""
-    found = {}
+    """Return the files that exist before a job, so that they are not taken for its own."""
+    written = {}
     for path in _paths(run_dir, outputs):
         try:
-            found[path] = (run_dir / path).lstat().st_mtime_ns
+            written[path] = (run_dir / path).lstat().st_mtime_ns
         except (OSError, ValueError):
             continue
-    return found
+    return written
 
 
 def figures(run_dir: Path, outputs: Sequence[str], before: Times) -> list[dict[str, Any]]:
-    """The figures in each output, where this job has written some.
+    """Return the figures in each output that this job has written.
 
     Args:
-        run_dir: where the job ran, or where its outputs came home to.
+        run_dir: the directory the job ran in, or its outputs were brought back to.
         outputs: paths and patterns below it.
-        before: what :func:`times` said before the job.
+        before: the result of :func:`times` before the job.
 
     Returns:
         For each such file ``path``, its folder, and ``metrics``, its numbers by name.
     """
     now = times(run_dir, outputs)
-    found = []
-    for path in sorted(now):
-        metrics = _read(run_dir / path) if before.get(path) != now[path] else {}
-        if metrics:
-            found.append({"path": str((run_dir / path).parent), "metrics": metrics})
-    return found
+    written = [path for path in sorted(now) if before.get(path) != now[path]]
+    read = [(run_dir / path, _read(run_dir / path)) for path in written]
+    return [{"path": str(path.parent), "metrics": metrics} for path, metrics in read if metrics]
 
 
 def line(path: str, metrics: Mapping[str, float]) -> str:
-    """The figures in a few words, the best known first."""
+    """Return the figures in a line, the best known first."""
     words = [f"{name} {metrics[name]:.3g}" for name in ("accuracy", "loss") if name in metrics]
     if "samples_per_second" in metrics:
         words.append(f"{metrics['samples_per_second']:,.0f} samples/s")
@@ -71,26 +68,26 @@ def line(path: str, metrics: Mapping[str, float]) -> str:
 
 
 def _paths(run_dir: Path, outputs: Sequence[str]) -> Iterator[str]:
-    """Where figures may lie."""
+    """Yield the files that may have figures, each once."""
     seen = set()
     for output in outputs:
         pattern = patterns.split(output)
         if pattern is None:
             continue
-        found = patterns.expand(str(run_dir), pattern)
+        places = patterns.expand(str(run_dir), pattern)
         if not pattern:
-            found.add(NAME)
-        for path in found:
-            whole = path if path.rpartition("/")[2] == NAME else f"{path}/{NAME}"
-            if whole not in seen:
-                seen.add(whole)
-                yield whole
+            places.add(NAME)
+        for place in places:
+            path = place if place.rpartition("/")[2] == NAME else f"{place}/{NAME}"
+            if path not in seen:
+                seen.add(path)
+                yield path
 
 
 def _read(path: Path) -> dict[str, float]:
-    """The numbers in a file; none where it is no such file."""
+    """Return the numbers in a file; none where it is no such file."""
     try:
-        # A pipe would keep us waiting, and a link could lead anywhere.
+        # A pipe would block, and a link could lead anywhere.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -105,7 +102,7 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _finite(value: object) -> bool:
-    """Whether it is a number that any reader of JSON can take."""
+    """Return whether a value is a number that any reader of JSON accepts."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Reading a program's options the way it reads them itself, from a table."""
+"""A launcher's options, read from a table as the launcher reads them itself."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ..core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What one option of a launcher means to a job."""
+    """An option of a launcher, and its meaning for a job."""
 
     takes: bool = False
-    """Whether a value follows it."""
+    """True for an option with a value."""
     dropped: str = ""
-    """Why it has no place in the job; empty where it means something."""
+    """The reason why it is left out of the job; empty where it is used."""
     refused: str = ""
-    """Why the whole command cannot be converted; empty where it can."""
+    """The reason why the whole command cannot be converted; empty where it can."""
     short: str = ""
     """Its one-letter form, without the dash."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """One option on the command line."""
+class Given:
+    """An option on the command line."""
 
     name: str
     """Its name in the table."""
@@ -34,7 +34,7 @@ class Found:
 
 def scan(
     program: str, table: Mapping[str, Option], words: Sequence[str]
-) -> tuple[list[Found], list[str]]:
+) -> tuple[list[Given], list[str]]:
     """Split a launcher's arguments into its options and what it launches.
 
     As with ``argparse``, dashes and underscores in names are the same, a beginning stands for the
@@ -49,49 +49,64 @@ def scan(
     Raises:
         ConfigError: an option that is not in the table or is refused, or a value is missing.
     """
-    found: list[Found] = []
+    given: list[Given] = []
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
             break
-        name, joined = _recognise(program, table, word)
+        name, value = _recognise(program, table, word)
         option = table[name]
-        shown = word.partition("=")[0]
-        if option.refused:
-            raise ConfigError(f"{program} {shown}: {option.refused}")
-        if not option.takes and joined is not None:
-            raise ConfigError(f"{program} {shown}: this option takes no value")
-        if option.takes and joined is None:
-            if not rest:
-                raise ConfigError(f"{program} {shown}: its value is missing")
-            joined = rest.pop(0)
-        found.append(Found(name=name, value=joined or ""))
-    return found, rest
+        _check(f"{program} {word.partition('=')[0]}", option, value, rest)
+        if option.takes and value is None:
+            value = rest.pop(0)
+        given.append(Given(name=name, value=value or ""))
+    return given, rest
 
 
-def notes_on(program: str, table: Mapping[str, Option], found: Sequence[Found]) -> list[str]:
-    """One line for each option that was left out, in the order of the command."""
-    names = dict.fromkeys(one.name for one in found if table[one.name].dropped)
+def notes_on(program: str, table: Mapping[str, Option], given: Sequence[Given]) -> list[str]:
+    """Return a line for each option that was left out, in the order of the command."""
+    names = dict.fromkeys(option.name for option in given if table[option.name].dropped)
     return [f"{program} --{name} is left out: {table[name].dropped}" for name in names]
 
 
+def _check(shown: str, option: Option, value: str | None, rest: Sequence[str]) -> None:
+    """Refuse an option that cannot be converted, or whose value is missing or too much."""
+    if option.refused:
+        raise ConfigError(f"{shown}: {option.refused}")
+    if not option.takes and value is not None:
+        raise ConfigError(f"{shown}: this option takes no value")
+    if option.takes and value is None and not rest:
+        raise ConfigError(f"{shown}: its value is missing")
+
+
 def _recognise(program: str, table: Mapping[str, Option], word: str) -> tuple[str, str | None]:
-    """The name in the table, and the value that is part of the same word."""
+    """Return an option's name in the table, and the value that is part of the same word."""
     if not word.startswith("--"):
-        letter, joined = word[1], word[2:]
-        for name, option in table.items():
-            if option.short == letter:
-                return name, (joined.removeprefix("=") if joined else None)
-        raise _unknown(program, word)
+        return _recognise_short(program, table, word)
     text, equals, value = word[2:].partition("=")
-    wanted = text.replace("_", "-")
-    fits = [name for name in table if name == wanted] or [
-        name for name in table if wanted and name.startswith(wanted)
-    ]
-    if len(fits) != 1:
+    names = _names(table, text.replace("_", "-"))
+    if len(names) != 1:
         raise _unknown(program, f"--{text}")
-    return fits[0], (value if equals else None)
+    return names[0], (value if equals else None)
+
+
+def _recognise_short(
+    program: str, table: Mapping[str, Option], word: str
+) -> tuple[str, str | None]:
+    """Return the same for an option of one letter."""
+    letter, joined = word[1], word[2:]
+    for name, option in table.items():
+        if option.short == letter:
+            return name, (joined.removeprefix("=") if joined else None)
+    raise _unknown(program, word)
+
+
+def _names(table: Mapping[str, Option], text: str) -> list[str]:
+    """Return the option of this name, else all whose names begin with it."""
+    if text in table:
+        return [text]
+    return [name for name in table if text and name.startswith(text)]
 
 
 def _unknown(program: str, word: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Getting a job ready: settings, bundle, where the nodes come from, and how the driver starts."""
+"""The preparation of a job: settings, bundle, source of the nodes, command of the driver."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Prepared:
     bundle: Path
     """The bundle."""
     source: Source
-    """Where the nodes come from."""
+    """The source of the nodes."""
     job: Job
-    """What the far side is told."""
+    """The job as the far side gets it."""
     notes: tuple[str, ...]
-    """What became of the command line's command, for a person."""
+    """Notes for a person about the conversion of the command."""
 
 
 def project(bundle: Path | None, asked: str = "") -> Config:
-    """Return the settings that hold here.
+    """Return the settings for this directory.
 
     Args:
         bundle: a bundle named by its path; a folder without settings will do then.
@@ -97,7 +97,7 @@ def named_bundle(config: Config, bundle: Path | None, asked: str = "") -> tuple[
 
 
 def source_of(options: JobOptions, config: Config, *, batch: bool) -> Source:
-    """Where the nodes come from, decided by what is found here.
+    """Return the source of the nodes, decided by what this machine has.
 
     Raises:
         ConfigError: see :func:`stager.slurm.request.choose`.
@@ -119,14 +119,14 @@ def prepare(
     action: str,
     source: Source,
 ) -> Prepared:
-    """Put a job together.
+    """Return a job that only has to be started.
 
     Args:
         config: the project's settings.
         options: what the command line overrides.
         bundle: the bundle and what is in it.
         action: ``verify``, ``run`` or ``clean``.
-        source: where the nodes come from.
+        source: the source of the nodes.
 
     Raises:
         ConfigError: there is nothing to run, or a value that cannot be used.
@@ -150,7 +150,7 @@ def prepare(
 
 
 def way(prepared: Prepared, env: Mapping[str, str]) -> Way:
-    """How the driver is started: here, or by ``salloc``.
+    """Return the command that starts the driver: here, or by ``salloc``.
 
     Raises:
         ConfigError: ``SALLOC_OPTS`` cannot be read.
@@ -169,7 +169,7 @@ def way(prepared: Prepared, env: Mapping[str, str]) -> Way:
 def script_facts(
     prepared: Prepared, env: Mapping[str, str], program: bytes, *, requeue: bool
 ) -> ScriptFacts:
-    """What decides the text of the batch script.
+    """Return the facts that decide the text of the batch script.
 
     Raises:
         ConfigError: ``SALLOC_OPTS`` cannot be read.
@@ -194,7 +194,7 @@ def script_facts(
 
 
 def dry_run_report(prepared: Prepared, argv: tuple[str, ...]) -> dict[str, Any]:
-    """What would be asked of Slurm, and the most that would be sent; nothing is asked or sent."""
+    """Return the request to Slurm, and the most that would be sent; nothing is asked or sent."""
     return {
         "ok": True,
         "dry_run": True,
@@ -208,7 +208,7 @@ def dry_run_report(prepared: Prepared, argv: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _withheld(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Say which variables no rank gets as their names are those of secrets; never their values."""
+    """Yield a note that names the variables withheld from ranks as secrets; never their values."""
     kept = without_secrets(env, (*CREDENTIALS, *passed))
     names = sorted(env.keys() - kept.keys())
     if names:
@@ -217,20 +217,21 @@ def _withheld(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions, tuple[str, ...]]:
-    """A single-node command (``torchrun --nproc-per-node=2 train.py``) as one for each rank."""
+    """Convert a single-node command (``torchrun --nproc-per-node=2 train.py``) for each rank."""
     from .convert import convert
 
     command = options.command or config.project.command
     if not command:
         return config, options, ()
-    made = convert(command)
-    if made.max_restarts is not None:
-        config = replace(config, launch=replace(config.launch, max_restarts=made.max_restarts))
+    converted = convert(command)
+    restarts = converted.max_restarts
+    if restarts is not None:
+        config = replace(config, launch=replace(config.launch, max_restarts=restarts))
     options = replace(
         options,
-        command=made.command,
-        nodes=options.nodes or made.nnodes,
-        nproc_per_node=options.nproc_per_node or made.nproc_per_node,
-        backend=options.backend or made.backend,
+        command=converted.command,
+        nodes=options.nodes or converted.nnodes,
+        nproc_per_node=options.nproc_per_node or converted.nproc_per_node,
+        backend=options.backend or converted.backend,
     )
-    return config, options, made.notes
+    return config, options, converted.notes

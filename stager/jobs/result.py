@@ -1,4 +1,4 @@
-"""What became of a job, learned event by event, and what scripts are told of it."""
+"""The outcome of a job, as its events come, and the reports about it for scripts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..logs.files import of_job
 from . import metrics
 
 _ENVELOPE = ("v", "event", "job_id", "time", "phase")
-"""What every event has, and no report repeats."""
+"""The keys of every event, which no report repeats."""
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What became of a job."""
+    """The outcome of a job."""
 
     job: Job
     """The job; with the allocation's id and nodes as soon as they are known."""
@@ -32,58 +32,57 @@ class Outcome:
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Each node's answer to the probe."""
     plan: dict[str, Any] = field(default_factory=dict)
-    """What was to be sent where, and why."""
+    """The plan of the transfer, with the reason."""
     collected: list[dict[str, Any]] = field(default_factory=list)
-    """Results that came home."""
+    """Results that were brought back."""
     before: metrics.Times = field(init=False)
     """The figures that earlier jobs have left, by the times of their files."""
 
     def __post_init__(self) -> None:
-        """Look at what is there before the job."""
+        """Note the figures that exist before the job."""
         self.before = metrics.times(Path(self.job.run_dir), self.job.outputs)
 
     @property
     def ok(self) -> bool:
-        """Whether every node did its part."""
+        """Return whether every node did its part."""
         return bool(self.result.get("ok"))
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user ended it; what Slurm ends is a failure."""
+        """Return whether the user ended it; a job that Slurm ends has failed."""
         return bool(self.result.get("interrupted")) and not self.ended_by
 
     @property
     def ended_by(self) -> str:
-        """What of Slurm's ended it: ``time-limit``, ``cancelled``...; empty for none of these."""
+        """The reason why Slurm ended it: ``time-limit``, ``cancelled``...; empty for none."""
         return str(self.result.get("ended_by") or "")
 
     @property
     def repaired(self) -> dict[str, Any]:
-        """What was wrong with environments that were there, and was mended, by node."""
+        """The damage to environments on the nodes that was repaired, by node."""
         return dict(self.result.get("repaired") or {})
 
     @property
     def logs_lost(self) -> list[dict[str, Any]]:
-        """What ranks have written and no log has: node, rank (None where unknown), how much."""
+        """Output of ranks that no log has: node, rank (None where unknown), how much."""
         lost = self.result.get("logs_lost")
         return list(lost) if isinstance(lost, list) else []
 
     @property
     def problems(self) -> dict[str, list[Problem]]:
-        """What is wrong, by node."""
+        """Its problems, by node."""
         listed = self.result.get("problems", {})
         return {node: [Problem.from_json(raw) for raw in raws] for node, raws in listed.items()}
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """What went wrong first, and what shows it; None for a job that ended well.
+        """Its diagnosis, made once when it has ended; None for a job that ended well.
 
-        Of one that its user ended, what had gone wrong before. To be asked for when the job has
-        ended: it is found out once.
+        For a job that its user ended this is what had failed before.
         """
         if self.ok:
             return None
-        # Needed only where something went wrong, and nobody has to wait for it before.
+        # Imported only where something failed: it takes a while.
         from ..diagnosis.diagnose import diagnose
 
         files = of_job(Path(self.job.log_dir), self.job.id)
@@ -91,30 +90,24 @@ class Outcome:
 
     @property
     def first_failure(self) -> FirstFailure | None:
-        """What went wrong first."""
+        """The failure that came first."""
         return None if self.diagnosis is None else self.diagnosis.first
 
     @property
     def notes(self) -> list[str]:
-        """What its user should know though nothing failed."""
+        """Notes for its user though nothing failed."""
         return [str(note) for note in self.result.get("notes", [])]
 
     @property
     def trained(self) -> list[dict[str, Any]]:
-        """The figures that its program has left, see :func:`stager.jobs.metrics.figures`."""
+        """The figures that its program has written, see :func:`stager.jobs.metrics.figures`."""
         return metrics.figures(Path(self.job.run_dir), self.job.outputs, self.before)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Learn from one event."""
         kind = event.get("event")
         if kind == "job":
-            self.result = {}  # of an earlier attempt, before Slurm put the job into the queue again
-            self.job = replace(
-                self.job,
-                id=str(event["job_id"]),
-                nodes=tuple(event["nodes"]),
-                log_dir=str(event.get("log_dir") or self.job.log_dir),
-            )
+            self._begin(event)
         elif kind == "result":
             self.result = dict(event)
         elif kind == "probe":
@@ -124,9 +117,19 @@ class Outcome:
         elif kind == "collected":
             self.collected.append(dict(event))
 
+    def _begin(self, event: Mapping[str, Any]) -> None:
+        """Learn the job's number and nodes; an attempt before Slurm requeued it does not count."""
+        self.result = {}
+        self.job = replace(
+            self.job,
+            id=str(event["job_id"]),
+            nodes=tuple(event["nodes"]),
+            log_dir=str(event.get("log_dir") or self.job.log_dir),
+        )
+
 
 def verify_report(outcome: Outcome) -> dict[str, Any]:
-    """The JSON object of ``stager verify``."""
+    """Return the JSON object of ``stager verify``."""
     return {
         "ok": outcome.ok,
         "bundle": str(outcome.bundle),
@@ -145,7 +148,7 @@ def verify_report(outcome: Outcome) -> dict[str, Any]:
 
 
 def run_report(outcome: Outcome) -> dict[str, Any]:
-    """The JSON object of ``stager run``."""
+    """Return the JSON object of ``stager run``."""
     failure = outcome.first_failure
     return {
         "ok": outcome.ok,
@@ -175,13 +178,13 @@ def run_report(outcome: Outcome) -> dict[str, Any]:
 
 
 def _plan_report(outcome: Outcome) -> dict[str, Any] | None:
-    """What was to be sent; None where it did not come to a plan."""
+    """Return the plan of the transfer; None where there was none."""
     plan = outcome.plan or outcome.result.get("plan")
     return _bare(plan) if plan else None
 
 
 def _bare(event: Mapping[str, Any]) -> dict[str, Any]:
-    """An event without what every event has."""
+    """Return an event without the keys of every event."""
     return {key: value for key, value in event.items() if key not in _ENVELOPE}
 
 

@@ -1,27 +1,27 @@
-"""Whether the script that is to be run is there: here, or in the project that a bundle holds."""
+"""The check that the script of a job exists: here, or in the project that a bundle holds."""
 
 from __future__ import annotations
 
 import difflib
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ..core.errors import ConfigError
 from ..pack.existing import opened
 
-_LONGEST = 200
+_MAX_SHOWN = 200
 """Characters of a name that are shown."""
 _FOLDER = "project/"
-"""Where the project lies in an environment."""
+"""The folder of the project in an environment."""
 
 
 def refuse_absent(name: str, bundle: Path) -> None:
-    """Find out now what every node would find after the bundle has been brought to it.
+    """Refuse a script that does not exist, before the bundle is sent to any node.
 
     Args:
         name: a script as the command line has it; ``-m`` is none.
-        bundle: whose project is looked into. An absolute path is the nodes' own affair.
+        bundle: the bundle whose project is searched. An absolute path is left to the nodes.
 
     Raises:
         ConfigError: there is no such script.
@@ -29,23 +29,34 @@ def refuse_absent(name: str, bundle: Path) -> None:
     """
     if name == "-m" or name.startswith("/") or _is_here(name):
         return
-    wanted = posixpath.normpath(name)
-    staged = tuple(_staged(bundle))
-    if name and any(path in (wanted, f"{wanted}/__main__.py") for path in staged):
+    path = posixpath.normpath(name)
+    staged = set(_staged(bundle))
+    if name and not staged.isdisjoint((path, f"{path}/__main__.py")):
         return
-    scripts = {path for path in staged if path.endswith(".py")} | _scripts_here()
-    close = difflib.get_close_matches(wanted[:_LONGEST], sorted(scripts), n=1)
-    shown = name if name.isprintable() and 0 < len(name) <= _LONGEST else repr(name[:_LONGEST])
+    scripts = {file for file in staged if file.endswith(".py")} | _scripts_here()
     raise ConfigError(
-        f"there is no script {shown}: neither here nor in the project in the bundle",
-        hint=f"did you mean {close[0]}?"
-        if close
-        else "check the name; project.exclude and .gitignore keep files out of the bundle",
+        f"there is no script {_shown(name)}: neither here nor in the project in the bundle",
+        hint=_hint(path, scripts),
     )
 
 
+def _shown(name: str) -> str:
+    """Return a name as it may be shown."""
+    if name.isprintable() and 0 < len(name) <= _MAX_SHOWN:
+        return name
+    return repr(name[:_MAX_SHOWN])
+
+
+def _hint(path: str, scripts: Collection[str]) -> str:
+    """Return the script that was probably meant, or a reason why it may be missing."""
+    similar = difflib.get_close_matches(path[:_MAX_SHOWN], sorted(scripts), n=1)
+    if similar:
+        return f"did you mean {similar[0]}?"
+    return "check the name; project.exclude and .gitignore keep files out of the bundle"
+
+
 def _is_here(name: str) -> bool:
-    """Whether the working directory has it: a file, or a folder that Python can run."""
+    """Return whether the working directory has a file of this name, or a folder Python can run."""
     path = Path(name)
     try:
         return path.is_file() or (path / "__main__.py").is_file()
@@ -61,12 +72,13 @@ def _scripts_here() -> set[str]:
 
 
 def _staged(bundle: Path) -> Iterator[str]:
-    """The paths of the project's files in a bundle, as seen from the project's folder."""
+    """Yield the project's files in a bundle, by their paths below the project's folder."""
     from ..layers.layer_file import decompress_index
 
     with opened(bundle) as held:
         for layer in held.manifest.layers:
             if layer.kind == "project":
                 index = held.index(layer, held.head(layer), decompress_index)
-                paths = [entry.path for entry in index.files] + [one.path for one in index.links]
-                yield from (path.removeprefix(_FOLDER) for path in paths)
+                paths = [file.path for file in index.files] + [link.path for link in index.links]
+                for path in paths:
+                    yield path.removeprefix(_FOLDER)

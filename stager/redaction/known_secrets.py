@@ -11,34 +11,36 @@ from .known_values import spellings, worth_looking_for
 from .redact import Redactor
 
 _PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
-_SHORTEST = 6
-"""Bytes of a value in settings that is looked for elsewhere, too."""
+_MIN_BYTES = 6
+"""The shortest value of settings that is looked for elsewhere, too."""
+_BRACKETS = (b"[", b"{", b"(")
 
 
 def of_environment(environment: Mapping[str, str], passed: Collection[str]) -> Iterator[bytes]:
-    """Values of variables whose names mean a secret, and what is secret within other values.
+    """Yield the values of variables whose names mean a secret, and secrets within other values.
 
     Args:
         environment: variables.
-        passed: names of those that are secret because somebody said so.
+        passed: names of those that the user declares secret.
     """
     for name, value in sorted(environment.items()):
         raw = value.encode(errors="surrogateescape")
         if name in passed or (is_secret(name) and not _PATH.fullmatch(value)):
             yield from spellings(raw)
-        yield from _inside(raw)
+        yield from _within(raw)
 
 
 def of_settings(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Values that settings and commands give to names that mean a secret."""
+    """Yield the values that settings and commands give to names that mean a secret."""
     for text in texts:
-        for value in _inside(text):
-            if len(value) >= _SHORTEST:
+        for value in _within(text):
+            if len(value) >= _MIN_BYTES:
                 yield value
 
 
-def _inside(text: bytes) -> Iterator[bytes]:
+def _within(text: bytes) -> Iterator[bytes]:
+    """Yield the secrets in a text."""
     for span in Redactor().find(text):
         value = span.learned or text[span.start : span.end]
-        if worth_looking_for(value) and not value.startswith((b"[", b"{", b"(")):
+        if worth_looking_for(value) and not value.startswith(_BRACKETS):
             yield value

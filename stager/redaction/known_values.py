@@ -8,28 +8,31 @@ enough to matter is found, too.
 from __future__ import annotations
 
 import base64
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .false_positives import looks_random
+from .spans import end_of
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-_OTHERS = bytes(set(range(256)) - set(_LETTERS))
+_SIGNS = bytes(set(range(256)) - set(_LETTERS))
 _IS_LETTER = re.compile(rb"[A-Za-z0-9]")
-_RUN_OF = re.compile(rb"[A-Za-z0-9+/_-]*=*")
-_RUN = 4096
+_ENCODED = re.compile(rb"[A-Za-z0-9+/_-]*=*")
+_ENCODED_BYTES = 4096
+"""Bytes around a find that may belong to the same base64 text."""
 _GRAM = 8
 """Letters that are looked for; any part of a value of twice as many, less one, has such ones."""
-_LEAST = 12
+_MIN_PART = 12
 """Letters of a part that is too long to be there by chance."""
-_LONGEST = 512
+_PIECE = 512
 """Letters that are looked for together; a longer value is taken to pieces."""
-_MOST = 1 << 14
+_MAX_LETTERS = 1 << 14
 """Letters of a value that are looked for at all."""
-SHORTEST = 5
-"""Bytes of a value that is looked for at all."""
+_MIN_BYTES = 5
+_MIN_DIFFERENT = 3
+_MIN_DIGITS = 6
+"""A number of fewer digits is too common."""
 _ORDINARY = frozenset(
     b"true false none null basic bearer token password secret default changeme admin root user "
     b"test local munge kerberos digest empty enabled disabled required".split()
@@ -37,14 +40,13 @@ _ORDINARY = frozenset(
 
 
 def worth_looking_for(value: bytes) -> bool:
-    """Whether a value can be looked for in a text without finding half of the text."""
+    """Return whether a value can be looked for without finding half of the text."""
     bare = value.strip()
-    return (
-        len(bare) >= SHORTEST
-        and bare.lower() not in _ORDINARY
-        and not (bare.isdigit() and len(bare) < 6)
-        and len(set(bare)) >= 3
-    )
+    if len(bare) < _MIN_BYTES or bare.lower() in _ORDINARY:
+        return False
+    if bare.isdigit() and len(bare) < _MIN_DIGITS:
+        return False
+    return len(set(bare)) >= _MIN_DIFFERENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +56,15 @@ class Form:
     letters: bytes
     """All of them."""
     grams: tuple[int, ...]
-    """Where those parts begin that are looked for."""
-    run: bool = False
-    """Whether it is a part of something that is a secret as a whole, as in base64."""
-    least: int = _LEAST
-    """Letters in a row that count as found."""
+    """The starts of the parts that are looked for."""
+    encoded: bool = False
+    """True for a part of a base64 text, which is a secret as a whole."""
+    least: int = _MIN_PART
+    """Letters in a row that count as a find."""
     lead: bytes = b""
-    """Signs that are before the letters."""
+    """Signs before the letters."""
     trail: bytes = b""
-    """Signs that are behind them."""
+    """Signs behind the letters."""
 
 
 class Known:
@@ -77,62 +79,88 @@ class Known:
             self.add(value)
 
     def add(self, value: bytes) -> bool:
-        """Look for one more; says whether it is a new one."""
+        """Look for one more value, and return whether it is a new one."""
         bare = value.strip()
         if not worth_looking_for(bare) or bare in self.values:
             return False
         self.values[bare] = None
-        letters = _bare(bare)
-        if len(letters) >= _LEAST:
-            sure = looks_random(bare)
-            made = [_form(letters[at : at + _LONGEST], sure) for at in _pieces(letters)]
-            made[0] = replace(made[0], lead=bare[: len(bare) - len(bare.lstrip(_OTHERS))])
-            made[-1] = replace(made[-1], trail=bare[len(bare.rstrip(_OTHERS)) :])
-            self._forms += made
+        if len(_letters(bare)) >= _MIN_PART:
+            self._forms += _plain_forms(bare)
         else:
             self._exact.append(bare)
-        self._forms += _encoded(bare)
+        self._forms += _base64_forms(bare)
+        self._forms += _hexadecimal_forms(bare)
         return True
 
     def find(self, text: bytes) -> Iterator[tuple[int, int]]:
-        """Where one of them is, or a telling part of one."""
+        """Find the places of the values, and of telling parts of them."""
         for value in self._exact:
             at = text.find(value)
             while at >= 0:
                 yield at, at + len(value)
                 at = text.find(value, at + len(value))
-        letters = text.translate(None, _OTHERS)
+        letters = _letters(text)
         places: Sequence[int] | None = None
         for form in self._forms:
             for start, end in _parts(letters, form):
                 if places is None:
-                    places = [found.start() for found in _IS_LETTER.finditer(text)]
-                first, last = places[start], places[end - 1] + 1
-                yield _whole_run(text, first, last) if form.run else _edges(text, first, last, form)
+                    places = [match.start() for match in _IS_LETTER.finditer(text)]
+                yield _widened(text, places[start], places[end - 1] + 1, form)
 
 
-def _edges(text: bytes, first: int, last: int, form: Form) -> tuple[int, int]:
-    """A find with the signs before and behind the letters, where they are those of the value."""
-    if form.lead and text.endswith(form.lead, 0, first):
-        first -= len(form.lead)
-    if form.trail and text.startswith(form.trail, last):
-        last += len(form.trail)
-    return first, last
+def _letters(text: bytes) -> bytes:
+    """Return the letters and digits of a text."""
+    return text.translate(None, _SIGNS)
 
 
-def _pieces(letters: bytes) -> range:
-    """Where pieces of a value begin that are looked for by themselves."""
-    return range(0, max(1, min(len(letters), _MOST) - _LEAST + 1), _LONGEST)
+def _plain_forms(value: bytes) -> list[Form]:
+    """Return the forms of a value as it is, one for each piece of it."""
+    letters = _letters(value)
+    is_random = looks_random(value)
+    starts = range(0, max(1, min(len(letters), _MAX_LETTERS) - _MIN_PART + 1), _PIECE)
+    forms = [_plain_form(letters[start : start + _PIECE], is_random) for start in starts]
+    forms[0] = replace(forms[0], lead=value[: len(value) - len(value.lstrip(_SIGNS))])
+    forms[-1] = replace(forms[-1], trail=value[len(value.rstrip(_SIGNS)) :])
+    return forms
 
 
-def _form(letters: bytes, sure: bool) -> Form:
-    places = range(0, len(letters) - _GRAM + 1, _GRAM)
-    grams = tuple({letters[at : at + _GRAM]: at for at in reversed(places)}.values())
-    return Form(letters=letters, grams=grams, least=_LEAST if sure else len(letters))
+def _plain_form(letters: bytes, is_random: bool) -> Form:
+    """Return a form of some letters; of words that may be in any text all letters must be found."""
+    starts = range(0, len(letters) - _GRAM + 1, _GRAM)
+    first_places = {letters[start : start + _GRAM]: start for start in reversed(starts)}
+    return Form(
+        letters=letters,
+        grams=tuple(first_places.values()),
+        least=_MIN_PART if is_random else len(letters),
+    )
+
+
+def _base64_forms(value: bytes) -> Iterator[Form]:
+    """Yield a value in base64, at each of the three places it may have in a longer text."""
+    for shift in range(3):
+        packed = base64.b64encode(bytes(shift) + value)[: 2 * _PIECE]
+        # The first and the last letters also depend on what is around. The signs that the two
+        # alphabets write in different ways are no letters.
+        certain = packed[-(-shift * 8 // 6) : (shift + len(value)) * 8 // 6]
+        yield from _encoded_form(_letters(certain), encoded=True)
+
+
+def _hexadecimal_forms(value: bytes) -> Iterator[Form]:
+    """Yield a value in hexadecimal digits, small and capital."""
+    for digits in (value.hex(), value.hex().upper()):
+        yield from _encoded_form(digits.encode(), encoded=False)
+
+
+def _encoded_form(letters: bytes, *, encoded: bool) -> Iterator[Form]:
+    """Yield the form of an encoded value, looked for by its middle; nothing for a short one."""
+    if len(letters) >= _GRAM - 2:
+        middle = max(0, (len(letters) - _GRAM) // 2)
+        least = min(len(letters), 2 * _MIN_PART)
+        yield Form(letters=letters, grams=(middle,), encoded=encoded, least=least)
 
 
 def _parts(letters: bytes, form: Form) -> Iterator[tuple[int, int]]:
-    """Where enough of a form is, found by one of its grams and what is the same around it."""
+    """Find enough of a form: one of its grams, and what is the same around it."""
     for begin in form.grams:
         gram = form.letters[begin : begin + _GRAM]
         before = form.letters[:begin][::-1]
@@ -141,9 +169,9 @@ def _parts(letters: bytes, form: Form) -> Iterator[tuple[int, int]]:
         while at >= 0:
             start, end = at, at + len(gram)
             if before[:1] == letters[at - 1 : at]:
-                start -= _alike(before, letters[max(0, at - len(before)) : at][::-1])
+                start -= _common_length(before, letters[max(0, at - len(before)) : at][::-1])
             if behind[:1] == letters[end : end + 1]:
-                end += _alike(behind, letters[end : end + len(behind)])
+                end += _common_length(behind, letters[end : end + len(behind)])
             if end - start >= form.least:
                 yield start, end
                 at = letters.find(gram, end)
@@ -151,50 +179,40 @@ def _parts(letters: bytes, form: Form) -> Iterator[tuple[int, int]]:
                 at = letters.find(gram, at + 1)
 
 
-def _alike(one: bytes, other: bytes) -> int:
-    """How many letters at the beginning are the same."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one[:middle] == other[:middle]:
-            least = middle
+def _common_length(first: bytes, second: bytes) -> int:
+    """Return how many bytes at the beginning are the same."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[:middle] == second[:middle]:
+            low = middle
         else:
-            most = middle - 1
-    return least
+            high = middle - 1
+    return low
 
 
-def _encoded(value: bytes) -> Iterator[Form]:
-    """Base64, at whatever place in a longer text the value is, and hexadecimal digits."""
-    for shift in range(3):
-        packed = base64.b64encode(bytes(shift) + value)[: 2 * _LONGEST]
-        # The first and the last letters also depend on what is around. What the two alphabets
-        # write in different ways is no letter.
-        sure = packed[-(-shift * 8 // 6) : (shift + len(value)) * 8 // 6]
-        yield from _one(_bare(sure), run=True)
-    for text in (value.hex(), value.hex().upper()):
-        yield from _one(text.encode(), run=False)
+def _widened(text: bytes, start: int, end: int, form: Form) -> tuple[int, int]:
+    """Return a find with what belongs to it: the signs of the value, or the rest of a base64."""
+    if form.encoded:
+        return _whole_encoded(text, start, end)
+    if form.lead and text.endswith(form.lead, 0, start):
+        start -= len(form.lead)
+    if form.trail and text.startswith(form.trail, end):
+        end += len(form.trail)
+    return start, end
 
 
-def _one(letters: bytes, *, run: bool) -> Iterator[Form]:
-    if len(letters) >= _GRAM - 2:
-        middle = max(0, (len(letters) - _GRAM) // 2)
-        least = min(len(letters), 2 * _LEAST)
-        yield Form(letters=letters, grams=(middle,), run=run, least=least)
-
-
-def _bare(text: bytes) -> bytes:
-    return text.translate(None, _OTHERS)
-
-
-def _whole_run(text: bytes, start: int, end: int) -> tuple[int, int]:
-    before = _RUN_OF.match(text[max(0, start - _RUN) : start][::-1])
-    after = _RUN_OF.match(text, end, end + _RUN)
-    return start - (before.end() if before else 0), after.end() if after else end
+def _whole_encoded(text: bytes, start: int, end: int) -> tuple[int, int]:
+    """Return the whole of a base64 text of which this is a part."""
+    before = end_of(_ENCODED, text[max(0, start - _ENCODED_BYTES) : start][::-1])
+    return start - before, end_of(_ENCODED, text, end, end + _ENCODED_BYTES)
 
 
 def spellings(value: bytes) -> Iterator[bytes]:
-    """A value as it may be written: itself, and its parts where it has several lines."""
+    """Yield a value as it may be written: itself, and its long lines where it has several."""
     yield value
     lines = [line.strip() for line in value.splitlines()]
     if len(lines) > 1:
-        yield from itertools.filterfalse(lambda line: len(line) < 2 * _LEAST, lines)
+        for line in lines:
+            if len(line) >= 2 * _MIN_PART:
+                yield line

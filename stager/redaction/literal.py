@@ -1,4 +1,4 @@
-"""The value that begins at a place: quoted, a list, a word, or the rest of a line.
+"""The value that begins at a place: quoted text, a list, a word, or the rest of a line.
 
 Each pattern is matched at one place, and repeats only what cannot be read in two ways, so that a
 line of any length takes time in proportion to it.
@@ -12,18 +12,19 @@ from dataclasses import dataclass
 
 from .false_positives import is_of_text, is_placeholder
 from .names import Name
+from .spans import end_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """Where the value of a name is."""
+    """The place of the value of a name."""
 
     start: int
-    """Where it begins, without quotes."""
+    """Its first byte, without quotes."""
     end: int
-    """Where it ends."""
+    """The byte after its last one."""
     quote: bytes = b""
-    """What a text must be put in where the value is a number or a list in JSON."""
+    """Quotes that a replacement needs where the value is a number or a list in JSON."""
 
 
 QUOTES = rb"\\{0,7}(?:\"\"\"|'''|[\"'`])"
@@ -47,57 +48,76 @@ _GLUED = re.compile(rb"(?P<quote>[\"'])(?=[A-Za-z0-9_])|(?=[A-Za-z0-9_])")
 _LINE = re.compile(rb"[^\n]*")
 _CALL = re.compile(rb"(?:[A-Za-z_][\w.]{0,60}(?=\())?[\[{(]")
 _TAG = re.compile(rb"(?:[!&][A-Za-z][\w/:-]{0,40}[ \t]{1,9}){1,3}")
-"""What YAML may have before a value."""
+"""The tags that YAML may have before a value."""
 _BRACKET = re.compile(rb"[\[\]{}()]")
-_LISTED = 4096
+_LIST_BYTES = 4096
 """Bytes of a list that are looked through for its end."""
-_QUOTED = 1 << 16
+_QUOTED_BYTES = 1 << 16
 """Bytes of a quoted text in which escapes are understood."""
 
 _SHELL_LINE = re.compile(
     rb"(?:\A|[\r\n])(?:\[\w{1,20}\]: ?)?[ \t>+$#]*(?:(?:export|set|declare -\w+|typeset -\w+) )?\Z"
 )
 _BEFORE = 120
-_WHOLE = ("authorization", "cookie")
+_SEVERAL_WORDS = ("authorization", "cookie")
 """Kinds whose value may be several words: a scheme and a token, or pairs."""
+_PASSPHRASES = ("password", "secret", "credential")
+"""Kinds whose value may be several words where nothing else follows on the line."""
+_MARKS = (b'"', b"'", b"`")
+_MAX_NESTED = 4
+_OPENING = {b")": b"(", b"]": b"[", b"}": b"{"}
 
 
 def value_at(text: bytes, name: Name, at: int, op: bytes, close: bytes = b"") -> Value | None:
-    """The value that begins here."""
-    if tag := _TAG.match(text, at):
-        at = tag.end()
+    """Return the value that begins at a place; None where it is no secret.
+
+    Args:
+        text: the whole text.
+        name: the name of the value.
+        at: the place.
+        op: the sign between the name and the value.
+        close: the quote that closed the name.
+    """
+    at = end_of(_TAG, text, at)
     opened = OPEN.match(text, at)
     if opened is not None:
-        start, quote = opened.end(), opened["quote"]
-        return checked(text, name, Value(start=start, end=_end_of_all(text, start, quote)))
+        end = _end_of_quoted_words(text, opened.end(), opened["quote"])
+        return checked(text, name, Value(start=opened.end(), end=end))
     quote = close if op.startswith(b":") else b""
     called = _CALL.match(text, at)
     if called is not None:
         value = _bracketed(text, name, at, called.end() - 1, quote)
         if value is not None or not name.meaning.sure:
             return value
-    around = text[name.start - 1 : name.start] if not close and name.start else b""
-    if around in (b'"', b"'") and (name.meaning.kind in _WHOLE or op.startswith(b":")):
-        return checked(text, name, Value(start=at, end=_end_of(text, at, around)))
+    around = b"" if close else _quote_before(text, name)
+    if around and (name.meaning.kind in _SEVERAL_WORDS or op.startswith(b":")):
+        return checked(text, name, Value(start=at, end=_end_of_quoted(text, at, around)))
+    end = end_of(_word_pattern(text, name, at, op, close), text, at)
+    return checked(text, name, Value(start=at, end=end, quote=quote))
+
+
+def _quote_before(text: bytes, name: Name) -> bytes:
+    """Return the quote that stands just before a name; empty for none."""
+    before = text[max(0, name.start - 1) : name.start]
+    return before if before in (b'"', b"'") else b""
+
+
+def _word_pattern(text: bytes, name: Name, at: int, op: bytes, close: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of an unquoted value."""
     if name.query:
-        word = _IN_QUERY.match(text, at)
-    elif close:
-        word = _NUMBER_OR_WORD.match(text, at)
-    else:
-        word = (_TO_END if _takes_all(text, name, at, op) else _WORD).match(text, at)
-    if word is None:
-        return None
-    return checked(text, name, Value(start=at, end=word.end(), quote=quote))
+        return _IN_QUERY
+    if close:
+        return _NUMBER_OR_WORD
+    return _TO_END if _takes_line(text, name, at, op) else _WORD
 
 
-def _takes_all(text: bytes, name: Name, at: int, op: bytes) -> bool:
-    """Whether an unquoted value goes on to the end of its line: a header's, or a passphrase."""
-    if name.meaning.kind in _WHOLE:
+def _takes_line(text: bytes, name: Name, at: int, op: bytes) -> bool:
+    """Return whether an unquoted value goes on to the end of its line: a header, a passphrase."""
+    if name.meaning.kind in _SEVERAL_WORDS:
         return True
-    if name.meaning.kind not in ("password", "secret", "credential") or name.option:
+    if name.meaning.kind not in _PASSPHRASES or name.option:
         return False
-    word = _WORD.match(text, at)
-    if word is None or is_placeholder(word[0]):
+    if is_placeholder(text[at : end_of(_WORD, text, at)]):
         return False
     if op == b":":
         return True
@@ -105,16 +125,12 @@ def _takes_all(text: bytes, name: Name, at: int, op: bytes) -> bool:
 
 
 def checked(text: bytes, name: Name, value: Value) -> Value | None:
-    """The value, unless it is a placeholder, an expression, or plainly something else."""
+    """Return the value, but None for a placeholder, an expression, or a piece of a text."""
     whole = text[value.start : value.end]
     start = value.start + len(whole) - len(whole.lstrip())
     raw = whole.strip()
-    if text[value.start - 1 : value.start] not in (b'"', b"'", b"`"):
-        # Brackets that were open before the name.
-        for _ in range(_DEEP):
-            raw = (raw.removesuffix(b":") if raw.endswith(b"):") else raw).rstrip(b"\\")
-            if raw[-1:] in _MATE and raw.count(raw[-1:]) > raw.count(_MATE[raw[-1:]]):
-                raw = raw[:-1]
+    if text[value.start - 1 : value.start] not in _MARKS:
+        raw = _without_outer_brackets(raw)
     if not raw or raw == text[name.start : name.end] or is_placeholder(raw):
         return None
     if not name.meaning.sure and is_of_text(text, name, value.start, raw):
@@ -122,41 +138,49 @@ def checked(text: bytes, name: Name, value: Value) -> Value | None:
     return Value(start=start, end=start + len(raw), quote=value.quote)
 
 
-_DEEP = 4
-_MATE = {b")": b"(", b"]": b"[", b"}": b"{"}
+def _without_outer_brackets(raw: bytes) -> bytes:
+    """Return a value without closing brackets that were opened before its name."""
+    for _ in range(_MAX_NESTED):
+        if raw.endswith(b"):"):
+            raw = raw.removesuffix(b":")
+        raw = raw.rstrip(b"\\")
+        last = raw[-1:]
+        if last in _OPENING and raw.count(last) > raw.count(_OPENING[last]):
+            raw = raw[:-1]
+    return raw
 
 
-def _end_of_all(text: bytes, start: int, quote: bytes) -> int:
-    """The same, with what a shell takes for more of the same word: ``"abc"'def'``."""
-    end = _end_of(text, start, quote)
-    for _ in range(_DEEP):
-        glued = _GLUED.match(text, end + 1) if len(quote) == 1 and end < len(text) else None
-        if glued is None or text[end : end + 1] != quote:
-            break
+def _end_of_quoted_words(text: bytes, start: int, quote: bytes) -> int:
+    """Return where a quoted value ends, with what a shell adds to it: ``"abc"'def'``."""
+    end = _end_of_quoted(text, start, quote)
+    for _ in range(_MAX_NESTED):
+        if len(quote) != 1 or text[end : end + 1] != quote:
+            return end
+        glued = _GLUED.match(text, end + 1)
+        if glued is None:
+            return end
         quote = glued["quote"] or quote
         if not glued["quote"]:
-            word = _WORD.match(text, glued.end())
-            return word.end() if word else end
-        end = _end_of(text, glued.end(), quote)
+            return end_of(_WORD, text, glued.end())
+        end = _end_of_quoted(text, glued.end(), quote)
     return end
 
 
-def _end_of(text: bytes, start: int, quote: bytes) -> int:
-    """Where a quoted text ends: at its quote, or at the end of the line where that is missing."""
-    limit = min(len(text), start + _QUOTED)
+def _end_of_quoted(text: bytes, start: int, quote: bytes) -> int:
+    """Return where a quoted text ends: at its quote; with its line where the quote is missing."""
+    limit = min(len(text), start + _QUOTED_BYTES)
     plain = _PLAIN.get(quote)
     if plain is not None:
-        found = plain.match(text, start, limit)
-        end = found.end() if found else start
+        end = end_of(plain, text, start, limit)
         if end < limit or limit == len(text):
             return end
         end = text.find(quote, end)
         return end if end >= 0 else len(text)
     line = text.find(b"\n", start, limit)
-    whole = len(quote) >= 3 and quote[-3:] in (b'"""', b"'''")
-    stop = limit if whole or line < 0 else line
-    closing = _closing(quote).search(text, start, stop)
-    return closing.start() if closing is not None else limit if line < 0 else line
+    end_of_line = line if line >= 0 else limit
+    several_lines = quote.endswith((b'"""', b"'''"))
+    closing = _closing(quote).search(text, start, limit if several_lines else end_of_line)
+    return closing.start() if closing is not None else end_of_line
 
 
 @functools.cache
@@ -165,17 +189,24 @@ def _closing(quote: bytes) -> re.Pattern[bytes]:
 
 
 def _bracketed(text: bytes, name: Name, at: int, bracket: int, quote: bytes) -> Value | None:
-    """A list, a table or a call as a whole, where the name is sure to mean secrets."""
+    """Return a list, a table or a call as a whole, where the name is sure to mean secrets."""
     if not name.meaning.sure or text.startswith(b"[redacted", at):
         return None
+    end = _closing_bracket(text, bracket)
+    if end is None:
+        return Value(start=at, end=end_of(_LINE, text, at))
+    inner = text[bracket + 1 : end - 1].strip()
+    call_without_text = at < bracket and not re.search(rb"[\"']", inner)
+    if not inner or call_without_text or is_placeholder(text[at:end]):
+        return None
+    return Value(start=at, end=end, quote=quote)
+
+
+def _closing_bracket(text: bytes, bracket: int) -> int | None:
+    """Return the place after the bracket that closes this one; None where it is far or missing."""
     depth = 0
-    for found in _BRACKET.finditer(text, bracket, bracket + _LISTED):
-        depth += 1 if found[0] in b"[{(" else -1
+    for match in _BRACKET.finditer(text, bracket, bracket + _LIST_BYTES):
+        depth += 1 if match[0] in b"[{(" else -1
         if depth == 0:
-            inner = text[bracket + 1 : found.start()].strip()
-            plain = at < bracket and not re.search(rb"[\"']", inner)  # a call without a text
-            if not inner or plain or is_placeholder(text[at : found.end()]):
-                return None
-            return Value(start=at, end=found.end(), quote=quote)
-    line = _LINE.match(text, at)
-    return Value(start=at, end=line.end() if line else len(text))
+            return match.end()
+    return None

@@ -1,4 +1,4 @@
-"""Users and passwords that no name tells of: in URLs, and on the command lines of some programs."""
+"""Users and passwords without a name: in URLs, and on the command lines of some programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .false_positives import looks_random
-from .spans import Span
+from .spans import Span, end_of
 
 _AUTHORITY = re.compile(rb"[^\s/?#\"'<>\\]*")
 _URL = re.compile(rb"[^\s\"'<>]*")
@@ -47,63 +47,90 @@ _PGPASS = re.compile(
     rb"^[\w.*-]{1,80}:(?:[0-9]{1,5}|\*):[^:\s]{1,80}:[^:\s]{1,80}:([^:\s]{1,200})\r?$", re.M
 )
 """A line of PostgreSQL's file of passwords: host, port, database, user, password."""
-_LONGEST = 200
+_QUOTED_BYTES = 200
 """Bytes of a password in quotes."""
+_URL_BYTES = 2048
 _STEP = 64
-"""Bytes after one such command in which no other one of its kind is looked for."""
+"""Bytes after a command in which no other one of its kind is looked for."""
 
 
 def spans(text: bytes) -> Iterator[Span]:
-    """All users and passwords in URLs and commands."""
-    yield from _urls(text)
+    """Find all users and passwords in URLs and commands."""
+    yield from _in_urls(text)
+    yield from _without_scheme(text)
     for line in _PGPASS.finditer(text):
         yield Span.at(line.start(1), line.end(1), "password", line.start())
-    for piped in _PIPED.finditer(text) if b"echo" in text or b"<<<" in text else ():
-        number = piped.lastindex or 0
-        yield Span.at(piped.start(number), piped.end(number), "password", piped.start())
+    if b"echo" in text or b"<<<" in text:
+        for match in _PIPED.finditer(text):
+            group = match.lastindex or 0
+            yield Span.at(match.start(group), match.end(group), "password", match.start())
     for needle, pattern in _PROGRAM.items():
-        at = text.find(needle)
-        while at >= 0:
-            given = pattern.match(text, at)
-            if given is not None:
-                end = _end_of_quotes(text, at, given.start(1), given.end(1))
-                yield Span.at(given.start(1), end, "password", at)
-            at = text.find(needle, given.end() if given else at + _STEP)
+        yield from _in_commands(text, needle, pattern)
+
+
+def _in_commands(text: bytes, needle: bytes, pattern: re.Pattern[bytes]) -> Iterator[Span]:
+    """Find the passwords that one program is given."""
+    at = text.find(needle)
+    while at >= 0:
+        match = pattern.match(text, at)
+        following = at + _STEP
+        if match is not None:
+            end = _end_of_quotes(text, at, match.start(1), match.end(1))
+            yield Span.at(match.start(1), end, "password", at)
+            following = match.end()
+        at = text.find(needle, following)
 
 
 def _end_of_quotes(text: bytes, command: int, start: int, end: int) -> int:
-    """Where a password ends: where the quotes end that it, or the user before it, began in."""
+    """Return where a password ends: with the quotes that it, or the user before it, began in."""
     before = text[command:start]
     for mark in (b'"', b"'"):
         if before.count(mark) % 2:
-            close = text.find(mark, end, end + _LONGEST)
-            line = text.find(b"\n", end, end + _LONGEST)
+            close = text.find(mark, end, end + _QUOTED_BYTES)
+            line = text.find(b"\n", end, end + _QUOTED_BYTES)
             if close >= 0 and (line < 0 or close < line):
                 return close
     return end
 
 
-def _urls(text: bytes) -> Iterator[Span]:
-    """Users and passwords in URLs."""
+def _in_urls(text: bytes) -> Iterator[Span]:
+    """Find the users and passwords in URLs."""
     at = text.find(b"://")
     while at >= 0:
         start = at + 3
-        authority = _AUTHORITY.match(text, start)
-        told = authority[0] if authority else b""
-        user, sign, _ = told.rpartition(b"@")
-        if not sign and b":" in told and not _PLAIN_URL.fullmatch(told):
-            whole = _URL.match(text, start, start + 2048)  # a password with a slash in it
-            user, sign, _ = (whole[0] if whole else b"").rpartition(b"@")
-        if sign and (b":" in user or looks_random(user)) and not user.startswith(b"[redacted"):
+        login = _login(text, start)
+        if _is_secret(login):
             yield Span(
                 start=start,
-                end=start + len(user),
+                end=start + len(login),
                 kind="url-credential",
                 anchor=at,
-                learned=user.partition(b":")[2],
+                learned=login.partition(b":")[2],
             )
         at = text.find(b"://", start)
+
+
+def _login(text: bytes, start: int) -> bytes:
+    """Return what a URL has before its ``@``: a user, a password, a token; empty for none."""
+    authority = text[start : end_of(_AUTHORITY, text, start)]
+    login, sign, _ = authority.rpartition(b"@")
+    if not sign and b":" in authority and not _PLAIN_URL.fullmatch(authority):
+        # a password with a slash in it
+        url = text[start : end_of(_URL, text, start, start + _URL_BYTES)]
+        login, _, _ = url.rpartition(b"@")
+    return login
+
+
+def _is_secret(login: bytes) -> bool:
+    """Return whether a login has a password, or is a token itself."""
+    if login.startswith(b"[redacted"):
+        return False
+    return b":" in login or looks_random(login)
+
+
+def _without_scheme(text: bytes) -> Iterator[Span]:
+    """Find the users and passwords in addresses such as ``user:password@tcp(host)``."""
     if b"@" in text:
-        for found in _NO_SCHEME.finditer(text):
-            end = found.start() + found[0].rindex(b"@")
-            yield Span.at(found.start(), end, "url-credential")
+        for match in _NO_SCHEME.finditer(text):
+            end = match.start() + match[0].rindex(b"@")
+            yield Span.at(match.start(), end, "url-credential")

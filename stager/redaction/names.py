@@ -8,17 +8,21 @@ from dataclasses import dataclass
 
 from bundle.redaction.secret_names import SPLIT, Meaning, meaning
 
+from .spans import end_of
+
 NEEDLES = (
     b"token", b"pass", b"secret", b"cred", b"key", b"auth", b"cookie", b"jwt", b"pwd", b"session",
     b"bearer", b"webhook", b"_pat", b"otp", b"sig", b"code", b"_pw", b"-pw", b"pw=", b"pw:",
     b"pw\"", b"pw'",
 )  # fmt: skip
-"""What every name that means a secret has in it, in small letters."""
+"""Every name that means a secret has one of these in it, in small letters."""
 _REACH = 64
-"""Bytes of a name on either side of a needle; what is longer is no name."""
+"""Bytes of a name on either side of a needle; anything longer is no name."""
 _PART = re.compile(rb"[A-Za-z0-9_.-]*")
-_DONE = b"[redacted: "
-_SAID = re.compile(rb"\b([A-Za-z0-9]{2,16}) \Z")
+_REDACTED = b"[redacted: "
+_WORD_BEFORE = re.compile(rb"\b([A-Za-z0-9]{2,16}) \Z")
+_BEFORE_OPTION = b"- \t\n\r\"'`\0=,[("
+"""The bytes that may stand before the last dash of an option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,55 +30,71 @@ class Name:
     """A name in a text."""
 
     start: int
-    """Where it begins, without dashes before it."""
+    """Its first byte, without dashes before it."""
     end: int
-    """Where it ends."""
+    """The byte after its last one."""
     meaning: Meaning
-    """What it means."""
+    """The kind of secret it means."""
     option: bool = False
-    """Whether it is an option of a command: ``--token``."""
+    """True for an option of a command: ``--token``."""
     query: bool = False
-    """Whether it stands in the query of a URL: ``?token=``."""
+    """True for a name in the query of a URL: ``?token=``."""
 
 
 def names(text: bytes) -> Iterator[Name]:
-    """The names in a text that mean a secret, in order."""
-    lower = text.lower()
-    found: list[int] = []
-    for needle in NEEDLES:
-        at = lower.find(needle)
-        while at >= 0:
-            found.append(at)
-            at = lower.find(needle, at + len(needle))
+    """Find the names in a text that mean a secret, in order."""
     end = 0
-    for at in sorted(found):
-        if at < end:
+    for needle in _needles(text):
+        if needle < end:
             continue
-        left = _PART.match(text[max(end, at - _REACH) : at][::-1])
-        start = at - (left.end() if left else 0)
-        right = _PART.match(text, at, at + _REACH)
-        end = right.end() if right else at + 1
-        if at - start >= _REACH or end - at >= _REACH:
+        start = needle - end_of(_PART, text[max(end, needle - _REACH) : needle][::-1])
+        end = end_of(_PART, text, needle, needle + _REACH)
+        if needle - start >= _REACH or end - needle >= _REACH:
             continue
-        if name := _name(text, start, end):
+        name = _name(text, start, end)
+        if name is not None:
             yield name
 
 
+def _needles(text: bytes) -> list[int]:
+    """Return the places of all needles, in order."""
+    lower = text.lower()
+    places: list[int] = []
+    for needle in NEEDLES:
+        at = lower.find(needle)
+        while at >= 0:
+            places.append(at)
+            at = lower.find(needle, at + len(needle))
+    return sorted(places)
+
+
 def _name(text: bytes, start: int, end: int) -> Name | None:
-    raw = text[start:end]
-    bare = raw.strip(b"-.")
-    first = start + raw.find(bare) if bare else start
-    before = text[first - 1 : first] if first else b""
-    if text[max(0, start - len(_DONE)) : start] == _DONE:
+    """Return the name that these bytes are; None where it means no secret."""
+    if text.endswith(_REDACTED, 0, start):
         return None
-    if bare.lower().decode() in SPLIT and (said := _SAID.search(text[max(0, first - 20) : first])):
-        two = said[1] + b"_" + bare  # "API key", "access token"
-        sure = meaning(two)
-        if sure is not None and sure.sure:
-            return Name(start=first - len(said[0]), end=first + len(bare), meaning=sure)
-    query = before in (b"?", b"&", b";") and text[first + len(bare) : first + len(bare) + 1] == b"="
-    found = meaning(bare, query=query)
-    if found is None:
+    word = text[start:end].strip(b"-.")
+    start = text.find(word, start, end) if word else start
+    end = start + len(word)
+    pair = _two_words(text, start, word)
+    if pair is not None:
+        return pair
+    before = text[max(0, start - 1) : start]
+    query = before in (b"?", b"&", b";") and text[end : end + 1] == b"="
+    secret = meaning(word, query=query)
+    if secret is None:
         return None
-    option = before == b"-" and (first < 2 or text[first - 2 : first - 1] in b"- \t\n\r\"'`\0=,[(")
-    return Name(start=first, end=first + len(bare), meaning=found, option=option, query=query)
+    option = before == b"-" and (start < 2 or text[start - 2] in _BEFORE_OPTION)
+    return Name(start=start, end=end, meaning=secret, option=option, query=query)
+
+
+def _two_words(text: bytes, start: int, word: bytes) -> Name | None:
+    """Return a name of two words, ``API key`` or ``access token``."""
+    if word.lower().decode() not in SPLIT:
+        return None
+    before = _WORD_BEFORE.search(text[max(0, start - 20) : start])
+    if before is None:
+        return None
+    secret = meaning(before[1] + b"_" + word)
+    if secret is None or not secret.sure:
+        return None
+    return Name(start=start - len(before[0]), end=start + len(word), meaning=secret)

@@ -6,7 +6,7 @@ import bisect
 import re
 from collections.abc import Iterator
 
-from .spans import Span
+from .spans import Span, end_of
 
 _BEGIN = re.compile(
     rb"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key"
@@ -21,28 +21,38 @@ _KEY_BYTES = 1 << 16
 
 
 def spans(text: bytes) -> Iterator[Span]:
-    """Keys in PEM; of one that has lost its beginning or its end what is left of it."""
+    """Find the keys in PEM; of one that has lost its beginning or its end, what is left of it."""
     if b"PRIVATE KEY" not in text and b"PuTTY-User-Key" not in text:
         return
-    begins, ends = list(_BEGIN.finditer(text)), list(_END.finditer(text))
-    last = [found.end() for found in ends]
-    for number, begun in enumerate(begins):
-        nearest = bisect.bisect_right(last, begun.end())
-        stop = min(begun.end() + _KEY_BYTES, len(text))
-        if number + 1 < len(begins):
-            stop = min(stop, begins[number + 1].start())
-        if nearest < len(last) and last[nearest] <= stop:
-            yield Span.at(begun.start(), last[nearest], "private-key")
-            continue
-        body = _BODY.match(text, begun.end(), stop)
-        left = body[0].rstrip(b" \t\r\n,\"'\\") if body else b""
-        yield Span.at(begun.start(), begun.end() + len(left), "private-key")
-    for ended in ends:
-        start = end = ended.start()
-        while end > 0 and ended.start() - start < _KEY_BYTES // 4:
-            start = text.rfind(b"\n", max(0, end - 160), max(0, end - 1)) + 1
-            if not _KEY_LINE.fullmatch(text[start:end].strip()):
-                break
-            end = start
-        if end < ended.start():
-            yield Span.at(end, ended.end(), "private-key")
+    ends = list(_END.finditer(text))
+    yield from _with_beginning(text, [match.end() for match in ends])
+    for end in ends:
+        first = _first_key_line(text, end.start())
+        if first < end.start():
+            yield Span.at(first, end.end(), "private-key")
+
+
+def _with_beginning(text: bytes, ends: list[int]) -> Iterator[Span]:
+    """Find the keys whose first line is there: up to their last line, else as far as they go."""
+    begins = list(_BEGIN.finditer(text))
+    next_begins = [match.start() for match in begins[1:]] + [len(text)]
+    for begin, next_begin in zip(begins, next_begins, strict=False):
+        stop = min(begin.end() + _KEY_BYTES, len(text), next_begin)
+        nearest = bisect.bisect_right(ends, begin.end())
+        if nearest < len(ends) and ends[nearest] <= stop:
+            end = ends[nearest]
+        else:
+            body = text[begin.end() : end_of(_BODY, text, begin.end(), stop)]
+            end = begin.end() + len(body.rstrip(b" \t\r\n,\"'\\"))
+        yield Span.at(begin.start(), end, "private-key")
+
+
+def _first_key_line(text: bytes, end_line: int) -> int:
+    """Return where the lines of a key begin that stand before its last line."""
+    first = line = end_line
+    while first > 0 and end_line - line < _KEY_BYTES // 4:
+        line = text.rfind(b"\n", max(0, first - 160), max(0, first - 1)) + 1
+        if not _KEY_LINE.fullmatch(text[line:first].strip()):
+            break
+        first = line
+    return first

@@ -1,4 +1,4 @@
-"""Stand-ins for names of people and machines: the same one for the same name, everywhere."""
+"""Pseudonyms for people and machines: the same one for the same name, everywhere."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ _NOBODY = frozenset(
     b"root user users admin home shared data public nobody lost+found all local test ubuntu "
     b"runner node login none slurm work main".split()
 )
-_COMMON = frozenset(b"localhost localhost.localdomain".split())
+_COMMON_HOSTS = frozenset(b"localhost localhost.localdomain".split())
+_MIN_NAME = 3
+"""Letters of a user's name that is hidden."""
 
 
-class StandIns:
-    """Gives names of users, hosts and addresses away for numbers, in the order they are met.
+class Pseudonyms:
+    """Replaces names of users, hosts and addresses by numbers, in the order they are met.
 
     Attributes:
-        learned: how many users were met that were not known at first.
+        learned: the number of users met that were not known at first.
     """
 
     def __init__(self, users: Iterable[str] = (), hosts: Iterable[str] = ()) -> None:
@@ -53,113 +55,145 @@ class StandIns:
         self._given: dict[tuple[str, bytes], bytes] = {}
         self._users = [user.encode() for user in users if _is_name(user.encode())]
         for user in self._users:
-            self._stand_in("user", user)
-        self._words = _words(self._users)
-        self._hosts: list[bytes] = []
-        for host in hosts:
-            bare = host.partition(".")[0].encode()
-            if bare and bare not in _COMMON and bare not in self._hosts:
-                self._hosts.append(bare)
-                self._stand_in("node", bare)
-        self._nodes = _nodes(self._hosts)
-        self._ranges = _ranges(self._hosts)
+            self._pseudonym("user", user)
+        self._user_pattern = _users_pattern(self._users)
+        self._hosts = list(dict.fromkeys(_short_hosts(hosts)))
+        for host in self._hosts:
+            self._pseudonym("node", host)
+        self._host_pattern = _hosts_pattern(self._hosts)
+        self._range_pattern = _ranges_pattern(self._hosts)
 
     def spans(self, text: bytes) -> Iterator[Span]:
-        """All names in a text, each with its stand-in."""
-        for kind, start, end in self._found(text):
-            name = text[start:end]
-            if kind == "node":
-                name = name.partition(b".")[0]
-            elif kind != "user":
-                name = name.lower()
-            said = b"node-[...]" if b"[" in name else self._stand_in(kind, name)
-            yield Span(start=start, end=end, kind=kind, anchor=start, instead=said)
+        """Find all names in a text, each with its pseudonym."""
+        for kind, start, end in self._names(text):
+            pseudonym = self._pseudonym(kind, _normalized(kind, text[start:end]))
+            yield Span(start=start, end=end, kind=kind, anchor=start, pseudonym=pseudonym)
 
     def met(self) -> list[str]:
-        """All names of users that are known by now."""
+        """Return all names of users that are known by now."""
         return [user.decode() for user in self._users]
 
-    def _found(self, text: bytes) -> Iterator[tuple[str, int, int]]:
-        """The kind and the place of each name."""
+    def _names(self, text: bytes) -> Iterator[tuple[str, int, int]]:
+        """Find each name, as its kind and its place."""
         for home in _HOME.finditer(text):
             self._meet(home[1])
             if home[1] in self._users:
                 yield "user", *home.span(1)
-        for kind, pattern in (
-            ("user", self._words),
-            ("node", self._nodes),
-            ("node", self._ranges),
-            ("email", _MAIL if b"@" in text else None),
-        ):
-            for found in pattern.finditer(text) if pattern else ():
-                if not found[0].startswith(b"git@"):
-                    yield kind, *found.span()
-        for found in _URL_HOST.finditer(text) if b"://" in text else ():
-            host = found[1].rstrip(b".").lower()
+        yield from _matches(text, "user", self._user_pattern)
+        yield from _matches(text, "node", self._host_pattern)
+        yield from _matches(text, "node", self._range_pattern)
+        if b"@" in text:
+            yield from _matches(text, "email", _MAIL)
+        if b"://" in text:
+            yield from self._hosts_of_urls(text)
+        yield from _addresses(text)
+
+    def _hosts_of_urls(self, text: bytes) -> Iterator[tuple[str, int, int]]:
+        """Find the hosts in URLs that are neither public nor known already."""
+        for match in _URL_HOST.finditer(text):
+            host = match[1].rstrip(b".").lower()
             known = host.endswith(_PUBLIC) or host.partition(b".")[0] in self._hosts
             if not known and not _IP4.fullmatch(host):
-                yield "host", found.start(1), found.start(1) + len(host)
-        for found in _IP4.finditer(text):
-            before = text[max(0, found.start() - 64) : found.start()]
-            if _is_address(found[0]) and not _VERSION.search(before):
-                yield "ip", *found.span()
-        for found in _IP6.finditer(text) if text.count(b":") > 1 else ():
-            if _is_address(found[0]):
-                yield "ip", *found.span()
+                yield "host", match.start(1), match.start(1) + len(host)
 
     def _meet(self, user: bytes) -> None:
         """Learn a name from a home directory: it is hidden from then on, wherever it stands."""
         if user not in self._users and _is_name(user):
             self._users.append(user)
-            self._words = _words(self._users)
+            self._user_pattern = _users_pattern(self._users)
             self.learned += 1
 
-    def _stand_in(self, kind: str, name: bytes) -> bytes:
+    def _pseudonym(self, kind: str, name: bytes) -> bytes:
+        """Return the pseudonym of a name; the next number of its kind for a new one."""
+        if b"[" in name:
+            return b"node-[...]"
         key = kind, name
         if key not in self._given:
-            number = 1 + sum(one == kind for one, _ in self._given)
-            if kind == "user":
-                said = b"USER" if number == 1 else b"USER-%d" % number
-            elif kind == "email":
-                said = b"person-%d@example.org" % number
-            else:
-                said = kind.encode() + b"-%d" % number
-            self._given[key] = said
+            number = 1 + sum(given == kind for given, _ in self._given)
+            self._given[key] = _numbered(kind, number)
         return self._given[key]
 
 
+def _normalized(kind: str, name: bytes) -> bytes:
+    """Return a name as it is compared with others of its kind."""
+    if kind == "node":
+        return name.partition(b".")[0]
+    return name if kind == "user" else name.lower()
+
+
+def _numbered(kind: str, number: int) -> bytes:
+    """Return a pseudonym with a number."""
+    if kind == "user":
+        return b"USER" if number == 1 else b"USER-%d" % number
+    if kind == "email":
+        return b"person-%d@example.org" % number
+    return kind.encode() + b"-%d" % number
+
+
+def _matches(
+    text: bytes, kind: str, pattern: re.Pattern[bytes] | None
+) -> Iterator[tuple[str, int, int]]:
+    """Find what a pattern matches, but the ``git@`` of addresses."""
+    if pattern is None:
+        return
+    for match in pattern.finditer(text):
+        if not match[0].startswith(b"git@"):
+            yield kind, *match.span()
+
+
+def _addresses(text: bytes) -> Iterator[tuple[str, int, int]]:
+    """Find the IP addresses that say something about a site."""
+    for match in _IP4.finditer(text):
+        before = text[max(0, match.start() - 64) : match.start()]
+        if _is_address(match[0]) and not _VERSION.search(before):
+            yield "ip", *match.span()
+    if text.count(b":") > 1:
+        for match in _IP6.finditer(text):
+            if _is_address(match[0]):
+                yield "ip", *match.span()
+
+
 def _is_name(user: bytes) -> bool:
-    return len(user) >= 3 and user.lower() not in _NOBODY
+    """Return whether this is the name of a person, not one that every machine has."""
+    return len(user) >= _MIN_NAME and user.lower() not in _NOBODY
 
 
-def _words(users: Iterable[bytes]) -> re.Pattern[bytes] | None:
+def _short_hosts(hosts: Iterable[str]) -> Iterator[bytes]:
+    """Yield hosts without their domain, but those that every machine has."""
+    for host in hosts:
+        bare = host.partition(".")[0].encode()
+        if bare and bare not in _COMMON_HOSTS:
+            yield bare
+
+
+def _users_pattern(users: Iterable[bytes]) -> re.Pattern[bytes] | None:
     any_of = _any_of(users)
     return re.compile(rb"(?<![A-Za-z0-9])" + any_of + rb"(?![A-Za-z0-9])") if any_of else None
 
 
-def _nodes(hosts: Iterable[bytes]) -> re.Pattern[bytes] | None:
-    """Known hosts, with their domain where one follows."""
+def _hosts_pattern(hosts: Iterable[bytes]) -> re.Pattern[bytes] | None:
+    """Return a pattern for known hosts, with their domain where one follows."""
     any_of = _any_of(hosts)
     whole = rb"(?<![A-Za-z0-9])" + any_of + rb"(?![A-Za-z0-9])" + _DOMAIN
     return re.compile(whole) if any_of else None
 
 
-def _any_of(names: Iterable[bytes]) -> bytes:
-    """A pattern for the names, longer ones first; empty for none."""
-    listed = sorted(names, key=lambda name: (-len(name), name))
-    return b"(?:" + b"|".join(map(re.escape, listed)) + b")" if listed else b""
-
-
-def _ranges(hosts: Iterable[bytes]) -> re.Pattern[bytes] | None:
-    """Lists of known hosts as Slurm writes them: ``hpc[07-09,12]``."""
+def _ranges_pattern(hosts: Iterable[bytes]) -> re.Pattern[bytes] | None:
+    """Return a pattern for lists of known hosts as Slurm writes them: ``hpc[07-09,12]``."""
     stems = {host.rstrip(b"0123456789") for host in hosts} - set(hosts) - {b""}
     if not stems:
         return None
     return re.compile(rb"(?<![A-Za-z0-9])" + _any_of(stems) + rb"[0-9]{0,6}\[[0-9,-]{1,2000}\]")
 
 
+def _any_of(names: Iterable[bytes]) -> bytes:
+    """Return a pattern for the names, longer ones first; empty for none."""
+    listed = sorted(names, key=lambda name: (-len(name), name))
+    return b"(?:" + b"|".join(map(re.escape, listed)) + b")" if listed else b""
+
+
 def _is_address(text: bytes) -> bool:
-    """Whether it is an address that says something about a site: not the loopback's."""
+    """Return whether an address says something about a site: not the loopback's."""
     try:
         address = ipaddress.ip_address(text.decode())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Taking secrets out of a stream of bytes: lines keep their numbers, memory stays flat.
+"""Removal of secrets from a stream of bytes: lines keep their numbers, memory stays flat.
 
 A text comes in pieces. What has been looked at goes out, but for the last part, which is looked at
 again together with what follows: so no secret is missed because it was cut in two.
@@ -6,6 +6,7 @@ again together with what follows: so no secret is missed because it was cut in t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,36 +17,37 @@ from . import logins, names, pem, token_shapes
 from .assignments import value_of
 from .false_positives import looks_random
 from .known_values import Known
-from .spans import Span, in_order
-from .views import views
+from .spans import Span, end_of, merged
+from .views import View, views
 
 BLOCK = 1 << 18
 """Bytes that go out at a time."""
 HELD = 1 << 16
 """Bytes that are looked at again with what follows; no secret of a few lines is longer."""
 LONGEST = 1 << 22
-"""Bytes that are kept at most; what is longer and a secret still is taken out as it comes."""
-LESSON = 400
-"""Bytes of a value that is worth to be learned: what is longer is not repeated by chance."""
-LEARNED = 500
+"""Bytes that are kept at most; of a secret that is longer the rest is taken out as it comes."""
+MAX_LEARNED_BYTES = 400
+"""Bytes of a value that is learned: a longer one is not repeated by chance."""
+MAX_LEARNED = 500
 """Values that are learned from texts at most."""
 _WIDTHS = frozenset((79, 80, 88, 99, 100, 119, 120, 132, 159, 160, 199, 200))
-"""Characters of a line at which programs begin a new one, whatever they say."""
+"""Characters of a line at which programs begin a new one, whatever it says."""
 _WIDEST = 1000
 _REST = re.compile(rb"(?:\r?\n[A-Za-z0-9+/_.=-]{1,200}){1,2}")
 _BREAKS = b" \t,;"
+_WORD_BYTES = bytes(set(range(256)) - set(b" \t\r\n\"'"))
 
 
 class Finder(Protocol):
     """Finds what is to be hidden besides secrets."""
 
     def spans(self, text: bytes) -> Iterator[Span]:
-        """All of it, each with its stand-in."""
+        """Find all of it, each with its pseudonym."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """The part of a stream that goes out; the rest only tells what it means."""
+    """The part of a stream that goes out; the rest is read for what it means."""
 
     start: int = 0
     """Its first byte."""
@@ -53,28 +55,61 @@ class Kept:
     """The byte after its last one; None for the end of the stream."""
 
 
+class _Window:
+    """The part of a stream that is looked at; it grows until it can be cut between two secrets."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.start = 0
+        self.wanted = BLOCK + HELD
+        self.in_secret = False
+
+    def cut(self, length: int) -> None:
+        """Let go of the first bytes."""
+        self.data = self.data[length:]
+        self.start += length
+        self.wanted = BLOCK + HELD
+
+    def cut_at(self, spans: list[Span]) -> int:
+        """Return how many bytes can go out; 0 where the window has to grow first."""
+        length = _cut(self.data, spans)
+        if length:
+            return length
+        if len(self.data) < LONGEST:
+            self.wanted = 2 * len(self.data)
+            return 0
+        self.in_secret = True
+        return len(self.data)
+
+    def skip_secret(self) -> None:
+        """Let go of the rest of a secret that was too long to be kept."""
+        if self.in_secret:
+            self.cut(len(self.data) - len(self.data.lstrip(_WORD_BYTES)))
+            self.in_secret = not self.data
+
+
 class Redactor:
     """Takes secrets out of texts, and counts them.
 
     Attributes:
-        counts: how many of each kind were taken out.
-        known: values that are looked for wherever they are; it learns those that a name gave away.
-        learned: whether it has learned any: what went out before may have them.
+        counts: the number of secrets of each kind that were taken out.
+        known: values that are looked for everywhere; it learns those that a name gave away.
+        learned: the number of values it has learned: what went out before may have them.
     """
 
     def __init__(self, known: Known | None = None, others: Finder | None = None) -> None:
-        """Take values that are known, and what else is to be hidden."""
+        """Take the values that are known, and a finder of what else is to be hidden."""
         self.known = known or Known()
         self.counts: Counter[str] = Counter()
         self.learned = 0
         self._others = others
 
     def text(self, data: bytes) -> bytes:
-        """A whole text without its secrets."""
+        """Return a whole text without its secrets."""
         return b"".join(self.stream([data]))
 
     def words(self, text: str) -> str:
-        """The same for a text of letters."""
+        """Return a string without its secrets."""
         how = "surrogateescape"  # a name's bytes
         try:
             data = text.encode(errors=how)
@@ -84,78 +119,48 @@ class Redactor:
         return self.text(data).decode(errors=how)
 
     def stream(self, pieces: Iterable[bytes], kept: Kept | None = None) -> Iterator[bytes]:
-        """A text that comes in pieces, without its secrets.
+        """Yield a text that comes in pieces, without its secrets.
 
         Args:
             pieces: the text.
             kept: the part that is wanted; None for all of it.
         """
         kept = kept or Kept()
-        held, base, wanted, inside = b"", 0, BLOCK + HELD, False
-        source = _small(pieces)
-        while True:
-            piece = next(source, None)
-            held += piece or b""
-            if piece is not None and len(held) < wanted:
+        window = _Window()
+        for piece in itertools.chain(_blocks(pieces), [None]):
+            is_last = piece is None
+            window.data += piece or b""
+            if len(window.data) < window.wanted and not is_last:
                 continue
-            if inside:  # of a secret that has no end
-                rest = held.lstrip(_WORD_BYTES)
-                held, base = rest, base + len(held) - len(rest)
-                inside = not rest and piece is not None
-                if inside:
-                    continue
-            spans = self._look(held)
-            cut = len(held) if piece is None else _cut(held, spans)
-            if piece is not None and not cut and len(held) < LONGEST:
-                wanted = 2 * len(held)
+            window.skip_secret()
+            if window.in_secret and not is_last:
                 continue
-            inside = piece is not None and not cut
-            cut = cut or len(held)
-            yield self._written(held[:cut], spans, base, kept)
-            held, base, wanted = held[cut:], base + cut, BLOCK + HELD
-            if piece is None:
-                return
+            spans = self._look(window.data)
+            length = len(window.data) if is_last else window.cut_at(spans)
+            if not length and not is_last:
+                continue
+            yield self._redacted(window.data[:length], spans, window.start, kept)
+            window.cut(length)
 
     def find(self, text: bytes) -> list[Span]:
-        """All that must not stay in a text, in order."""
-        found: list[Span] = []
+        """Return all that must not stay in a text, in order."""
+        spans: list[Span] = []
         for view in views(text):
-            for span in self._in_view(view.text):
-                start, end = view.back(span.start, span.end)
-                anchor = min(start, view.back(span.anchor, span.anchor + 1)[0])
-                end = _unwrapped(text, end) if not span.instead else end
-                found.append(replace(span, start=start, end=end, anchor=anchor))
-        return in_order(found)
+            spans += [_mapped_back(text, view, span) for span in self._in_view(view.text)]
+        return merged(spans)
 
     def _look(self, text: bytes) -> list[Span]:
+        """Return the same; values that are new here are looked for in all of the text."""
         spans = self.find(text)
-        new = [span.learned for span in spans if span.learned]
-        fresh = [value for value in new if self.learned < LEARNED and self._learn(value)]
-        return self.find(text) if fresh else spans
-
-    def _learn(self, value: bytes) -> bool:
-        is_new = self.known.add(value)
-        self.learned += is_new
-        return is_new
+        before = self.learned
+        for span in spans:
+            if span.learned and self.learned < MAX_LEARNED:
+                self.learned += self.known.add(span.learned)
+        return self.find(text) if self.learned > before else spans
 
     def _in_view(self, text: bytes) -> Iterator[Span]:
-        done = 0
-        for name in names.names(text):
-            if name.start < done:  # a part of another one's value
-                continue
-            value = value_of(text, name)
-            if value is None:
-                continue
-            done = value.end
-            told = text[value.start : value.end]
-            yield Span(
-                start=value.start,
-                end=value.end,
-                kind=name.meaning.kind,
-                anchor=name.start,
-                quote=value.quote,
-                learned=told if looks_random(told) and len(told) <= LESSON else b"",
-            )
+        """Find all that must not stay in a text as it reads at one level."""
+        yield from _named_values(text)
         yield from token_shapes.spans(text)
         yield from logins.spans(text)
         yield from pem.spans(text)
@@ -164,52 +169,91 @@ class Redactor:
         if self._others is not None:
             yield from self._others.spans(text)
 
-    def _written(self, text: bytes, spans: list[Span], base: int, kept: Kept) -> bytes:
-        """A part of the stream as it goes out."""
-        out: list[bytes] = []
+    def _redacted(self, text: bytes, spans: list[Span], base: int, kept: Kept) -> bytes:
+        """Return a part of the stream as it goes out.
+
+        Args:
+            text: the part.
+            spans: what must not stay in it.
+            base: its place in the stream.
+            kept: the part of the stream that is wanted.
+        """
         stop = len(text) if kept.end is None else max(0, min(len(text), kept.end - base))
         at = max(0, kept.start - base)
+        out: list[bytes] = []
         for span in spans:
             if span.end <= at or span.start >= stop:
                 continue
+            newlines = text.count(b"\n", max(at, span.start), min(span.end, stop))
             out.append(text[at : span.start])
-            out.append(span.text(text.count(b"\n", max(at, span.start), min(span.end, stop))))
+            out.append(span.replacement(newlines))
             self.counts[span.kind] += 1
             at = span.end
         out.append(text[at:stop])
         return b"".join(out)
 
 
+def _named_values(text: bytes) -> Iterator[Span]:
+    """Find the values of names that mean a secret."""
+    end = 0
+    for name in names.names(text):
+        if name.start < end:  # a part of another one's value
+            continue
+        value = value_of(text, name)
+        if value is not None:
+            end = value.end
+            yield Span(
+                start=value.start,
+                end=value.end,
+                kind=name.meaning.kind,
+                anchor=name.start,
+                quote=value.quote,
+                learned=_worth_learning(text[value.start : value.end]),
+            )
+
+
+def _worth_learning(value: bytes) -> bytes:
+    """Return a value that is to be looked for elsewhere, too; nothing for another one."""
+    return value if len(value) <= MAX_LEARNED_BYTES and looks_random(value) else b""
+
+
+def _mapped_back(text: bytes, view: View, span: Span) -> Span:
+    """Return a span of a view as one of the text itself."""
+    start, end = view.back(span.start, span.end)
+    anchor, _ = view.back(span.anchor, span.anchor + 1)
+    if not span.pseudonym:
+        end = _unwrapped(text, end)
+    return replace(span, start=start, end=end, anchor=min(start, anchor))
+
+
 def _unwrapped(text: bytes, end: int) -> int:
-    """Where a secret ends that ends with its line: on the next one, if lines were made to fit."""
+    """Return where a secret ends that was broken at the end of its line to fit a width."""
     if text[end : end + 1] not in (b"\n", b"\r"):
         return end
     width = end - text.rfind(b"\n", max(0, end - _WIDEST), end) - 1
-    rest = _REST.match(text, end)
-    return rest.end() if rest and width in _WIDTHS else end
+    return end_of(_REST, text, end) if width in _WIDTHS else end
 
 
-def _small(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same pieces, none longer than a block."""
+def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same pieces, none longer than a block."""
     for piece in pieces:
         for at in range(0, len(piece), BLOCK):
             yield piece[at : at + BLOCK]
 
 
-_WORD_BYTES = bytes(set(range(256)) - set(b" \t\r\n\"'"))
-
-
 def _cut(text: bytes, spans: list[Span]) -> int:
-    """How much of a text can go out: up to the end of a line, and not within a secret."""
-    target = len(text) - HELD
-    line = text.rfind(b"\n", 0, target) + 1
-    if line > target // 2:
-        target = line
-    else:
-        target = (
-            max(text.rfind(bytes([mark]), target // 2, target) + 1 for mark in _BREAKS) or target
-        )
+    """Return how much of a text can go out: up to the end of a line, and not within a secret."""
+    target = _break(text, len(text) - HELD)
     for span in reversed(spans):
         if span.anchor < target < span.end:
             target = span.anchor
     return max(target, 0)
+
+
+def _break(text: bytes, target: int) -> int:
+    """Return the last end of a line before a place, else of a word, else the place itself."""
+    line = text.rfind(b"\n", 0, target) + 1
+    if line > target // 2:
+        return line
+    word = max(text.rfind(bytes([mark]), target // 2, target) + 1 for mark in _BREAKS)
+    return word or target

@@ -1,62 +1,75 @@
-"""A place in a text that must not stay as it is, and many of them put in order."""
+"""The places in a text that must not stay as they are."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A place in a text."""
+    """A place in a text that is to be replaced."""
 
     start: int
-    """Where it begins."""
+    """Its first byte."""
     end: int
-    """Where it ends."""
+    """The byte after its last one."""
     kind: str
-    """What it is, for the reader and for the count."""
+    """The kind of secret or name, for the reader and for the count."""
     anchor: int
-    """Where that begins by which it was found: the name before a value, or the start itself."""
+    """The start of what gave it away: the name before a value, or the span itself."""
     quote: bytes = b""
-    """What a text must be put in to stand here."""
-    instead: bytes = b""
-    """What stands here then; empty for a word that tells the kind."""
+    """Quotes to put around the replacement."""
+    pseudonym: bytes = b""
+    """The replacement; empty for a secret, which becomes a word that tells its kind."""
     learned: bytes = b""
-    """The value, where it is worth to be looked for elsewhere, too."""
+    """The value, where it is worth looking for elsewhere, too."""
 
     @classmethod
     def at(cls, start: int, end: int, kind: str, anchor: int | None = None) -> Span:
-        """A secret at a place; it was found by itself unless an anchor is given."""
+        """Return a secret at a place; without an anchor it gave itself away."""
         return cls(start=start, end=end, kind=kind, anchor=start if anchor is None else anchor)
 
-    def text(self, newlines: int) -> bytes:
-        """What stands here then.
+    def replacement(self, newlines: int) -> bytes:
+        """Return the text that stands here instead.
 
         Args:
-            newlines: how many ends of lines were here: those stay, so that lines keep numbers.
+            newlines: the ends of lines within the span: they stay, so that lines keep numbers.
         """
-        said = self.instead or b"[redacted: " + self.kind.encode() + b"]"
-        return self.quote + said + self.quote + b"\n" * newlines
+        text = self.pseudonym or b"[redacted: " + self.kind.encode() + b"]"
+        return self.quote + text + self.quote + b"\n" * newlines
 
 
-def in_order(spans: Iterable[Span]) -> list[Span]:
-    """Spans by place; of some that overlap one that covers them all, a secret before a stand-in."""
+def end_of(pattern: re.Pattern[bytes], text: bytes, start: int = 0, stop: int = sys.maxsize) -> int:
+    """Return where the match of a pattern at a place ends; the place itself for no match."""
+    match = pattern.match(text, start, stop)
+    return match.end() if match else start
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans in order of place, with those that overlap made one."""
     done: list[Span] = []
-    for span in sorted(spans, key=lambda one: (one.start, -one.end)):
-        if not done or span.start >= done[-1].end:
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if done and span.start < done[-1].end:
+            done[-1] = _union(done[-1], span)
+        else:
             done.append(span)
-            continue
-        last = done[-1]
-        if last.end >= span.end and not (last.instead and not span.instead):
-            done[-1] = replace(last, anchor=min(last.anchor, span.anchor))
-            continue
-        kept = span if last.instead and not span.instead else last
-        done[-1] = replace(
-            kept,
-            start=last.start,
-            end=max(last.end, span.end),
-            anchor=min(last.anchor, span.anchor),
-            quote=last.quote if last.end >= span.end else b"",
-        )
     return done
+
+
+def _union(first: Span, second: Span) -> Span:
+    """Return one span that covers both; a secret goes before a pseudonym."""
+    anchor = min(first.anchor, second.anchor)
+    covers = first.end >= second.end
+    prefers_second = bool(first.pseudonym) and not second.pseudonym
+    if covers and not prefers_second:
+        return replace(first, anchor=anchor)
+    return replace(
+        second if prefers_second else first,
+        start=first.start,
+        end=max(first.end, second.end),
+        anchor=anchor,
+        quote=first.quote if covers else b"",
+    )

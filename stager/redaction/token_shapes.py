@@ -1,4 +1,4 @@
-"""Tokens that are known by their looks alone: a prefix, and what follows it."""
+"""Tokens that are recognised by their form alone: a prefix, and what follows it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def _any(_: bytes) -> bool:
 
 
 def _mixed(text: bytes) -> bool:
-    """Letters and digits: a word of a language has no digits."""
+    """Return whether a text has letters and digits: a word of a language has no digits."""
     return bool(re.search(rb"[0-9]", text)) and bool(re.search(rb"[A-Za-z]", text))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a kind of secret looks."""
+    """The form of a kind of secret."""
 
     kind: str
-    """What it is."""
+    """The kind of secret."""
     needles: tuple[bytes, ...]
     """One of these is in it; a text with none of them is not looked at further."""
     pattern: re.Pattern[bytes]
     """All of it."""
     check: Check = _any
-    """What a regular expression cannot tell."""
+    """A further condition that a regular expression cannot express."""
 
 
 def _shape(kind: str, needles: str, pattern: bytes, check: Check = _any) -> Shape:
@@ -93,26 +93,36 @@ _WANDB = re.compile(
 
 
 def spans(text: bytes) -> Iterator[Span]:
-    """All that looks like a token."""
+    """Find all that looks like a token."""
     for shape in SHAPES:
-        if any(needle in text for needle in shape.needles):
-            for found in shape.pattern.finditer(text):
-                if shape.check(found[0]):
-                    yield Span.at(found.start(), found.end(), shape.kind)
-    if b"asic" in text or b"ASIC" in text:
-        for found in _BASIC.finditer(text):
-            if _is_pair(found[1]):
-                yield Span.at(found.start(1), found.end(1), "authorization")
-    if any(needle in text for needle in (b"wandb", b"API", b"api", b"Api")):
-        for found in _WANDB.finditer(text):
-            if b"commit" not in found[0]:
-                yield Span.at(found.start(1), found.end(1), "wandb-key", found.start())
+        if _has_any(text, shape.needles):
+            yield from _of_shape(text, shape)
+    if _has_any(text, (b"asic", b"ASIC")):
+        for match in _BASIC.finditer(text):
+            if _is_login(match[1]):
+                yield Span.at(match.start(1), match.end(1), "authorization")
+    if _has_any(text, (b"wandb", b"API", b"api", b"Api")):
+        for match in _WANDB.finditer(text):
+            if b"commit" not in match[0]:
+                yield Span.at(match.start(1), match.end(1), "wandb-key", match.start())
 
 
-def _is_pair(text: bytes) -> bool:
-    """Whether base64 says ``user:password``."""
+def _has_any(text: bytes, needles: tuple[bytes, ...]) -> bool:
+    return any(needle in text for needle in needles)
+
+
+def _of_shape(text: bytes, shape: Shape) -> Iterator[Span]:
+    """Find the tokens of one form."""
+    for match in shape.pattern.finditer(text):
+        if shape.check(match[0]):
+            yield Span.at(match.start(), match.end(), shape.kind)
+
+
+def _is_login(text: bytes) -> bool:
+    """Return whether base64 holds ``user:password``."""
+    digits = text.rstrip(b"=")
     try:
-        told = base64.b64decode(text.rstrip(b"=") + b"=" * (-len(text.rstrip(b"=")) % 4))
+        decoded = base64.b64decode(digits + b"=" * (-len(digits) % 4))
     except (binascii.Error, ValueError):
         return False
-    return b":" in told and told.isascii() and told.decode().isprintable()
+    return b":" in decoded and decoded.isascii() and decoded.decode().isprintable()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _LEVELS = 3
-"""How often a text may be escaped: JSON within JSON within a shell's quotes."""
+"""The number of times a text may be escaped: JSON within JSON within a shell's quotes."""
 _ATOM = re.compile(
     rb"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[()][A-Z0-9])"
     rb"|\0|\xef\xbb\xbf|\xff\xfe|\xe2\x80[\x8b-\x8d]|\xc2[\xad\xa0]|[^\n]\x08"
@@ -18,7 +18,9 @@ _ATOM = re.compile(
     rb"|%[0-7][0-9A-Fa-f]"
     rb"|&(?:quot|apos|amp|lt|gt|#(?:[0-9]{2,3}|x[0-9A-Fa-f]{2}));"
 )
-_LETTERS = {b"t": 9, b"b": 8}
+_ESCAPED_LETTERS = {b"t": b"\t", b"b": b"\b", b"n": b"\n", b"r": b"\n"}
+_NO_BREAK_SPACE = b"\xc2\xa0"
+_ASCII = 0x80
 _MARKS = (
     b"\\",
     b"%",
@@ -32,7 +34,7 @@ _MARKS = (
     b"\xc2\xad",
     b"\xc2\xa0",
 )
-"""Where none of these is, there is nothing to take away."""
+"""A text with none of these reads as it stands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +42,16 @@ class View:
     """A text, read at one level."""
 
     text: bytes
-    """As it reads."""
+    """The text as it reads."""
     under: View | None = None
     """The level that it was made from; None for the text itself."""
     starts: list[int] = field(default_factory=list)
-    """Where each piece begins here."""
+    """The start of each piece, here."""
     places: list[tuple[int, int]] = field(default_factory=list)
-    """Where each piece begins below, and its length there."""
+    """The start of each piece in the level below, and its length there."""
 
     def back(self, start: int, end: int) -> tuple[int, int]:
-        """A place here as one in the text itself."""
+        """Return a place here as one in the text itself."""
         if self.under is None:
             return start, end
         first = self._below(start)
@@ -57,72 +59,100 @@ class View:
         return self.under.back(first, last)
 
     def _below(self, at: int, *, whole: bool = False) -> int:
+        """Return a byte's place in the level below; with ``whole`` the place after it."""
         number = max(0, bisect.bisect_right(self.starts, at) - 1)
-        begin, length = self.places[number]
+        below, length = self.places[number]
         here = self.starts[number]
-        size = self.starts[number + 1] - here if number + 1 < len(self.starts) else length
-        if size == length:
-            return begin + at - here + whole
-        return begin + length if whole else begin
+        is_last = number + 1 == len(self.starts)
+        unchanged = is_last or self.starts[number + 1] - here == length
+        if unchanged:
+            return below + at - here + whole
+        return below + length if whole else below
+
+
+class _Pieces:
+    """The pieces of a level, as they are put together."""
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.starts: list[int] = []
+        self.places: list[tuple[int, int]] = []
+        self._size = 0
+
+    def add(self, text: bytes, place: int, length: int) -> None:
+        """Append a text that stands for so many bytes at this place of the level below."""
+        self.starts.append(self._size)
+        self.places.append((place, length))
+        self.texts.append(text)
+        self._size += len(text)
 
 
 def views(text: bytes) -> Iterator[View]:
-    """A text itself, and what it reads as, level by level, as long as that is something else."""
+    """Yield a text itself, then what it reads as, level by level, as long as that differs."""
     view = View(text=text)
     yield view
     for _ in range(_LEVELS):
-        if not any(mark in view.text for mark in _MARKS):
+        read = _read(view)
+        if read is None:
             return
-        made = _read(view)
-        if made is None:
-            return
-        yield made
-        view = made
+        yield read
+        view = read
 
 
 def _read(under: View) -> View | None:
-    """One level further; None where nothing changes."""
-    text, pieces = under.text, list[bytes]()
-    starts, places = list[int](), list[tuple[int, int]]()
-    done = size = 0
-    for found in _ATOM.finditer(text):
-        for piece, begin, length in (
-            (text[done : found.start()], done, found.start() - done),
-            (_meant(text, found), found.start(), len(found[0])),
-        ):
-            if piece:
-                starts.append(size)
-                places.append((begin, length))
-                pieces.append(piece)
-                size += len(piece)
-        done = found.end()
+    """Return the next level; None where nothing changes."""
+    text = under.text
+    if not any(mark in text for mark in _MARKS):
+        return None
+    pieces = _Pieces()
+    done = 0
+    for match in _ATOM.finditer(text):
+        start = match.start()
+        if start > done:
+            pieces.add(text[done:start], done, start - done)
+        meant = _meant(text, match)
+        if meant:
+            pieces.add(meant, start, len(match[0]))
+        done = match.end()
     if not done:
         return None
-    starts.append(size)
-    places.append((done, len(text) - done))
-    pieces.append(text[done:])
-    return View(text=b"".join(pieces), under=under, starts=starts, places=places)
+    pieces.add(text[done:], done, len(text) - done)
+    return View(
+        text=b"".join(pieces.texts), under=under, starts=pieces.starts, places=pieces.places
+    )
 
 
-def _meant(text: bytes, found: re.Match[bytes]) -> bytes:
-    """What an escape stands for; nothing for a colour."""
-    atom, at = found[0], found.start()
-    if atom == b"\0":  # half of a wide letter, or the end of a variable or an argument
-        wide = text[at + 2 : at + 3] == b"\0" or text[max(0, at - 2) : at - 1] == b"\0"
-        return b"" if wide else b"\n"
-    if atom[-1:] == b"\x08" or atom == b"\xc2\xa0":  # struck out, or a blank
-        return b" " if atom[0] == 0xC2 else b""
-    if atom[:1] == b"&":
-        return html.unescape(atom.decode("ascii")).encode()
-    if atom[:1] not in b"\\%" or atom[1:2] in (b"\r", b"\n"):
+def _meant(text: bytes, match: re.Match[bytes]) -> bytes:
+    """Return what an escape stands for; nothing for a colour."""
+    atom = match[0]
+    if atom == b"\0":
+        return _zero_byte(text, match.start())
+    if atom == _NO_BREAK_SPACE:
+        return b" "
+    if atom.endswith(b"\x08"):  # struck out
         return b""
-    number = 0x80
-    if atom[:1] == b"%":
-        number = int(atom[1:], 16)
-    elif atom[1:2] in b"ux":
-        number = int(atom[2:], 16)
-    elif atom[1:2].isdigit():
-        number = int(atom[1:], 8)
-    elif atom[1:2] not in b"nr":
-        number = _LETTERS.get(atom[1:2], atom[1])
-    return bytes([number]) if number < 0x80 else b"\n"
+    if atom.startswith(b"&"):
+        return html.unescape(atom.decode("ascii")).encode()
+    if atom.startswith(b"%"):
+        return bytes([int(atom[1:], 16)])
+    return _escaped(atom[1:]) if atom.startswith(b"\\") else b""
+
+
+def _zero_byte(text: bytes, at: int) -> bytes:
+    """Return nothing for half of a wide letter, a line's end after a variable or an argument."""
+    is_wide = text[at + 2 : at + 3] == b"\0" or text[max(0, at - 2) : at - 1] == b"\0"
+    return b"" if is_wide else b"\n"
+
+
+def _escaped(body: bytes) -> bytes:
+    """Return what a backslash and these bytes stand for."""
+    first = body[:1]
+    if first in (b"\r", b"\n"):
+        return b""
+    if first in (b"u", b"x"):
+        code = int(body[1:], 16)
+    elif first.isdigit():
+        code = int(body, 8)
+    else:
+        return _ESCAPED_LETTERS.get(first, first)
+    return bytes([code]) if code < _ASCII else b"\n"

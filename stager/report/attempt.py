@@ -1,4 +1,4 @@
-"""A job's last attempt, as its events tell it: each with its moment, also where it has no time."""
+"""The last attempt of a job by its events, each with a moment even where it has no time."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What was told from the last time on that the job began."""
+    """The events from the last beginning of the job on."""
 
     events: tuple[Event, ...] = ()
-    """In the order in which they were told."""
+    """The events, in their order."""
     count: int = 0
-    """How often it has begun: more than once where Slurm put it into the queue again."""
+    """The number of attempts: more than one where Slurm put the job into the queue again."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """The job as the driver was told it; empty where that is not known."""
+    """The job as the driver got it; empty where that is not known."""
 
     @property
     def result(self) -> Event:
         """The last event; empty for a job that runs, or whose driver was killed."""
-        return next((one for one in reversed(self.events) if one["event"] == "result"), {})
+        return next((event for event in reversed(self.events) if event["event"] == "result"), {})
 
     @property
     def first(self) -> float | None:
-        """The first time that is told; None where none is."""
+        """The first time of an event; None where no event has one."""
         times = (number(event, "time") for event in self.events)
         return next((time for time in times if time is not None), None)
 
     @property
     def ended(self) -> float | None:
-        """When the result was told; None where it was not, or has no time."""
+        """The time of the result; None where there is none, or it has no time."""
         return number(self.result, "time")
 
     def moments(self) -> Iterator[tuple[float, Event]]:
-        """Each event with its moment in seconds: since the epoch, or since the beginning.
+        """Return each event with its moment in seconds: since the epoch, or since the beginning.
 
         Events of older drivers have no time. A phase's length is told at its end, though, and a
         node's with its answer, so one phase is put after the other. A clock that was set back
@@ -64,7 +64,7 @@ class Attempt:
 
 
 def last_attempt(files: JobFiles) -> Attempt:
-    """The last attempt of a job; empty where nobody kept its events."""
+    """Return the last attempt of a job; empty where its events were not kept."""
     if not files.job_id:
         return Attempt()
     kept: list[Event] = []
@@ -78,7 +78,7 @@ def last_attempt(files: JobFiles) -> Attempt:
 
 
 def _job(path: Path) -> Mapping[str, Any]:
-    """``job.json``, whichever version of it."""
+    """Return ``job.json``, of whatever version."""
     try:
         raw = json.loads(bytes_of(path).decode("utf-8", "replace"))
     except (OSError, ValueError, RecursionError):
@@ -87,7 +87,7 @@ def _job(path: Path) -> Mapping[str, Any]:
 
 
 def answered(event: Event) -> str:
-    """The node whose answer to a phase an event is; empty where it is none."""
+    """Return the node whose answer to a phase an event is; empty where it is none."""
     return text(event, "node") if event["event"] in ANSWERS else ""
 
 

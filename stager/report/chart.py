@@ -31,25 +31,22 @@ class Lines:
     """A line chart."""
 
     title: str
-    """What is shown."""
+    """The title."""
     unit: str
-    """What the vertical axis counts."""
+    """The unit of the vertical axis."""
     across: str
-    """What the horizontal axis counts."""
+    """The unit of the horizontal axis."""
     points: Sequence[Point]
     """The line."""
     dots: Sequence[tuple[Point, str]] = ()
     """Single points on top of it, each with its text."""
     dots_are: str = ""
-    """What the dots stand for."""
+    """The meaning of the dots."""
 
 
 def line_chart(chart: Lines) -> Html:
-    """A line, and dots, over axes; with a caption, and in words for those who do not see it."""
-    every = [*chart.points, *(point for point, _ in chart.dots)]
-    across = ticks(min(x for x, _ in every), max(x for x, _ in every), 6)
-    low, high = min(y for _, y in every), max(y for _, y in every)
-    up = ticks(0.0 if 0 <= low < high * 0.7 else low, high)
+    """Return a line and dots over axes, with a caption, and in words for screen readers."""
+    across, up = _axes([*chart.points, *(point for point, _ in chart.dots)])
     frame = _Frame(across[0][0], across[-1][0], up[0][0], up[-1][0])
     rows = [(_ABOVE + (1 - frame.up(value)) * _HEIGHT, text) for value, text in up]
     total = _ABOVE + _HEIGHT + _BELOW
@@ -73,41 +70,59 @@ def line_chart(chart: Lines) -> Html:
         role="img",
         aria_label=in_words(chart),
     )
-    key = [element("span", class_="key line"), "each step"] if chart.points else None
-    dots = [element("span", class_="key dot"), chart.dots_are] if chart.dots else None
     return element(
         "figure",
         element("figcaption", element("b", chart.title), f", {chart.unit}"),
         element("div", numbers, plot, class_="plot"),
         element("p", chart.across, class_="across"),
-        element("p", key, " " if key and dots else None, dots, class_="keys") if dots else None,
+        _legend(chart),
         class_="chart",
     )
 
 
+def _axes(points: Sequence[Point]) -> tuple[Sequence[Tick], Sequence[Tick]]:
+    """Return the ticks of both axes; the vertical one begins at zero unless that is far away."""
+    across = [x for x, _ in points]
+    values = [y for _, y in points]
+    low, high = min(values), max(values)
+    bottom = 0.0 if 0 <= low < high * 0.7 else low
+    return ticks(min(across), max(across), 6), ticks(bottom, high)
+
+
+def _legend(chart: Lines) -> Html | None:
+    """Return the meaning of the line and the dots; nothing for a line alone."""
+    if not chart.dots:
+        return None
+    dots = [element("span", class_="key dot"), chart.dots_are]
+    if not chart.points:
+        return element("p", dots, class_="keys")
+    line = [element("span", class_="key line"), "each step"]
+    return element("p", line, " ", dots, class_="keys")
+
+
 def labels(places: Sequence[Tick], y: float) -> list[Html]:
-    """Numbers below an axis, by their shares of its length."""
-    found = []
+    """Return the numbers below an axis, placed by their shares of its length."""
+    texts = []
     for share, text in places:
         anchor = "start" if share < _EDGE else "end" if share > 1 - _EDGE else "middle"
-        found.append(element("text", text, x=percent(share), y=f"{y:.4g}", text_anchor=anchor))
-    return found
+        texts.append(element("text", text, x=percent(share), y=f"{y:.4g}", text_anchor=anchor))
+    return texts
 
 
 def in_words(chart: Lines) -> str:
-    """What a line shows, for those who do not see it."""
+    """Return a line in words, for screen readers."""
     points = chart.points or [point for point, _ in chart.dots]
     (first, begin), (last, end) = points[0], points[-1]
-    least, most = min(points, key=lambda one: one[1]), max(points, key=lambda one: one[1])
-    told = f"{decimal(begin)} at {chart.across} {decimal(first)}, "
-    told += f"{decimal(end)} at {chart.across} {decimal(last)}"
+    least, most = min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])
+    ends = f"{decimal(begin)} at {chart.across} {decimal(first)}, "
+    ends += f"{decimal(end)} at {chart.across} {decimal(last)}"
     extremes = f"lowest {decimal(least[1])} at {decimal(least[0])}, "
     extremes += f"highest {decimal(most[1])} at {decimal(most[0])}"
-    return f"{chart.title}, {chart.unit}: {told}; {extremes}"
+    return f"{chart.title}, {chart.unit}: {ends}; {extremes}"
 
 
 def thinned(points: Sequence[Point], most: int = _POINTS) -> Sequence[Point]:
-    """A line with fewer points that looks the same: peaks and valleys stay."""
+    """Return a line with fewer points that looks the same: peaks and valleys stay."""
     if len(points) <= most:
         return points
     stretch = -(-len(points) * 2 // most)
@@ -120,14 +135,14 @@ def thinned(points: Sequence[Point], most: int = _POINTS) -> Sequence[Point]:
 
 
 def bar(share: float) -> Html:
-    """One horizontal bar, for a table's cell that has the number too."""
+    """Return a horizontal bar, for a cell of a table that has the number too."""
     drawn = element("rect", width=percent(share), height="100%")
     return element("svg", drawn, class_="bar", width="100%", height=12, aria_hidden="true")
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """What the axes reach over."""
+    """The ranges of the axes."""
 
     left: float
     right: float

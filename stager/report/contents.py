@@ -1,4 +1,4 @@
-"""What was in a job's bundle, as long as the bundle is still there."""
+"""The contents of a job's bundle, as long as the bundle still exists."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class Part:
     name: str
     """Its name, with a package's version."""
     kind: str
-    """``wheel``, ``project``...: where it came from."""
+    """Its source: ``wheel``, ``project``..."""
     packed: int
     """Bytes in the bundle."""
     unpacked: int
     """Bytes on a node."""
     files: int
-    """How many files it has."""
+    """The number of its files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What is in a bundle, or why that cannot be said."""
+    """The parts of a bundle, or the reason why they are not known."""
 
     path: str
     """The bundle's file."""
     missing: str = ""
-    """Why nothing can be said of it; empty where it can."""
+    """The reason why its parts are not known; empty where they are."""
     parts: tuple[Part, ...] = ()
-    """What is in it, the largest first."""
+    """Its parts, the largest first."""
 
 
 def contents(attempt: Attempt) -> Contents | None:
-    """What is in the bundle of a job; None where it is not known which one that was."""
+    """Return the contents of a job's bundle; None where the bundle is not known."""
     path, wanted = text(attempt.job, "bundle"), text(attempt.job, "bundle_id")
     if not path:
         return None

@@ -1,4 +1,4 @@
-"""How the training went, from the ``metrics.jsonl`` files among a job's outputs.
+"""The course of a training, from the ``metrics.jsonl`` files among a job's outputs.
 
 ``python -m trainer`` writes one object a line: for each step ``step``, ``loss`` and
 ``samples_per_second``, for each epoch ``step``, ``epoch``, ``avg_loss`` and ``accuracy``. Any
@@ -36,7 +36,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What was said at the end of an epoch."""
+    """The figures at the end of an epoch."""
 
     step: float
     """The steps that were done."""
@@ -50,35 +50,35 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """How one training went."""
+    """The curves of one training."""
 
     path: str
-    """The file that tells."""
+    """The file they come from."""
     loss: tuple[Point, ...] = ()
     """Loss by step."""
     rate: tuple[Point, ...] = ()
     """Samples a second by step, over all ranks."""
     epochs: tuple[Epoch, ...] = ()
-    """What each epoch came to."""
+    """The figures of each epoch."""
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show."""
+        """Return whether there is nothing to show."""
         return not (self.loss or self.rate or self.epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """All that is known of a job's training."""
+    """Everything known about a job's training."""
 
     curves: tuple[Curves, ...] = ()
-    """One for each file that has some."""
+    """The curves of each file that has some."""
     others: tuple[str, ...] = ()
     """Files that this job has not written: they are older, or were changed after its end."""
 
 
 def training(files: JobFiles, attempt: Attempt) -> Training:
-    """How a job's training went, as far as its outputs tell."""
+    """Return the course of a job's training, as far as its outputs show it."""
     if not files.job_id:
         paths = [log.path for log in files.logs if log.path.name == NAME]
         return Training(curves=tuple(_read_all(paths[:_FILES])))
@@ -90,7 +90,7 @@ def training(files: JobFiles, attempt: Attempt) -> Training:
 
 
 def read(path: Path) -> Curves:
-    """The curves in a file; none where it is no such file.
+    """Return the curves in a file; none where it is no such file.
 
     A step that was done twice, because a run went on from a checkpoint, counts as it was last.
     """
@@ -106,9 +106,9 @@ def read(path: Path) -> Curves:
             if value is not None:
                 curve[step] = value
         if "avg_loss" in raw or "accuracy" in raw:
-            told = number(raw, "avg_loss"), number(raw, "accuracy")
+            figures = number(raw, "avg_loss"), number(raw, "accuracy")
             epoch = number(raw, "epoch") or 0.0
-            epochs[epoch] = Epoch(step=step, epoch=epoch, loss=told[0], accuracy=told[1])
+            epochs[epoch] = Epoch(step=step, epoch=epoch, loss=figures[0], accuracy=figures[1])
     return Curves(
         path=str(path),
         loss=tuple(sorted(loss.items())),
@@ -118,36 +118,46 @@ def read(path: Path) -> Curves:
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[Curves]:
-    return (found for found in map(read, paths) if not found.empty)
+    return (curves for curves in map(read, paths) if not curves.empty)
 
 
 def _candidates(attempt: Attempt) -> list[Path]:
-    """Where a job's outputs may have such files, each once.
+    """Return the files of this kind in a job's outputs, each once.
 
     What was there already when they came home got another name.
     """
     run_dir = text(attempt.job, "run_dir")
+    if not run_dir:
+        return []
     outputs = list(texts(attempt.job, "outputs"))
-    for event in attempt.events if run_dir else ():
+    for event in attempt.events:
         if event["event"] == "collected":
             outputs += texts({"renamed": list(table(event, "renamed").values())}, "renamed")
-    found: dict[Path, None] = {}
-    for output in outputs if run_dir else ():
-        pattern = patterns.split(output)
-        if pattern is None:
-            continue
+    candidates: dict[Path, None] = {}
+    for output in outputs:
         with suppress(ValueError, OSError):
-            places = patterns.expand(run_dir, pattern) | (set() if pattern else {""})
-            for place in sorted(places):
-                path = Path(run_dir, place)
-                path = path if path.name == NAME else path / NAME
-                if path.is_file() and not path.is_symlink():
-                    found[path] = None
-    return list(found)
+            for path in _metrics_files(run_dir, output):
+                candidates[path] = None
+    return list(candidates)
+
+
+def _metrics_files(run_dir: str, output: str) -> Iterator[Path]:
+    """Yield the files of this kind in an output."""
+    pattern = patterns.split(output)
+    if pattern is None:
+        return
+    places = patterns.expand(run_dir, pattern)
+    if not pattern:
+        places.add("")
+    for place in sorted(places):
+        path = Path(run_dir, place)
+        path = path if path.name == NAME else path / NAME
+        if path.is_file() and not path.is_symlink():
+            yield path
 
 
 def _written_by(path: Path, attempt: Attempt) -> bool:
-    """Whether a file was written last while the ranks ran; also where nothing tells when."""
+    """Return whether a file was last written while the ranks ran, or that is not known."""
     launches = [event for event in attempt.events if event.get("phase") == "launch"]
     if not launches:
         return False
@@ -161,7 +171,7 @@ def _written_by(path: Path, attempt: Attempt) -> bool:
 
 
 def _records(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The objects of a file, one a line; a pipe or a link is no such file."""
+    """Yield the objects of a file, one a line; a pipe or a link is no such file."""
     with suppress(OSError, ValueError):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         # As a descriptor first: nothing else can be opened under this name meanwhile.

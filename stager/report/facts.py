@@ -1,4 +1,4 @@
-"""What is known of a job as a whole, and in one word what became of it."""
+"""The facts about a job as a whole, and its verdict in a word."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _AT_WORK = {
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a job; what is not is empty, or None."""
+    """The facts about a job; those not known are empty, or None."""
 
     job_id: str
     """Its number; empty for somebody else's logs."""
@@ -43,40 +43,40 @@ class Facts:
     action: str = ""
     """``run`` or ``verify``."""
     command: str = ""
-    """What each rank runs, without what looks like a secret."""
+    """The command of each rank, without what looks like a secret."""
     world_size: int | None = None
-    """How many ranks there are."""
+    """The number of ranks."""
     launcher: str = ""
-    """What starts them."""
+    """The launcher of the ranks."""
     backend: str = ""
-    """What they talk through."""
+    """The backend of the process group."""
     begun: float | None = None
-    """When it began, in seconds since the epoch."""
+    """The time of its beginning, in seconds since the epoch."""
     attempts: int = 0
-    """How often it was started."""
+    """The number of times it was started."""
     plan: str = ""
-    """How the bundle came to the nodes, and why so."""
+    """The way the bundle came to the nodes, with the reason."""
     sent: float | None = None
     """Bytes that were broadcast."""
     logs_lost: str = ""
-    """Why its logs are not complete."""
+    """The reason why its logs are not complete."""
     log_mode: str = log_modes.PRIVATE
-    """Who may read its files, and so the page about it."""
+    """The mode of its files, and so of the page about it."""
 
     @property
     def title(self) -> str:
-        """What it is called."""
+        """The title of the page."""
         if not self.job_id:
             return f"Logs in {self.folder.name or self.folder}"
         return f"Job {self.job_id}{f' ({self.name})' if self.name else ''}"
 
 
 def facts(files: JobFiles, attempt: Attempt) -> Facts:
-    """What is known of a job as a whole."""
+    """Return the facts about a job as a whole."""
     job, result = attempt.job, attempt.result
     launch = table(job, "launch")
     plans = [event for event in attempt.events if event["event"] == "plan"]
-    asked = text(launch, "backend")
+    backend = text(launch, "backend")
     return Facts(
         job_id=files.job_id,
         folder=files.folder.absolute(),
@@ -85,7 +85,7 @@ def facts(files: JobFiles, attempt: Attempt) -> Facts:
         command=shlex.join(masked(texts(launch, "command"))),
         world_size=whole(result, "world_size"),
         launcher=text(launch, "launcher"),
-        backend=text(result, "backend") or (asked if asked != "auto" else ""),
+        backend=text(result, "backend") or (backend if backend != "auto" else ""),
         begun=attempt.first,
         attempts=attempt.count,
         plan=text(plans[-1], "why") if plans else "",
@@ -96,7 +96,7 @@ def facts(files: JobFiles, attempt: Attempt) -> Facts:
 
 
 def verdict(files: JobFiles, result: Event, diagnosis: Diagnosis | None) -> str:
-    """What became of a job, in a word.
+    """Return the verdict on a job, in a word.
 
     The driver's own result counts most. Where it has left none it runs, or was killed: Slurm may
     know, or for a job on this machine the process itself.
@@ -104,15 +104,14 @@ def verdict(files: JobFiles, result: Event, diagnosis: Diagnosis | None) -> str:
     Args:
         files: the job's files.
         result: the driver's last event; empty where there is none.
-        diagnosis: what the logs tell; None where they cannot be judged.
+        diagnosis: the diagnosis of the logs; None where they cannot be read.
     """
     if result.get("ok") is True:
         return WELL
     if result:
-        own = result.get("interrupted") is True and not text(result, "ended_by")
-        return INTERRUPTED if own else FAILED
-    slurm = accounting.state(files.job_id) if files.job_id else ""
-    if slurm in _AT_WORK or _driven_here(files):
+        by_user = result.get("interrupted") is True and not text(result, "ended_by")
+        return INTERRUPTED if by_user else FAILED
+    if files.job_id and (accounting.state(files.job_id) in _AT_WORK or _driven_here(files)):
         return RUNNING
     if diagnosis is None or diagnosis.ok is None:
         return UNKNOWN
@@ -120,11 +119,11 @@ def verdict(files: JobFiles, result: Event, diagnosis: Diagnosis | None) -> str:
 
 
 def _driven_here(files: JobFiles) -> bool:
-    """Whether a driver of this job runs on this machine.
+    """Return whether a driver of this job runs on this machine.
 
     As long as one does, there is a file with the process's number in its name beside the logs.
     """
-    for path in files.folder.glob(".job.*.json") if files.job_id else ():
+    for path in files.folder.glob(".job.*.json"):
         with suppress(OSError, ValueError, RecursionError, IndexError):
             raw: Mapping[str, Any] = json.loads(text_of(path))
             process = Path("/proc", str(int(path.name.split(".")[2])))
@@ -134,8 +133,8 @@ def _driven_here(files: JobFiles) -> bool:
 
 
 def _losses(result: Mapping[str, Any]) -> str:
-    """Why the logs are not complete, and whose output they lack, and how much of it."""
-    lost = [one for one in listing(result, "logs_lost") if isinstance(one, dict)]
-    who = [f"{text(one, 'node')} {described(one)}".strip() for one in lost]
+    """Return the reason why the logs are not complete, and the output that each rank lost."""
+    lost = [loss for loss in listing(result, "logs_lost") if isinstance(loss, dict)]
+    who = [f"{text(loss, 'node')} {described(loss)}".strip() for loss in lost]
     why = [text(result, "logs_fault"), text(result, "logs_lost")]  # of older jobs it is a text
     return "; ".join(filter(None, [*why, ", ".join(who)]))

@@ -1,4 +1,4 @@
-"""What failed first, on the page: why, what to do, and the lines that prove it."""
+"""The first failure on the page: its cause, what to do, and the lines that prove it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .markup import Html, clipped, element
 
 
 def trouble(diagnosis: Diagnosis) -> Html | None:
-    """The diagnosis; None where nothing failed."""
+    """Return the diagnosis; None where nothing failed."""
     first = diagnosis.first
     if first is None:
         return None
@@ -23,7 +23,7 @@ def trouble(diagnosis: Diagnosis) -> Html | None:
         ("The same on", ranks_in_words(diagnosis.same_failure)),
         ("Consequences", ranks_in_words(diagnosis.consequences)),
     ]
-    told = [
+    known = [
         element("div", element("dt", name), element("dd", text), class_=name.lower().split()[0])
         for name, text in rows
         if text
@@ -31,7 +31,7 @@ def trouble(diagnosis: Diagnosis) -> Html | None:
     return element(
         "section",
         element("h2", f"What failed first: {who(first)}", id="failure"),
-        element("dl", told, class_="facts wide"),
+        element("dl", known, class_="facts wide"),
         _evidence(diagnosis.evidence),
         _last_lines(first),
         class_="trouble",
@@ -40,7 +40,7 @@ def trouble(diagnosis: Diagnosis) -> Html | None:
 
 
 def who(first: FirstFailure) -> str:
-    """The node and the rank that failed."""
+    """Return the node and the rank that failed."""
     node = first.node or "a node that is not named"
     return node if first.rank is None else f"{node}, rank {first.rank}"
 
@@ -60,7 +60,7 @@ def _evidence(evidence: tuple[Evidence, ...]) -> list[Html] | None:
 
 
 def _last_lines(first: FirstFailure) -> Html | None:
-    """What the rank said last, folded: it may be long."""
+    """Return the last output of the rank, folded as it may be long."""
     if len(first.lines) < 2:
         return None
     text = "\n".join(clipped(line) for line in first.lines)
@@ -72,5 +72,5 @@ def _last_lines(first: FirstFailure) -> Html | None:
 
 
 def box(content: Html, label: str) -> Html:
-    """Something wide or long, which scrolls by itself, also by the keyboard."""
+    """Return a box for something wide or long, which scrolls, by the keyboard too."""
     return element("div", content, class_="box", role="region", aria_label=label, tabindex=0)

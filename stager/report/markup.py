@@ -37,17 +37,17 @@ Attribute = str | int | float | None
 
 
 def escaped(text: str) -> Html:
-    """A text as markup; what would be invisible, or do something to a reader's eye, is shown."""
+    """Return a text as markup; characters that are invisible or change the display are shown."""
     return Html(html.escape(text.translate(_SHOWN), quote=True))
 
 
 def clipped(text: str, longest: int = _LONGEST) -> str:
-    """A text, or its beginning where it is very long."""
+    """Return a text, or its beginning where it is very long."""
     return text if len(text) <= longest else f"{text[:longest]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def element(name: str, /, *content: Content, **attributes: Attribute) -> Html:
-    """One element.
+    """Return an element.
 
     Args:
         name: its tag.
@@ -66,9 +66,9 @@ def element(name: str, /, *content: Content, **attributes: Attribute) -> Html:
 
 
 def joined(content: Content) -> Html:
-    """Pieces one after the other, each text among them escaped."""
+    """Return pieces one after the other, each text among them escaped."""
     if content is None:
         return Html("")
     if isinstance(content, str):
         return content if isinstance(content, Html) else escaped(content)
-    return Html("".join(joined(one) for one in content))
+    return Html("".join(joined(piece) for piece in content))

@@ -1,4 +1,4 @@
-"""What is known of each node of a job: its Python, its packages, its way into the network."""
+"""The facts about each node of a job: its Python, its packages, its network interface."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ WELL, FAILED, LEFT_OUT, NOT_YET = "ok", "failed", "left out", "not known"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node, as far as it has said something of itself."""
+    """A node, as far as it has reported about itself."""
 
     name: str
     """Its name."""
     state: str
     """``ok``, ``failed``, ``left out`` or ``not known``."""
     python: str = ""
-    """The version that runs there."""
+    """The version of its Python."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Versions by name; a package that is not there has none."""
+    """Versions by name, of the packages it has."""
     interface: str = ""
-    """The network interface that it reaches the head by."""
+    """The network interface by which it reaches the first node."""
     address: str = ""
     """Its address on it."""
     exit_code: int | None = None
-    """The exit status of what was launched there."""
+    """The exit status of the ranks there."""
     problems: tuple[str, ...] = ()
-    """What is wrong, a line each."""
+    """Its problems, a line each."""
 
     @property
     def ending(self) -> str:
@@ -47,39 +47,41 @@ class Node:
 
 
 def nodes(attempt: Attempt) -> tuple[Node, ...]:
-    """Every node of an attempt, in the job's order."""
-    found: dict[str, _Learned] = {}
+    """Return every node of an attempt, in the job's order."""
+    reports: dict[str, _Learned] = {}
     for event in attempt.events:
         if event["event"] == "job":
-            found = {node: _Learned() for node in texts(event, "nodes")}
-        for name, learned in found.items() if event["event"] == "left-out" else ():
-            learned.leave_out(table(event, "nodes").get(name))
-        if (one := found.get(answered(event))) is not None:
-            one.take(event)
-    for name, learned in found.items():
+            reports = {node: _Learned() for node in texts(event, "nodes")}
+        if event["event"] == "left-out":
+            for name, learned in reports.items():
+                learned.leave_out(table(event, "nodes").get(name))
+        answering = reports.get(answered(event))
+        if answering is not None:
+            answering.take(event)
+    for name, learned in reports.items():
         learned.conclude(attempt.result, name)
-    return tuple(learned.node(name, attempt.result) for name, learned in found.items())
+    return tuple(learned.node(name, attempt.result) for name, learned in reports.items())
 
 
 def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
-    """Packages of which not all nodes have the same version: the nodes by package and version.
+    """Return the packages whose versions differ: the nodes by package and version.
 
     Nodes that have said nothing of packages do not count.
     """
-    asked = [node for node in every if node.packages]
-    found: dict[str, dict[str, list[str]]] = {}
-    for package in sorted({name for node in asked for name in node.packages}):
-        for node in asked:
+    checked = [node for node in every if node.packages]
+    different: dict[str, dict[str, list[str]]] = {}
+    for package in sorted({name for node in checked for name in node.packages}):
+        for node in checked:
             version = node.packages.get(package, "")
-            found.setdefault(package, {}).setdefault(version, []).append(node.name)
-    return {package: versions for package, versions in found.items() if len(versions) > 1}
+            different.setdefault(package, {}).setdefault(version, []).append(node.name)
+    return {package: versions for package, versions in different.items() if len(versions) > 1}
 
 
 @dataclass
 class _Learned:
-    """One node while the events are read."""
+    """A node while the events are read."""
 
-    said: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
     exit_code: int | None = None
     out: bool = False
     bad: bool = False
@@ -91,7 +93,7 @@ class _Learned:
         kind = event["event"]
         self.heard = True
         if kind == "probe":
-            self.said = dict(event)
+            self.report = dict(event)
         if kind == "launch":
             code = whole(event, "exit_code")
             self.exit_code = self.exit_code or code  # of several tasks the first that failed
@@ -103,7 +105,7 @@ class _Learned:
         """Note that the job went on without this node."""
         if isinstance(why, list):
             self.out = True
-            self.problems = dict.fromkeys(one for one in why if isinstance(one, str))
+            self.problems = dict.fromkeys(line for line in why if isinstance(line, str))
 
     def conclude(self, result: Event, name: str) -> None:
         """Learn from the job's result."""
@@ -115,16 +117,16 @@ class _Learned:
         self.exit_code = self.exit_code if code is None else code
 
     def node(self, name: str, result: Event) -> Node:
-        """What came out."""
+        """Return the node."""
         failed = self.bad or bool(self.exit_code) or (bool(self.problems) and not result)
-        versions = table(self.said, "packages")
+        versions = table(self.report, "packages")
         return Node(
             name=name,
             state=_state(self, failed=failed, over=bool(result)),
-            python=text(self.said, "python"),
+            python=text(self.report, "python"),
             packages={package: text(versions, package) for package in versions},
-            interface=text(self.said, "interface"),
-            address=text(self.said, "address"),
+            interface=text(self.report, "interface"),
+            address=text(self.report, "address"),
             exit_code=self.exit_code,
             problems=tuple(self.problems),
         )
@@ -139,12 +141,12 @@ def _state(learned: _Learned, *, failed: bool, over: bool) -> str:
 
 
 def _problems(event: Event) -> Iterator[str]:
-    """Problems as lines, whichever way they are written."""
+    """Return problems as lines, in whichever form they are written."""
     for raw in listing(event, "problems"):
         if isinstance(raw, str):
             yield raw
         elif isinstance(raw, dict):
             where, parts = text(raw, "where"), [text(raw, key) for key in ("what", "why", "fix")]
             line = "; ".join(part for part in parts if part)
-            own = not where or where == text(event, "node")
-            yield line if own else f"{where}: {line}"
+            is_of_node = not where or where == text(event, "node")
+            yield line if is_of_node else f"{where}: {line}"

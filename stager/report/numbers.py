@@ -1,4 +1,4 @@
-"""Amounts as a person reads them: seconds, bytes; and the round numbers of an axis."""
+"""Amounts for a person: seconds, bytes, and the round numbers of an axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["decimal", "duration", "nice", "percent", "size", "ticks", "time_tick
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: ``0.08 s``, ``12.3 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    """Return seconds in words: ``0.08 s``, ``12.3 s``, ``3 min 5 s``, ``2 h 10 min``."""
     if seconds < 59.95:
         places = 2 if seconds < 1 else 1
         return f"{seconds:.{places}f} s"
@@ -29,17 +29,17 @@ def duration(seconds: float) -> str:
 
 
 def decimal(value: float) -> str:
-    """A figure with four digits that count."""
+    """Return a number with four significant digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def percent(share: float) -> str:
-    """A share of one, as a length in SVG."""
+    """Return a share of one, as a length in SVG."""
     return f"{min(max(share, 0.0), 1.0) * 100:.4g}%"
 
 
 def nice(width: float, most: int) -> float:
-    """The smallest round step of which no more than so many are needed."""
+    """Return the smallest round step of which no more than so many are needed."""
     rough = width / most
     power = 10.0 ** math.floor(math.log10(rough))
     fitting = (step * power for step in (*_STEPS, 10.0) if step * power >= rough * (1 - 1e-9))
@@ -47,7 +47,7 @@ def nice(width: float, most: int) -> float:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[tuple[float, str]]:
-    """Round numbers that reach from below ``low`` to above ``high``, each with its text."""
+    """Return round numbers that reach from below ``low`` to above ``high``, each with its text."""
     if high - low <= _ALIKE * max(abs(low), abs(high)):
         spare = abs(low) / 10 or 1.0
         low, high = low - spare, high + spare
@@ -57,14 +57,14 @@ def ticks(low: float, high: float, most: int = 5) -> list[tuple[float, str]]:
 
 
 def time_ticks(seconds: float, most: int = 6) -> tuple[list[tuple[float, str]], str]:
-    """Round times from 0 up to a length, in seconds, each with its text; and their unit."""
+    """Return round times from 0 up to a length in seconds, each with its text, and their unit."""
     if seconds < 90:
         unit, length = "seconds", 1.0
         step = nice(max(seconds, 1e-3), most)
     else:
         unit, length = ("minutes", 60.0) if seconds < 90 * 60 else ("hours", 3600.0)
         amount = seconds / length
-        fitting = [one for one in _CLOCK if one * most >= amount]
+        fitting = [step for step in _CLOCK if step * most >= amount]
         step = float(fitting[0]) if fitting else nice(amount, most)
     last = math.floor(seconds / length / step + 1e-9)
     steps = [number * step for number in range(last + 1)]
@@ -72,7 +72,7 @@ def time_ticks(seconds: float, most: int = 6) -> tuple[list[tuple[float, str]], 
 
 
 def _text(value: float, step: float) -> str:
-    """A tick's number, with as many places as the step has."""
+    """Return the number of a tick, with as many decimals as the step has."""
     if abs(value) >= 1e7 or 0 < step < 1e-6:
         return f"{value:.4g}"
     places = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -37,36 +38,36 @@ _NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """Everything that the page tells."""
+    """Everything on the page."""
 
     facts: Facts
     """The job as a whole."""
     verdict: str
-    """What became of it, one of the words of :mod:`.facts`."""
+    """Its verdict, one of the words of :mod:`.facts`."""
     diagnosis: Diagnosis | None
-    """What failed, and why; None where that could not be found out."""
+    """Its diagnosis; None where that could not be made."""
     passage: Passage
-    """The nodes' ways through the phases."""
+    """The phases of each node."""
     nodes: tuple[Node, ...]
-    """What each node is."""
+    """The nodes."""
     training: Training
-    """How the training went."""
+    """The curves of the training."""
     contents: Contents | None
-    """What was in the bundle."""
+    """The contents of the bundle."""
     written: float
-    """When this is written, in seconds since the epoch."""
+    """The time of writing, in seconds since the epoch."""
     program: str
-    """What writes it, with its version."""
+    """The program that writes it, with its version."""
 
     @property
     def first(self) -> str:
         """The node that failed first; empty where there is none, or it has no name."""
-        found = None if self.diagnosis is None else self.diagnosis.first
-        return "" if found is None else found.node
+        first = None if self.diagnosis is None else self.diagnosis.first
+        return "" if first is None else first.node
 
 
 def page(story: Story) -> str:
-    """The whole file."""
+    """Return the whole file."""
     css = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     # Whatever slipped through could load nothing, and could run nothing.
@@ -99,11 +100,11 @@ def page(story: Story) -> str:
 
 
 def _sections(story: Story) -> list[tuple[str, str, Html]]:
-    """Each section with its key and its name."""
-    found: list[tuple[str, str, Html]] = []
+    """Return each section with its key and its name."""
+    sections: list[tuple[str, str, Html]] = []
     failed = None if story.diagnosis is None else trouble(story.diagnosis)
     if failed is not None:
-        found.append(("failure", "What failed first", failed))
+        sections.append(("failure", "What failed first", failed))
     listed = [
         ("job", "The job", _job(story)),
         ("timeline", "Timeline", _timeline(story)),
@@ -114,80 +115,100 @@ def _sections(story: Story) -> list[tuple[str, str, Html]]:
     for key, name, content in listed:
         if content:
             head = element("h2", name, id=key)
-            found.append((key, name, element("section", head, content, aria_labelledby=key)))
-    return found
+            sections.append((key, name, element("section", head, content, aria_labelledby=key)))
+    return sections
 
 
 def _verdict(story: Story) -> Html:
-    told = _TOLD[story.verdict]
+    sentence = _TOLD[story.verdict]
     if not story.facts.job_id:
-        told = _LOGS_TOLD.get(story.verdict, told)
+        sentence = _LOGS_TOLD.get(story.verdict, sentence)
     kind = story.verdict.replace(" ", "-")
     sign = element("span", _SIGNS[story.verdict], class_="sign", aria_hidden="true")
-    return element("p", sign, " ", element("strong", told), class_=f"verdict {kind}")
+    return element("p", sign, " ", element("strong", sentence), class_=f"verdict {kind}")
 
 
 def _job(story: Story) -> list[Html]:
-    facts, nodes = story.facts, story.nodes
-    names = ", ".join(node.name for node in nodes[:_NAMED])
-    names += ", \u2026" if len(nodes) > _NAMED else ""
-    sent = f"; {size(int(facts.sent))} were broadcast" if facts.sent else ""
-    passage = story.passage
-    length = duration(passage.end - passage.begin) if passage.rows else ""
-    so_far = " so far" if length and story.verdict in (RUNNING, UNKNOWN) else ""
+    facts = story.facts
     rows = [
         ("Job", facts.job_id),
         ("Project", facts.name),
         ("Verdict", story.verdict),
-        ("Nodes", f"{len(nodes):,}: {names}" if nodes else ""),
+        ("Nodes", _node_names(story.nodes)),
         ("World size", "" if facts.world_size is None else counted(facts.world_size, "rank")),
         ("Launcher", facts.launcher),
         ("Backend", facts.backend),
         ("Command", "" if not facts.command else element("code", facts.command)),
         ("Started", "" if facts.begun is None else when(facts.begun)),
-        ("Duration", f"{length}{so_far}"),
+        ("Duration", _duration(story)),
         ("Attempts", f"{facts.attempts}; this is the last" if facts.attempts > 1 else ""),
-        ("Staging", f"{facts.plan}{sent}"),
+        ("Staging", _staging(facts)),
         ("Log directory", element("code", str(facts.folder), class_="place")),
         ("Logs lost", facts.logs_lost),
     ]
-    told = [element("div", element("dt", name), element("dd", text)) for name, text in rows if text]
-    found = [element("dl", told, class_="facts")]
+    known = [
+        element("div", element("dt", name), element("dd", text)) for name, text in rows if text
+    ]
+    pieces = [element("dl", known, class_="facts")]
     if story.diagnosis is None:
         what = (
             "What failed could not be found out: the job's files are not as its driver writes them."
         )
-        found.append(element("p", what))
+        pieces.append(element("p", what))
     elif not facts.job_id:
-        found.append(element("p", f"Read: {counted(story.diagnosis.read, 'file')}."))
-    return found
+        pieces.append(element("p", f"Read: {counted(story.diagnosis.read, 'file')}."))
+    return pieces
+
+
+def _node_names(nodes: Sequence[Node]) -> str:
+    """Return the number of nodes, and the names of the first; empty for none."""
+    if not nodes:
+        return ""
+    names = ", ".join(node.name for node in nodes[:_NAMED])
+    more = ", \u2026" if len(nodes) > _NAMED else ""
+    return f"{len(nodes):,}: {names}{more}"
+
+
+def _duration(story: Story) -> str:
+    """Return the length of the job; empty where no event gives it."""
+    passage = story.passage
+    if not passage.rows:
+        return ""
+    so_far = " so far" if story.verdict in (RUNNING, UNKNOWN) else ""
+    return f"{duration(passage.end - passage.begin)}{so_far}"
+
+
+def _staging(facts: Facts) -> str:
+    """Return how the bundle came to the nodes, and how much of it was sent."""
+    sent = f"; {size(int(facts.sent))} were broadcast" if facts.sent else ""
+    return f"{facts.plan}{sent}"
 
 
 def _timeline(story: Story) -> list[Html] | None:
     passage = story.passage
     if not any(row.spans for row in passage.rows):
         return None
-    found = [legend(passage)]
+    pieces = [legend(passage)]
     drawn, every = len(chosen(passage.rows, story.first)), len(passage.rows)
     if drawn < every:
-        told = f"Of {every:,} nodes the {MOST} are drawn that failed or were slowest to stage; "
-        found.append(element("p", f"{told}the table has all."))
+        sentence = f"Of {every:,} nodes the {MOST} are drawn that failed or were slowest to stage; "
+        pieces.append(element("p", f"{sentence}the table has all."))
     if story.facts.begun is None:
-        told = "The events say how long each phase took, and not when: they are put one after "
-        found.append(element("p", f"{told}the other."))
-    found += timelines(passage, story.first)
+        sentence = "The events say how long each phase took, and not when: they are put one after "
+        pieces.append(element("p", f"{sentence}the other."))
+    pieces += timelines(passage, story.first)
     table = box(as_table(passage), "Timeline as a table")
-    found.append(element("details", element("summary", "The same as a table"), table))
-    return found
+    pieces.append(element("details", element("summary", "The same as a table"), table))
+    return pieces
 
 
 def _training(training: Training) -> list[Html] | None:
-    found = [piece for curves in training.curves for piece in _curves(curves)]
+    pieces = [piece for curves in training.curves for piece in _curves(curves)]
     if training.others:
         listed = [element("li", element("code", path, class_="place")) for path in training.others]
-        told = "These are there too, but were not written last by this job:"
-        found += [element("p", told), element("ul", listed)]
-    return found or None
+        sentence = "These are there too, but were not written last by this job:"
+        pieces += [element("p", sentence), element("ul", listed)]
+    return pieces or None
 
 
 def _curves(curves: Curves) -> list[Html]:

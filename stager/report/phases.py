@@ -1,4 +1,4 @@
-"""Which node was in which phase of a job, from when to when."""
+"""The phases of a job, with the times of each node in each of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .attempt import ANSWERS, Attempt, Event
 
 PLACE, LAUNCH, TRAIN = "place", "launch", "train"
 STAGING = ("preflight", PLACE, "unpack", "probe", "deep", LAUNCH)
-"""What comes before the ranks run, in order."""
+"""The phases before the ranks run, in order."""
 PHASES = (*STAGING, TRAIN, "all_reduce", "clean")
 ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"
 _PLACES_TOO = ("unpack",)
@@ -20,26 +20,26 @@ _SAID_BY = {"all_reduce": LAUNCH}
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """One node in one phase."""
+    """A node in a phase."""
 
     phase: str
     """One of :data:`PHASES`."""
     begin: float
-    """When it began, as :meth:`Attempt.moments` counts."""
+    """The moment of its beginning, as :meth:`Attempt.moments` counts."""
     end: float
-    """When it ended, or was last heard of."""
+    """The moment of its end, or of the last event."""
     state: str = ENDED
     """``ended``; ``failed``: with a problem; ``silent``: without an answer; ``open``: not yet."""
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its length in seconds."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One node's way through the job."""
+    """A node's way through the job."""
 
     node: str
     """Its name."""
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether a phase went wrong there."""
+        """Return whether a phase failed there."""
         return any(span.state in (FAILED, SILENT) for span in self.spans)
 
     @property
@@ -64,22 +64,22 @@ class Passage:
     rows: tuple[Row, ...] = ()
     """One a node, in the job's order."""
     begin: float = 0.0
-    """When the job began."""
+    """The moment of the job's beginning."""
     end: float = 0.0
-    """When it ended, or was last heard of."""
+    """The moment of its end, or of the last event."""
 
     @property
     def running(self) -> float | None:
-        """When ranks ran on all nodes that came so far; None where they never did."""
-        found = [span.begin for row in self.rows for span in row.spans if span.phase == TRAIN]
-        return max(found, default=None)
+        """The moment when ranks ran on all nodes that came so far; None where they never did."""
+        begins = [span.begin for row in self.rows for span in row.spans if span.phase == TRAIN]
+        return max(begins, default=None)
 
 
 def passage(attempt: Attempt, now: float | None = None) -> Passage:
-    """The ways of an attempt's nodes.
+    """Return the ways of an attempt's nodes.
 
     Args:
-        attempt: what was told.
+        attempt: the events.
         now: where the job runs, the time until which its phases last; else None.
     """
     collected = _Collected()
@@ -98,7 +98,7 @@ def passage(attempt: Attempt, now: float | None = None) -> Passage:
 
 @dataclass
 class _Answer:
-    """What a node has said in a phase."""
+    """A node's answer in a phase."""
 
     at: float
     ok: bool
@@ -131,25 +131,22 @@ class _Phase:
             self.answers[node] = _Answer(at, event.get("ok") is True and good)
 
     def of(self, node: str, end: float, silent: str) -> list[Span]:
-        """One node's spans.
+        """Return the spans of a node.
 
         Args:
             node: its name.
-            end: when the phase ended.
+            end: the end of the phase.
             silent: the state of a node that has not answered.
         """
-        answer = self.answers.get(node)
-        stop, state = (end, silent) if answer is None else (answer.at, FAILED)
-        if answer is not None and answer.ok:
-            state = ENDED
         if self.name == PLACE:  # decided by the driver alone
             return [_span(PLACE, self.begin, end, ENDED if silent == SILENT else silent)]
+        answer = self.answers.get(node)
+        if answer is None:
+            stop, state = end, silent
+        else:
+            stop, state = answer.at, ENDED if answer.ok else FAILED
         if self.name in _PLACES_TOO and node in self.ready:
-            sent = next((one for one in self.sent if one >= self.ready[node]), None)
-            if sent is None or sent > stop:
-                return [_span(PLACE, self.ready[node], stop, state)]
-            placed = _span(PLACE, self.ready[node], sent, ENDED)
-            return [placed, _span(self.name, sent, stop, state)]
+            return self._placed(self.ready[node], stop, state)
         if self.name == LAUNCH and node in self.started:
             started = min(self.started[node], stop)
             return [
@@ -157,6 +154,13 @@ class _Phase:
                 _span(TRAIN, started, stop, state),
             ]
         return [_span(self.name, self.begin, stop, state)]
+
+    def _placed(self, ready: float, stop: float, state: str) -> list[Span]:
+        """Return the spans of a node that was sent the bundle in this phase."""
+        sent = next((at for at in self.sent if at >= ready), None)
+        if sent is None or sent > stop:
+            return [_span(PLACE, ready, stop, state)]
+        return [_span(PLACE, ready, sent, ENDED), _span(self.name, sent, stop, state)]
 
 
 @dataclass
@@ -185,7 +189,7 @@ class _Collected:
             self._phase.take(at, event)
 
     def close(self, at: float, silent: str) -> None:
-        """Note the spans of a phase that is over, or of which no more is told."""
+        """Note the spans of a phase that is over, or has no more events."""
         phase, self._phase = self._phase, None
         if phase is None or phase.name not in PHASES:
             return
@@ -193,7 +197,7 @@ class _Collected:
             self.spans[node] += phase.of(node, at, silent)
 
     def _asked(self, phase: _Phase) -> Iterable[str]:
-        """The nodes that took part: those that were left out do so no more."""
+        """Return the nodes that took part, without those that were left out."""
         return [node for node in self.spans if node in self._there or node in phase.answers]
 
 

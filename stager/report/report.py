@@ -1,4 +1,4 @@
-"""A job as one page: what became of it, why, when, where, and with what."""
+"""The report about a job: one page with its verdict, failure, times, nodes and bundle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .phases import passage
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A page that is written."""
+    """A page that was written."""
 
     path: Path
     """The file."""
@@ -37,7 +37,7 @@ class Report:
     """Its length in bytes."""
 
     def to_json(self) -> dict[str, object]:
-        """The object of ``stager report --json``."""
+        """Return the object of ``stager report --json``."""
         return {
             "ok": True,
             "report": str(self.path),
@@ -66,7 +66,7 @@ def report(files: JobFiles, output: Path | None = None) -> Report:
 
 
 def tell(files: JobFiles) -> Story:
-    """Everything that is known of a job, from the files that it has left."""
+    """Return everything known about a job, from the files that it has left."""
     attempt, diagnosis = last_attempt(files), _diagnosis(files)
     ending, now = verdict(files, attempt.result, diagnosis), time.time()
     return Story(
@@ -83,7 +83,7 @@ def tell(files: JobFiles) -> Story:
 
 
 def _diagnosis(files: JobFiles) -> Diagnosis | None:
-    """The diagnosis; None where the events are not as a driver writes them.
+    """Return the diagnosis; None where the events are not as a driver writes them.
 
     What else is known is still worth a page then.
     """

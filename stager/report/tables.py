@@ -1,4 +1,4 @@
-"""What each node is, and what was in the bundle, as tables."""
+"""The nodes, and the parts of the bundle, as tables."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _SIGNS = {WELL: "\u2713", FAILED: "\u2717", LEFT_OUT: "\u2212"}
 
 
 def node_table(nodes: Sequence[Node], first: str) -> list[Html | None]:
-    """A row for each node, and whether they agree on their packages.
+    """Return a row for each node, and whether they agree on their packages.
 
     Args:
         nodes: all of them.
         first: the node that failed first; empty for none.
     """
     rows = [(node, _cells(node, first)) for node in nodes]
-    told = [name for name in rows[0][1] if any(cells[name] for _, cells in rows)] if rows else []
-    head = [element("th", name, scope="col") for name in ("node", *told)]
+    columns = [name for name in rows[0][1] if any(cells[name] for _, cells in rows)] if rows else []
+    head = [element("th", name, scope="col") for name in ("node", *columns)]
     body = [
         element(
             "tr",
             element("th", node.name, scope="row"),
-            [element("td", cells[name], class_=_kind(name, node)) for name in told],
+            [element("td", cells[name], class_=_kind(name, node)) for name in columns],
         )
         for node, cells in rows
     ]
@@ -47,7 +47,7 @@ def node_table(nodes: Sequence[Node], first: str) -> list[Html | None]:
 
 
 def _cells(node: Node, first: str) -> dict[str, Content]:
-    """What a node's row says, by column; a column in which no row says anything is left out."""
+    """Return the cells of a node by column; a column without any content is left out."""
     sign = _SIGNS.get(node.state, "")
     order = ", first" if node.name == first and node.state == FAILED else ""
     problems = [element("li", clipped(problem)) for problem in node.problems]
@@ -70,21 +70,21 @@ def _kind(name: str, node: Node) -> str | None:
 
 
 def _agreement(nodes: Sequence[Node]) -> Html | None:
-    asked = [node for node in nodes if node.packages]
-    if len(asked) < 2:
+    checked = [node for node in nodes if node.packages]
+    if len(checked) < 2:
         return None
     different = apart(tuple(nodes))
     if not different:
-        told = f"All {len(asked)} nodes that were checked have the same versions."
-        return element("p", told)
+        sentence = f"All {len(checked)} nodes that were checked have the same versions."
+        return element("p", sentence)
     lines = [
         element(
             "li",
             element("b", package),
             ": ",
-            "; ".join(f"{version or 'missing'} on {_some(on)}" for version, on in found.items()),
+            "; ".join(f"{version or 'missing'} on {_some(on)}" for version, on in versions.items()),
         )
-        for package, found in different.items()
+        for package, versions in different.items()
     ]
     return element("div", element("p", "Versions differ between nodes:"), element("ul", lines))
 
@@ -95,7 +95,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def bundle_table(contents: Contents) -> list[Html]:
-    """The largest parts of a bundle, or why they are not known."""
+    """Return the largest parts of a bundle, or the reason why they are not known."""
     path = element("p", element("code", contents.path, class_="place"))
     if contents.missing:
         return [path, element("p", f"What was in it cannot be said: {contents.missing}.")]
@@ -133,10 +133,10 @@ def _parts(parts: Sequence[Part]) -> Html:
 
 
 def _part(name: str, kind: str, part: Part, share: float | None) -> Html:
-    told = element("small", f" {kind}") if kind not in ("", "wheel") else None
+    note = element("small", f" {kind}") if kind not in ("", "wheel") else None
     return element(
         "tr",
-        element("th", name, told, scope="row"),
+        element("th", name, note, scope="row"),
         element("td", None if share is None else bar(share), class_="bars"),
         element("td", size(part.packed), class_="number"),
         element("td", size(part.unpacked), class_="number"),

@@ -18,7 +18,7 @@ _ROW, _BAR, _BELOW = 22, 14, 26
 _NAME = 16
 """Characters of a node's name beside its row; the table has all of it."""
 _SHORT = 0.25
-"""What comes before the training is drawn again, larger, where it takes no more than this share."""
+"""The beginning is drawn again, larger, where it takes no more than this share of the job."""
 NAMES = {
     "preflight": "preflight",
     "place": "place and broadcast",
@@ -30,7 +30,7 @@ NAMES = {
     "all_reduce": "all-reduce",
     "clean": "clean",
 }
-"""What each phase is called."""
+"""The title of each phase."""
 _MEANINGS = {
     "preflight": "until the node had answered what it has, and lacks",
     "place": "the decision, and the sending of the bundle",
@@ -51,7 +51,7 @@ _STRIPES = {
     "all_reduce": "M0 4H8",
     "clean": "M0 0L8 8",
 }
-"""What is drawn on a phase's colour, so that colour is not the only sign."""
+"""The pattern on a phase's colour, so that colour is not the only sign."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class _Window:
 
 
 def chosen(rows: Sequence[Row], first: str) -> list[Row]:
-    """Those that are drawn: where something failed and then the slowest, in the job's order."""
+    """Return the rows to draw: those with a failure and the slowest, in the job's order."""
     ranked = sorted(rows, key=lambda row: (row.node != first, not row.failed, -row.staging))
     kept = {row.node for row in ranked[:MOST]}
     return [row for row in rows if row.node in kept]
 
 
 def patterns() -> Html:
-    """What the bars are filled with; to be put once into a page that has timelines."""
+    """Return the fillings of the bars, for once in a page that has timelines."""
     made = [
         element(
             "pattern",
@@ -92,7 +92,7 @@ def patterns() -> Html:
 
 
 def timelines(passage: Passage, first: str) -> list[Html]:
-    """The drawing of a whole job; and of its beginning, where that is short.
+    """Return the drawing of a whole job, and of its beginning where that is short.
 
     Args:
         passage: the nodes' ways.
@@ -109,7 +109,7 @@ def timelines(passage: Passage, first: str) -> list[Html]:
 
 
 def legend(passage: Passage) -> Html:
-    """What the bars mean: the phases that there are, and the signs of trouble."""
+    """Return the meaning of the bars: the phases in use, and the signs of trouble."""
     spans = [span for row in passage.rows for span in row.spans]
     present = [phase for phase in PHASES if any(span.phase == phase for span in spans)]
     entries = [
@@ -131,9 +131,9 @@ def legend(passage: Passage) -> Html:
 
 
 def as_table(passage: Passage) -> Html:
-    """The same in words: each node's seconds in each phase."""
-    found = {span.phase for row in passage.rows for span in row.spans}
-    phases = [phase for phase in PHASES if phase in found]
+    """Return the same as a table: the seconds of each node in each phase."""
+    in_use = {span.phase for row in passage.rows for span in row.spans}
+    phases = [phase for phase in PHASES if phase in in_use]
     head = [element("th", NAMES[phase], scope="col") for phase in phases]
     body = [
         element(
@@ -156,10 +156,10 @@ def _of(row: Row, phase: str) -> list[Span]:
 
 
 def _cell(span: Span, passage: Passage) -> Html:
-    told = duration(span.seconds)
+    length = duration(span.seconds)
     state = f" ({_STATES[span.state]})" if span.state in _STATES else ""
     begin = element("small", f"at {duration(span.begin - passage.begin)}")
-    return element("div", told, element("b", state) if state else None, " ", begin, class_="span")
+    return element("div", length, element("b", state) if state else None, " ", begin, class_="span")
 
 
 def _drawing(title: str, rows: Sequence[Row], window: _Window, first: str) -> Html:
@@ -196,7 +196,7 @@ def _name(row: Row, first: str) -> Html:
 
 
 def shortened(name: str) -> str:
-    """A node's name in little room: its number, at the end, is what tells it from others."""
+    """Return a short form of a node's name, with the end, which tells it from others."""
     return name if len(name) <= _NAME else f"{name[:5]}\u2026{name[6 - _NAME :]}"
 
 
@@ -211,11 +211,11 @@ def _row(row: Row, top: int, window: _Window) -> Html:
         if left > 1:
             continue
         state = f" {_STATES[span.state]}" if span.state in _STATES else ""
-        told = f"{row.node}: {NAMES[span.phase]} {duration(span.seconds)}{state}"
+        title = f"{row.node}: {NAMES[span.phase]} {duration(span.seconds)}{state}"
         bars.append(
             element(
                 "rect",
-                element("title", told),
+                element("title", title),
                 x=percent(left),
                 y=top + (_ROW - _BAR) // 2,
                 width=percent(right - left),
@@ -245,14 +245,14 @@ def _swatch(phase: str, state: str = "") -> Html:
 
 
 def _in_words(title: str, rows: Sequence[Row], length: float, first: str) -> str:
-    told = [f"{title}: {counted(len(rows), 'node')} over {duration(length)}."]
+    sentences = [f"{title}: {counted(len(rows), 'node')} over {duration(length)}."]
     for phase in (*STAGING, TRAIN):
         spans = [span for row in rows for span in _of(row, phase)]
         longest = max(spans, key=lambda span: span.seconds, default=None)
         if longest is not None:
-            told.append(f"{NAMES[phase]} took up to {duration(longest.seconds)}.")
+            sentences.append(f"{NAMES[phase]} took up to {duration(longest.seconds)}.")
     bad = [row.node for row in rows if row.failed]
     if bad:
         named = f"{', '.join(bad[:8])}{' and others' if len(bad) > 8 else ''}"
-        told.append(f"Something failed on {named}{f'; on {first} first' if first else ''}.")
-    return " ".join(told)
+        sentences.append(f"Something failed on {named}{f'; on {first} first' if first else ''}.")
+    return " ".join(sentences)

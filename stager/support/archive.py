@@ -7,7 +7,7 @@ import gzip
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -17,23 +17,23 @@ _LEVEL = 6
 _MODE = 0o600
 
 
-class Shelf:
-    """Where members wait until all are known: in one file without a name."""
+class ArchiveWriter:
+    """An archive whose members wait in a temporary file until all are known."""
 
     def __init__(self) -> None:
-        """Open it."""
+        """Open the temporary file."""
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the object
         self.members: dict[str, tuple[int, int]] = {}
 
-    def __enter__(self) -> Shelf:
+    def __enter__(self) -> ArchiveWriter:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with contextlib.suppress(OSError):  # of what could not be written before, nothing is wanted
+        with contextlib.suppress(OSError):  # what could not be written is not needed any more
             self._file.close()
 
-    def put(self, name: str, pieces: Iterable[bytes]) -> int:
-        """Keep a member; how many bytes it has."""
+    def add(self, name: str, pieces: Iterable[bytes]) -> int:
+        """Add a member, and return its size in bytes."""
         start = self._file.seek(0, os.SEEK_END)
         for piece in pieces:
             self._file.write(piece)
@@ -47,15 +47,11 @@ class Shelf:
         self._file.truncate()
         self.members.clear()
 
-    def sizes(self) -> Mapping[str, int]:
-        """The bytes of each member, by name and in order."""
-        return {name: self.members[name][1] for name in sorted(self.members)}
-
     def write(self, target: Path, top: str) -> int:
-        """Write the archive; how many bytes it has.
+        """Write the archive, and return its size in bytes.
 
         Args:
-            target: its place; what is there is replaced once the new one is whole.
+            target: the file; one that is there is replaced once the new one is complete.
             top: the folder that all members are in.
 
         Raises:
@@ -86,7 +82,7 @@ class Shelf:
 
 @contextlib.contextmanager
 def _publishing(target: Path) -> Iterator[IO[bytes]]:
-    """A new file beside a place, for nobody else to read; it gets there when all went well."""
+    """Open a new file that nobody else may read, and move it to its place when all went well."""
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}-", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as out:

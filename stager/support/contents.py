@@ -1,4 +1,4 @@
-"""What goes into the archive: which files there are, under which names, and what is left out."""
+"""The contents of the archive: the files, their names there, and what is left out."""
 
 from __future__ import annotations
 
@@ -26,66 +26,65 @@ class Item:
     name: str
     """Its name there, below the top folder."""
     path: Path | None = None
-    """Where it is read from; None for one that is here."""
+    """The file; None for a text."""
     folder: Path | None = None
     """The directory that it must not lead out of."""
     text: bytes = b""
     """Its content, where it is no file."""
     size: int = 0
-    """Its bytes, as it is."""
+    """Its bytes before anything is taken out."""
     may_be_cut: bool = False
-    """Whether its middle may be left out."""
+    """True where its middle may be left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """All that goes in."""
+    """Everything that goes into the archive."""
 
     items: tuple[Item, ...]
-    """The files, settings first: they tell secrets that others only use."""
+    """The files, settings first: they name secrets that others only use."""
     files: JobFiles
     """The job's files, without those that were left out."""
     left_out: tuple[str, ...]
-    """What was left out or not found, and why."""
+    """A line for each file that was left out or not found, with the reason."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """The job as the driver was told it; empty where that is not known."""
+    """The job as the driver got it; empty where that is not known."""
 
     @property
     def launch(self) -> Mapping[str, Any]:
-        """How its ranks were started."""
-        found = self.job.get("launch")
-        return found if isinstance(found, dict) else {}
+        """The launch settings of the job."""
+        launch = self.job.get("launch")
+        return launch if isinstance(launch, dict) else {}
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The job's nodes, in order, and those that only logs tell of."""
-        told = self.job.get("nodes")
-        listed = [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
-        return tuple(dict.fromkeys([*listed, *(log.node for log in self.files.logs if log.node)]))
+        """The job's nodes, in order, and those that only logs name."""
+        of_logs = [log.node for log in self.files.logs if log.node]
+        return tuple(dict.fromkeys([*_texts(self.job.get("nodes")), *of_logs]))
 
     @property
     def passed(self) -> frozenset[str]:
-        """Names of variables that are secret because the job's owner said so."""
-        told = self.launch.get("pass_env")
-        return frozenset(filter(_is_text, told)) if isinstance(told, list) else frozenset()
+        """Names of variables that the owner of the job declared secret."""
+        return frozenset(_texts(self.launch.get("pass_env")))
 
 
 def contents(files: JobFiles, here: Path) -> Contents:
-    """Look for all that belongs to a job.
+    """Return all that belongs to a job.
 
     Args:
         files: the job's files.
-        here: where the project is looked for if the job does not tell, or it is gone.
+        here: the folder to look for the project in, where the job names none that exists.
     """
     left_out: list[str] = []
-    items = list(_own(files, left_out))
+    items = list(_of_driver(files, left_out))
     job = _job(files)
     logs = []
     for log in files.logs:
         name = log.path.name
         if not files.job_id:
             name = f"logs/{log.path.relative_to(files.folder).as_posix()}"
-        if item := _item(name, log.path, files.folder, left_out, may_be_cut=True):
+        item = _item(name, log.path, files.folder, left_out, may_be_cut=True)
+        if item is not None:
             logs.append(log)
             items.append(item)
     settings = [*_project(job, here, left_out), *_manifest(job, left_out)]
@@ -97,8 +96,8 @@ def contents(files: JobFiles, here: Path) -> Contents:
     )
 
 
-def _own(files: JobFiles, left_out: list[str]) -> Iterator[Item]:
-    """What the driver has written besides logs, the job first."""
+def _of_driver(files: JobFiles, left_out: list[str]) -> Iterator[Item]:
+    """Yield the files that the driver has written besides logs, the job first."""
     if not files.job_id:
         return
     for path in (files.job, files.wrapper, files.preflight, files.events, files.order):
@@ -112,6 +111,7 @@ def _own(files: JobFiles, left_out: list[str]) -> Iterator[Item]:
 def _item(
     name: str, path: Path, folder: Path, left_out: list[str], *, may_be_cut: bool
 ) -> Item | None:
+    """Return a file as an item; None, and a line about it, where it cannot go in."""
     try:
         size = size_of(path, folder)
     except UnfitError as exc:
@@ -121,20 +121,20 @@ def _item(
 
 
 def _job(files: JobFiles) -> Mapping[str, Any]:
-    """The job, from whatever version of stager."""
+    """Return the job, from whatever version of stager."""
     if not files.job_id:
         return {}
     try:
-        found = json.loads(whole(files.job, files.folder, SMALL))
+        job = json.loads(whole(files.job, files.folder, SMALL))
     except (UnfitError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return job if isinstance(job, dict) else {}
 
 
 def _project(job: Mapping[str, Any], here: Path, left_out: list[str]) -> Iterator[Item]:
-    """The project's settings and lock."""
-    told = job.get("run_dir")
-    start = Path(told) if isinstance(told, str) and Path(told).is_dir() else here
+    """Yield the project's settings and lock."""
+    run_dir = job.get("run_dir")
+    start = Path(run_dir) if isinstance(run_dir, str) and Path(run_dir).is_dir() else here
     try:
         settings = find(start)
     except (StagerError, OSError):
@@ -150,17 +150,20 @@ def _project(job: Mapping[str, Any], here: Path, left_out: list[str]) -> Iterato
 
 
 def _manifest(job: Mapping[str, Any], left_out: list[str]) -> Iterator[Item]:
-    """What is in the job's bundle, if that is still there."""
-    told = job.get("bundle")
-    if not isinstance(told, str):
+    """Yield the manifest of the job's bundle, if that still exists."""
+    bundle = job.get("bundle")
+    if not isinstance(bundle, str):
         return
     try:
-        data = manifest_of(Path(told)).to_bytes()
+        data = manifest_of(Path(bundle)).to_bytes()
     except (StagerError, OSError) as exc:
         left_out.append(f"manifest.json: {exc}")
         return
     yield Item(name="manifest.json", text=data, size=len(data))
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def _texts(value: object) -> list[str]:
+    """Return the texts in a list; nothing for any other value."""
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, str)]

@@ -1,4 +1,4 @@
-"""Reading a job's files: regular ones, inside their directory, and of long ones both ends."""
+"""The files of a job: only regular ones, inside their directory, and of long ones both ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UnfitError(StagerError):
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What is left out of the middle of a file."""
+    """The part that is left out of the middle of a file."""
 
     start: int
     """The first byte that is left out."""
@@ -34,15 +34,16 @@ class Cut:
     last: int
     """The number of the last such line."""
 
-    def told(self) -> str:
-        """What stands in its place."""
-        lines = f"line {self.first}" if self.first == self.last else f"lines {self.first} to "
-        lines += "" if self.first == self.last else str(self.last)
+    def notice(self) -> str:
+        """Return the line that stands in its place."""
+        lines = f"lines {self.first} to {self.last}"
+        if self.first == self.last:
+            lines = f"line {self.first}"
         return f"[stager support: {self.end - self.start} bytes left out here, {lines}]"
 
 
 def opened(path: Path, folder: Path) -> BinaryIO:
-    """A regular file below a directory, open for reading; a link is followed if it stays there.
+    """Open a regular file below a directory; a link is followed if it does not lead out of it.
 
     Raises:
         UnfitError: it is no regular file, leads out of the directory, or cannot be read.
@@ -64,7 +65,7 @@ def opened(path: Path, folder: Path) -> BinaryIO:
 
 
 def whole(path: Path, folder: Path, limit: int) -> bytes:
-    """A small file's content.
+    """Return the content of a small file.
 
     Raises:
         UnfitError: see :func:`opened`, or it is larger than ``limit`` bytes.
@@ -77,7 +78,7 @@ def whole(path: Path, folder: Path, limit: int) -> bytes:
 
 
 def size_of(path: Path, folder: Path) -> int:
-    """The bytes of a file.
+    """Return the size of a file in bytes.
 
     Raises:
         UnfitError: see :func:`opened`.
@@ -87,19 +88,21 @@ def size_of(path: Path, folder: Path) -> int:
 
 
 def cut(handle: BinaryIO, size: int, limit: int) -> Cut | None:
-    """Where the middle of a file is left out; None for one that is short enough.
+    """Return the middle of a file to leave out; None for one that is short enough.
 
-    It is cut between lines, unless lines are very long.
+    The file is cut between lines, unless lines are very long.
     """
     if size <= limit:
         return None
     start, end = limit // 2, size - (limit - limit // 2)
     handle.seek(max(0, start - _ALIGN))
     above = handle.read(start - handle.tell())
-    if (newline := above.rfind(b"\n")) >= 0:
+    newline = above.rfind(b"\n")
+    if newline >= 0:
         start -= len(above) - newline - 1
     handle.seek(end)
-    if (newline := handle.read(min(_ALIGN, size - end)).find(b"\n")) >= 0:
+    newline = handle.read(min(_ALIGN, size - end)).find(b"\n")
+    if newline >= 0:
         end += newline + 1
     before = sum(piece.count(b"\n") for piece in between(handle, 0, start))
     within, last = 0, b""
@@ -110,26 +113,26 @@ def cut(handle: BinaryIO, size: int, limit: int) -> Cut | None:
 
 
 def redacted(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Iterator[bytes]:
-    """A file as it goes out: without secrets, and without its middle if it is long.
+    """Yield a file without secrets, and without its middle if it is long.
 
-    What is around the cut is read, too: a secret that the cut divides is still known for one.
+    The text around the cut is read, too, so that a secret which the cut divides is recognised.
     """
-    hole = cut(handle, size, limit)
-    if hole is None:
+    gap = cut(handle, size, limit)
+    if gap is None:
         yield from redactor.stream(between(handle, 0, size))
         return
-    head = between(handle, 0, min(size, hole.start + HELD))
+    head = between(handle, 0, min(size, gap.start + HELD))
     last = b"\n"
-    for piece in redactor.stream(head, Kept(end=hole.start)):
+    for piece in redactor.stream(head, Kept(end=gap.start)):
         yield piece
         last = piece[-1:] or last
-    yield (b"" if last == b"\n" else b"\n") + hole.told().encode() + b"\n"
-    begin = max(0, hole.end - HELD)
-    yield from redactor.stream(between(handle, begin, size), Kept(start=hole.end - begin))
+    yield (b"" if last == b"\n" else b"\n") + gap.notice().encode() + b"\n"
+    begin = max(0, gap.end - HELD)
+    yield from redactor.stream(between(handle, begin, size), Kept(start=gap.end - begin))
 
 
 def between(handle: BinaryIO, start: int, end: int) -> Iterator[bytes]:
-    """A part of a file, in pieces; it ends early where the file does."""
+    """Yield a part of a file in pieces; it ends early where the file does."""
     at = start
     while at < end:
         handle.seek(at)

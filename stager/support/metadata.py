@@ -1,4 +1,4 @@
-"""What the archive says about itself: versions, the diagnosis, and what was taken out of it."""
+"""The pages about the archive in it: versions, the diagnosis, and a list of its members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ..logs import events
 from ..logs.files import JobFiles
 from ..redaction.redact import Redactor
 
-_PATIENCE = 10.0
+_SLURM_SECONDS = 10.0
+"""Time that Slurm may take to tell its version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,51 +32,61 @@ class Listed:
     original: int
     """The bytes of the file that it was made from."""
     cut: bool
-    """Whether its middle was left out."""
+    """True where its middle was left out."""
 
 
 def versions(files: JobFiles | None, runner: Runner = run) -> dict[str, Any]:
-    """Which versions of what the job and this machine have.
+    """Return the versions of the software of the job and of this machine.
 
     Args:
         files: the job's files; None where its events cannot be read.
-        runner: what starts Slurm's command.
+        runner: starts Slurm's command.
     """
-    slurm = None
-    if shutil.which("sinfo"):
-        try:
-            slurm = runner(["sinfo", "--version"], timeout=_PATIENCE, check=False).stdout.strip()
-        except StagerError:
-            slurm = None
-    nodes: dict[str, Any] = {}
-    for event in events.events(files.events) if files is not None and files.job_id else ():
-        if event["event"] == "probe" and isinstance(event.get("packages"), dict):
-            found = {"python": event.get("python"), **event["packages"]}
-            nodes[str(event.get("node", ""))] = found
-    torch = sorted({str(found["torch"]) for found in nodes.values() if found.get("torch")})
+    nodes = _packages_of_nodes(files) if files is not None and files.job_id else {}
+    torch = sorted({str(packages["torch"]) for packages in nodes.values() if packages.get("torch")})
     return {
         "schema": 1,
         "stager": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "slurm": slurm or None,
+        "slurm": _slurm_version(runner) or None,
         "torch": torch[0] if len(torch) == 1 else torch or None,
         "nodes": nodes,
     }
 
 
-def cleaned(found: Diagnosis, redactor: Redactor) -> Diagnosis:
-    """A diagnosis without secrets: before its lines are cut to fit, which might divide one."""
+def _slurm_version(runner: Runner) -> str:
+    """Return Slurm's version; empty where there is none, or it does not answer."""
+    if not shutil.which("sinfo"):
+        return ""
+    try:
+        return runner(["sinfo", "--version"], timeout=_SLURM_SECONDS, check=False).stdout.strip()
+    except StagerError:
+        return ""
+
+
+def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, Any]]:
+    """Return the packages of each node as the probe found them, with its Python."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for event in events.events(files.events):
+        packages = event.get("packages")
+        if event["event"] == "probe" and isinstance(packages, dict):
+            nodes[str(event.get("node", ""))] = {"python": event.get("python"), **packages}
+    return nodes
+
+
+def cleaned(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
+    """Return a diagnosis without secrets, while its lines are whole: a cut might divide one."""
 
     def many(lines: Sequence[str]) -> tuple[str, ...]:
         # As one text: a key has several lines.
         return tuple(redactor.words("\n".join(lines)).split("\n")) if lines else ()
 
-    texts = many([proof.text.replace("\n", " ") for proof in found.evidence])
-    evidence = [
-        replace(proof, text=text) for proof, text in zip(found.evidence, texts, strict=True)
-    ]
-    first = found.first
+    lines = [line.text.replace("\n", " ") for line in diagnosis.evidence]
+    evidence = tuple(
+        replace(line, text=text) for line, text in zip(diagnosis.evidence, many(lines), strict=True)
+    )
+    first = diagnosis.first
     if first is not None:
         first = replace(
             first,
@@ -84,18 +95,18 @@ def cleaned(found: Diagnosis, redactor: Redactor) -> Diagnosis:
             meaning=redactor.words(first.meaning),
             lines=many(first.lines),
         )
-    return replace(found, first=first, evidence=tuple(evidence))
+    return replace(diagnosis, first=first, evidence=evidence)
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """An object as the content of a file."""
+    """Return an object as the content of a file."""
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
 def readme(
     what: str, listed: Sequence[Listed], left_out: Sequence[str], counts: Mapping[str, int]
 ) -> bytes:
-    """The page that tells what is in the archive and what is not."""
+    """Return the page that lists what is in the archive and what is not."""
     total = sum(counts.values())
     lines = [
         f"The evidence of {what}, gathered by stager {__version__}",
@@ -104,7 +115,7 @@ def readme(
         "out, but a secret without either cannot be told from any other word.",
         "",
         "What is in it:",
-        *(f"  {one.size:>12,} bytes  {one.name}{_note(one)}" for one in listed),
+        *(f"  {member.size:>12,} bytes  {member.name}{_note(member)}" for member in listed),
         "",
         f"What was taken out: {total or 'nothing'}",
         *(f"  {count:>12,} x {kind}" for kind, count in sorted(counts.items())),
@@ -116,7 +127,7 @@ def readme(
             "numbers, but in files of which the middle was left out; it says there how many went.",
         ]
     if left_out:
-        lines += ["", "What was not found, or left out:", *(f"  {one}" for one in left_out)]
+        lines += ["", "What was not found, or left out:", *(f"  {reason}" for reason in left_out)]
     lines += [
         "",
         "Unpacked, `stager diagnose FOLDER` and `stager logs FOLDER` read it as they read a job's",
@@ -125,9 +136,9 @@ def readme(
     return "\n".join(lines).encode(errors="surrogateescape") + b"\n"
 
 
-def _note(one: Listed) -> str:
-    return f" (of {one.original:,}; the middle was left out)" if one.cut else ""
+def _note(member: Listed) -> str:
+    return f" (of {member.original:,}; the middle was left out)" if member.cut else ""
 
 
 Describe = Callable[[Diagnosis], str]
-"""A diagnosis in words."""
+"""Returns a diagnosis in words."""

@@ -1,11 +1,11 @@
-"""One archive of a job's evidence, for people who must carry it out of a site without a network."""
+"""An archive of the evidence of a job, to be carried out of a site without a network."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +18,9 @@ from ..diagnosis.failure import Diagnosis
 from ..logs.files import JobFiles
 from ..redaction.known_secrets import of_environment, of_settings
 from ..redaction.known_values import Known
-from ..redaction.pseudonyms import StandIns
+from ..redaction.pseudonyms import Pseudonyms
 from ..redaction.redact import Redactor
-from .archive import Shelf
+from .archive import ArchiveWriter
 from .contents import SMALL, Contents, Item, contents
 from .evidence import UnfitError, opened, redacted, size_of, whole
 from .metadata import Describe, Listed, as_json, cleaned, readme, versions
@@ -28,7 +28,7 @@ from .metadata import Describe, Listed, as_json, cleaned, readme, versions
 LOG_BYTES = 5_000_000
 """Bytes of a log that go in; of a longer one its beginning and its end."""
 Step = Callable[[str, int, int], None]
-"""Told what is read now, and how far all is."""
+"""Called with the name of what is read, how many are done, and of how many."""
 _NAME = "stager-support-"
 _UNFIT = re.compile(r"[^\w.,@+=~ -]|[^\x20-\x7e]")
 _MARK = re.compile(r"\[redacted: ([\w-]+)\]")
@@ -36,14 +36,14 @@ _MARK = re.compile(r"\[redacted: ([\w-]+)\]")
 
 @dataclass(frozen=True, kw_only=True)
 class SupportOptions:
-    """How the archive is made."""
+    """The options of the archive."""
 
     output: Path | None = None
     """Its file, or the directory for it; None for this directory."""
     log_bytes: int = LOG_BYTES
     """Bytes of a log that go in at most."""
     hide_names: bool = False
-    """Whether users, machines and addresses get stand-ins."""
+    """Replace users, machines and addresses by pseudonyms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +51,18 @@ class Supported:
     """An archive that was made."""
 
     archive: Path
-    """Where it is."""
+    """Its file."""
     size: int
     """Its bytes."""
     files: int
-    """How many files are in it."""
+    """The number of files in it."""
     redacted: Mapping[str, int]
-    """How much was taken out, by kind."""
+    """The number of secrets that were taken out, by kind."""
     left_out: tuple[str, ...]
-    """What was not found or left out, and why."""
+    """A line for each file that was not found or left out, with the reason."""
 
     def to_json(self) -> dict[str, Any]:
-        """The object of ``stager support --json``."""
+        """Return the object of ``stager support --json``."""
         return {
             "ok": True,
             "archive": str(self.archive),
@@ -83,21 +83,21 @@ def support(
 
     Args:
         files: the job's files.
-        options: how it is made.
-        describe: puts a diagnosis in words.
+        options: the options of the archive.
+        describe: returns a diagnosis in words.
         environment: variables; secrets among them are looked for in all files.
-        step: called before each file with its name, and how many are done of how many.
+        step: called before each file is read.
 
     Raises:
         StagerError: the archive cannot be written.
     """
     gathering = _Gathering(found=contents(files, Path.cwd()), options=options, step=step)
     gathering.prepare(environment)
-    with Shelf() as shelf:
+    with ArchiveWriter() as archive:
         try:
-            left_out = gathering.fill(shelf, describe)
-            if gathering.learned:  # what went in before may have what was learned after
-                left_out = gathering.fill(shelf, describe)
+            left_out = gathering.fill(archive, describe)
+            if gathering.learned:  # what was added before may contain what was learned after
+                left_out = gathering.fill(archive, describe)
         except OSError as exc:
             raise StagerError(
                 f"cannot gather the files: {exc.strerror or exc}",
@@ -107,15 +107,15 @@ def support(
         target = _target(options.output, top)
         return Supported(
             archive=target,
-            size=shelf.write(target, top),
-            files=len(shelf.members),
+            size=archive.write(target, top),
+            files=len(archive.members),
             redacted=gathering.redactor.counts,
             left_out=left_out,
         )
 
 
 def listed(files: JobFiles) -> Contents:
-    """What would go in; nothing is written, and no log is read."""
+    """Return what would go in; nothing is written, and no log is read."""
     return contents(files, Path.cwd())
 
 
@@ -126,14 +126,14 @@ def _target(output: Path | None, top: str) -> Path:
 
 @dataclass(kw_only=True)
 class _Gathering:
-    """Filling the shelf with what goes in."""
+    """The archive as it is filled."""
 
     found: Contents
-    """What there is."""
+    """Everything that goes in."""
     options: SupportOptions
-    """How the archive is made."""
+    """The options of the archive."""
     step: Step
-    """Told of each file before it is read."""
+    """Called before each file is read."""
     redactor: Redactor = field(default_factory=Redactor)
     """Takes the secrets out."""
     known: list[bytes] = field(default_factory=list)
@@ -142,80 +142,74 @@ class _Gathering:
     """Names of users, if names are hidden."""
     top: str = ""
     """The folder in the archive."""
-    _standins: StandIns | None = None
-    """Gives names away for others, if they are hidden."""
+    _pseudonyms: Pseudonyms | None = None
+    """Replaces names by pseudonyms, if they are hidden."""
 
     def prepare(self, environment: Mapping[str, str]) -> None:
-        """Find out which secrets and names are known here."""
+        """Collect the secrets and names that are known here."""
         found = self.found
         settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
-        passed = set(found.passed)
-        for item in settings:
-            with suppress(StagerError, OSError):
-                passed |= set(load(item.path).launch.pass_env) if item.path else set()
-        self.known = list(of_environment(environment, passed))
-        spelled = [item for item in found.items if item in settings or item.path == found.files.job]
-        self.known += of_settings(_content(item) for item in spelled)
+        jobs = [item for item in found.items if item.path == found.files.job]
+        self.known = list(of_environment(environment, found.passed | _passed(settings)))
+        self.known += of_settings(_content(item) for item in (*settings, *jobs))
         if self.options.hide_names:
-            home = Path(environment.get("HOME", "")).name
-            told = [environment.get("USER", ""), environment.get("LOGNAME", ""), home]
-            self.users = [name for name in dict.fromkeys(told) if name]
+            self.users = _users(environment)
 
     @property
     def learned(self) -> bool:
-        """Whether secrets or names were met that nobody knew of."""
-        return bool(self.redactor.learned or (self._standins and self._standins.learned))
+        """Return whether secrets or names were met that were not known before."""
+        return bool(self.redactor.learned or (self._pseudonyms and self._pseudonyms.learned))
 
-    def fill(self, shelf: Shelf, describe: Describe) -> tuple[str, ...]:
-        """Put all members on the shelf; returns what was left out."""
-        shelf.clear()
+    def fill(self, archive: ArchiveWriter, describe: Describe) -> tuple[str, ...]:
+        """Add all members, and return what was left out."""
+        archive.clear()
         self.redactor = self._fresh()
-        self.top = self._name_of_all()
-        left_out, many = list(self.found.left_out), list[Listed]()
+        self.top = self._top_folder()
+        left_out, members = list(self.found.left_out), list[Listed]()
         for number, item in enumerate(self.found.items):
             self.step(item.name, number, len(self.found.items))
             try:
-                name = self._name(item.name, shelf)
-                size = shelf.put(name, self._pieces(item))
+                name = self._name(item.name, archive)
+                size = archive.add(name, self._pieces(item))
             except UnfitError as exc:  # it has changed since it was looked at
                 left_out.append(exc.message)
                 continue
             cut = item.may_be_cut and item.size > self.options.log_bytes
-            many.append(Listed(name=name, size=size, original=item.size, cut=cut))
-        for name, data in self._papers(describe, left_out):
-            size = shelf.put(name, [data])
-            many.append(Listed(name=name, size=size, original=size, cut=False))
-        many.sort(key=lambda one: one.name)
-        told = tuple(self.redactor.words(one) for one in left_out)
+            members.append(Listed(name=name, size=size, original=item.size, cut=cut))
+        for name, data in self._metadata(describe, left_out):
+            size = archive.add(name, [data])
+            members.append(Listed(name=name, size=size, original=size, cut=False))
+        members.sort(key=lambda member: member.name)
+        reasons = tuple(self.redactor.words(line) for line in left_out)
         what = f"job {self.found.files.job_id}" if self.found.files.job_id else "a job"
-        shelf.put("README.txt", [readme(what, many, told, self.redactor.counts)])
-        return told
+        archive.add("README.txt", [readme(what, members, reasons, self.redactor.counts)])
+        return reasons
 
     def _fresh(self) -> Redactor:
-        """One that has counted nothing, and knows what the last one has learned."""
+        """Return a redactor that has counted nothing, and knows what the last one has learned."""
         self.known += [value for value in self.redactor.known.values if value not in self.known]
         if self.options.hide_names:
-            if self._standins is not None:
-                self.users = [*dict.fromkeys([*self.users, *self._standins.met()])]
-            self._standins = StandIns(self.users, [*self.found.nodes, socket.gethostname()])
-        return Redactor(Known(self.known), self._standins)
+            if self._pseudonyms is not None:
+                self.users = [*dict.fromkeys([*self.users, *self._pseudonyms.met()])]
+            self._pseudonyms = Pseudonyms(self.users, [*self.found.nodes, socket.gethostname()])
+        return Redactor(Known(self.known), self._pseudonyms)
 
-    def _name_of_all(self) -> str:
+    def _top_folder(self) -> str:
         files = self.found.files
         return _NAME + (files.job_id or self._safe(files.folder.resolve().name) or "logs")
 
-    def _name(self, name: str, shelf: Shelf) -> str:
-        """A member's name: without secrets, too, but with the parts that ``stager`` reads."""
+    def _name(self, name: str, archive: ArchiveWriter) -> str:
+        """Return a member's name without secrets, but with the parts that ``stager`` reads."""
         mark = f".{self.found.files.job_id}."
         if mark != ".." and mark in name:
             before, _, after = name.partition(mark)
-            made = self._safe(before) + mark + self._safe(after)
+            safe = self._safe(before) + mark + self._safe(after)
         else:
-            made = "/".join(self._safe(part) for part in name.split("/"))
-        number, unique = 1, made
-        while unique in shelf.members:
+            safe = "/".join(self._safe(part) for part in name.split("/"))
+        number, unique = 1, safe
+        while unique in archive.members:
             number += 1
-            unique = f"{made}-{number}"
+            unique = f"{safe}-{number}"
         return unique
 
     def _safe(self, part: str) -> str:
@@ -231,17 +225,17 @@ class _Gathering:
             size = os.fstat(handle.fileno()).st_size
             yield from redacted(handle, size, limit, self.redactor)
 
-    def _papers(self, describe: Describe, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
-        """What is made here: the diagnosis and the versions."""
+    def _metadata(self, describe: Describe, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield the members that are made here: the diagnosis and the versions."""
         readable = _readable(self.found.files)
-        found = self._diagnosis(left_out) if readable else None
-        if found is not None:
-            clean = cleaned(found, self.redactor)
+        diagnosis = self._diagnosis(left_out) if readable else None
+        if diagnosis is not None:
+            clean = cleaned(diagnosis, self.redactor)
             report = as_json({"schema": 1, **clean.to_json()})
             yield "diagnosis.json", self.redactor.text(report)
             yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
-        told = versions(self.found.files if readable else None)
-        yield "versions.json", self.redactor.text(as_json(told))
+        report = as_json(versions(self.found.files if readable else None))
+        yield "versions.json", self.redactor.text(report)
 
     def _diagnosis(self, left_out: list[str]) -> Diagnosis | None:
         try:
@@ -251,7 +245,25 @@ class _Gathering:
             return None
 
 
+def _passed(settings: Iterable[Item]) -> set[str]:
+    """Return the variables that settings declare secret."""
+    names: set[str] = set()
+    for item in settings:
+        with suppress(StagerError, OSError):
+            if item.path is not None:
+                names |= set(load(item.path).launch.pass_env)
+    return names
+
+
+def _users(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the user."""
+    names = [environment.get("USER", ""), environment.get("LOGNAME", "")]
+    names.append(Path(environment.get("HOME", "")).name)
+    return list(dict.fromkeys(name for name in names if name))
+
+
 def _content(item: Item) -> bytes:
+    """Return the content of a small item; nothing where it cannot be read."""
     try:
         return whole(item.path, item.folder, SMALL) if item.path and item.folder else item.text
     except UnfitError:
@@ -259,7 +271,7 @@ def _content(item: Item) -> bytes:
 
 
 def _readable(files: JobFiles) -> bool:
-    """Whether the driver's files can be opened: none is a pipe, or a link that leads elsewhere."""
+    """Return whether the driver's files can be opened: none is a pipe or leads elsewhere."""
     if not files.job_id:
         return True
     for path in (files.events, files.order, files.preflight, files.job):

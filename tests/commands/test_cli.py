@@ -16,8 +16,8 @@ from tests.support.building import Project
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 COMMANDS = (
-    *("init", "lock", "build", "inspect", "verify", "run", "script", "exec", "clean"),
-    "plan",
+    *("init", "lock", "build", "inspect", "verify", "run", "script", "exec", "estimate"),
+    *("logs", "diagnose", "report", "support", "clean"),
 )
 LOCAL = ("--allocation", "local", "--nodes", "1")
 HEAVY = (
@@ -150,11 +150,11 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["run", "--stage", "maybe"], "'maybe' is none of auto, always, never"),
         (["run", "--time", "soon"], "--time"),
         (["run", "--pass-env", "HF_TOKEN=hunter2"], "--pass-env"),
-        (["plan", "--nodes", "0"], "'0' cannot be used, allowed: 1 to 100000"),
-        (["plan", "--nodes", "1,many"], "'many' cannot be used"),
-        (["plan", "--nodes", "8,"], "'' cannot be used"),
-        (["plan", "--nodes", "100001"], "'100001' cannot be used"),
-        (["plan", "--nproc-per-node", "0"], "--nproc-per-node"),
+        (["estimate", "--nodes", "0"], "'0' cannot be used, allowed: 1 to 100000"),
+        (["estimate", "--nodes", "1,many"], "'many' cannot be used"),
+        (["estimate", "--nodes", "8,"], "'' cannot be used"),
+        (["estimate", "--nodes", "100001"], "'100001' cannot be used"),
+        (["estimate", "--nproc-per-node", "0"], "--nproc-per-node"),
         (["run", "--exclude", "n1 n2"], "--exclude"),
         (["run", "--container-mounts", "/scratch"], "--container-mounts"),
         (["verify", "--wait"], "--batch"),
@@ -170,7 +170,7 @@ def test_usage_errors_are_2(tmp_path: Path, arguments: list[str], said: str) -> 
     assert list(tmp_path.glob("*.toml")) == []
 
 
-@pytest.mark.parametrize("command", ["lock", "build", "verify", "run", "exec", "plan"])
+@pytest.mark.parametrize("command", ["lock", "build", "verify", "run", "exec", "estimate"])
 def test_a_folder_without_a_project(tmp_path: Path, command: str) -> None:
     arguments = [command, "--", "true"] if command in ("run", "exec") else [command]
     done = stager(*arguments, cwd=tmp_path)

@@ -37,7 +37,8 @@ def commands(text: str, kind: str) -> list[list[str]]:
 
 
 def names() -> set[str]:
-    return {str(one.name or one.callback.__name__) for one in app.registered_commands}
+    shown = [one for one in app.registered_commands if not one.hidden]
+    return {str(one.name or one.callback.__name__) for one in shown}
 
 
 def test_the_blocks_are_found() -> None:

@@ -15,10 +15,10 @@ from bundle.transfer.plan import excerpt_size
 from stager.forecast.estimate import (
     Setting,
     cold,
+    estimate_report,
     from_files,
     one_changed,
     pays_from,
-    plan_report,
     setting_of,
     unchanged,
 )
@@ -72,7 +72,7 @@ def test_the_three_cases() -> None:
 def test_a_bundle_without_packages() -> None:
     bare = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("demo", "project"),)))
     assert one_changed(bare, 8) is None
-    report = plan_report(bare, [8])
+    report = estimate_report(bare, [8])
     assert (report["changed"], report["forecasts"][0]["one_changed"]) == (None, None)
 
 
@@ -94,7 +94,7 @@ def test_from_how_many_nodes_on_it_pays() -> None:
 
 
 def test_the_report() -> None:
-    report = plan_report(SETTING, [1, 512])
+    report = estimate_report(SETTING, [1, 512])
     assert report["bundle_bytes"] == SETTING.size
     assert (report["nproc_per_node"], report["cpus"], report["launcher"]) == (2, 4, "torchrun")
     assert report["rates"]["basis"].startswith("assumed")
@@ -108,14 +108,16 @@ def test_the_report() -> None:
         "staging pays: against Lustre from 1 node on, against NFS from 1 node on"
     )
     few = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("small"),)))
-    assert "against Lustre never" in plan_report(few, [1])["verdict"]
+    assert "against Lustre never" in estimate_report(few, [1])["verdict"]
 
 
 def test_measured_rates_are_used_and_named() -> None:
     slow = Basis(rates=ASSUMED.scaled(send=10.0), jobs=2, nodes=16)
     measured = replace(SETTING, basis=slow)
     assert cold(measured, 8).send == pytest.approx(10 * cold(SETTING, 8).send)
-    assert plan_report(measured, [8])["rates"]["basis"] == "measured on 2 jobs of up to 16 nodes"
+    assert (
+        estimate_report(measured, [8])["rates"]["basis"] == "measured on 2 jobs of up to 16 nodes"
+    )
 
 
 def test_the_settings_of_a_project(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from bundle.redaction.secret_names import meaning
 from stager.redaction import redact
 from stager.redaction.known_values import Known, worth_looking_for
-from stager.redaction.pseudonyms import StandIns
+from stager.redaction.pseudonyms import Pseudonyms
 from stager.redaction.redact import BLOCK, HELD, LONGEST, Kept, Redactor
 from stager.redaction.views import views
 
@@ -590,7 +590,7 @@ PATTERNS = [
 
 
 def seconds(line: bytes) -> float:
-    redactor = Redactor(Known([VALUE.encode()]), StandIns(["alice"], ["hpc07", "hpc08"]))
+    redactor = Redactor(Known([VALUE.encode()]), Pseudonyms(["alice"], ["hpc07", "hpc08"]))
     begun = time.process_time()
     redactor.text(line)
     return time.process_time() - begun
@@ -612,7 +612,7 @@ def test_a_line_of_a_megabyte_takes_time_in_proportion() -> None:
 
 def test_garbage_is_survived() -> None:
     chance = random.Random(9)
-    redactor = Redactor(Known([VALUE.encode()]), StandIns(["alice"], ["hpc07"]))
+    redactor = Redactor(Known([VALUE.encode()]), Pseudonyms(["alice"], ["hpc07"]))
     words = [form.format(SHORT).encode() for form in forms()] + PATTERNS
     for _ in range(400):
         parts = [
@@ -675,8 +675,8 @@ def test_names_that_only_look_so(name: str) -> None:
 
 
 def test_stand_ins_are_the_same_everywhere() -> None:
-    standins = StandIns(["alice"], ["hpc07", "hpc08", "login1"])
-    redactor = Redactor(others=standins)
+    pseudonyms = Pseudonyms(["alice"], ["hpc07", "hpc08", "login1"])
+    redactor = Redactor(others=pseudonyms)
     for text, shown in {
         "/home/alice/x /home/bob99/y alice": "/home/USER/x /home/USER-2/y USER",
         "hpc08.cluster.example.org, hpc[07-08], hpc070": "node-2, node-[...], hpc070",
@@ -692,6 +692,6 @@ def test_stand_ins_are_the_same_everywhere() -> None:
         "/home/root /home/data on localhost": "/home/root /home/data on localhost",
     }.items():
         assert redactor.words(text) == shown
-    assert standins.learned == 1
+    assert pseudonyms.learned == 1
     plain = "alice on hpc07 at 10.1.2.3 in /home/alice"
     assert Redactor().words(plain) == plain

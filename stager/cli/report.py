@@ -1,4 +1,4 @@
-"""``report``: a job as one page to read, to keep, or to send to somebody."""
+"""``stager report``: write one HTML page about a job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from .grouped import grouped
-from .looking import JobArgument, job_files
-from .options import LogDir, Talk
+from .options import JobArgument, LogDir, Talk, job_files
 from .program import app, boundary
 
 
@@ -27,13 +26,13 @@ def report(
     ] = None,
     talk: Talk,
 ) -> None:
-    """Write a job's story as one HTML file: what failed, times, curves, nodes, the bundle."""
-    from ..report.report import report as written
+    """Write one HTML page about a job: its failure, times and nodes."""
+    from ..report.report import report as write_report
 
     console = talk.console()
     with boundary(console):
-        made = written(job_files(job, log_dir), output)
+        page = write_report(job_files(job, log_dir), output)
         if talk.json:
-            console.emit(made.to_json())
+            console.emit(page.to_json())
         else:
-            console.data(str(made.path))
+            console.data(str(page.path))

@@ -1,33 +1,24 @@
-"""``logs`` and ``diagnose``: what a job has left, and what it means."""
+"""``stager logs``: show the logs of a job, merged by time."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .grouped import grouped
-from .options import LogDir, Talk
+from .options import JobArgument, LogDir, Talk, job_files
 from .program import app, boundary
 
 if TYPE_CHECKING:
-    from ..logs.files import JobFiles
     from ..logs.merge import LineFilter
-
-JobArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[JOB|DIR]", help="A job's number or a directory of logs; default: the newest job."
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineFlags:
-    """Which lines of the logs are shown."""
+    """The choice of lines."""
 
     rank: Annotated[
         list[int] | None, typer.Option("--rank", min=0, help="Only this rank's lines.")
@@ -41,7 +32,7 @@ class LineFlags:
     ] = False
 
     def wanted(self) -> LineFilter:
-        """The same, checked."""
+        """Return the choice, checked."""
         from ..logs.merge import LineFilter
 
         return LineFilter(
@@ -76,33 +67,6 @@ def logs(
             console.lines(followed(lambda: job_files(files.job_id or job, log_dir), wanted))
         else:
             console.lines(merged(files, wanted), files)
-
-
-@app.command()
-@grouped
-def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
-    """Say what failed first in a job, why, and what to do."""
-    from ..diagnosis.diagnose import diagnose as diagnosed
-    from ..diagnosis.diagnose import of_refused
-    from ..logs import refused
-    from ..logs.files import default_folder
-
-    console = talk.console()
-    with boundary(console):
-        place = default_folder(log_dir)
-        last = refused.newest(place) if job is None else None
-        found = of_refused(last, place) if last else diagnosed(job_files(job, log_dir))
-        if talk.json:
-            console.emit(found.to_json())
-        else:
-            console.diagnosed(found)
-
-
-def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
-    """The files of the job that is asked for."""
-    from ..logs.files import default_folder, find
-
-    return find(job, default_folder(log_dir))
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

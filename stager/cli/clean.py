@@ -1,11 +1,11 @@
-"""``clean``: taking away what nobody uses any more, from the nodes and from the offline root."""
+"""``stager clean``: remove what nobody uses any more from the nodes and the offline root."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from .options import CleanFlags, LaunchFlags, LogDir, Place, SlurmFlags, Talk, j
 from .program import app, boundary
 
 if TYPE_CHECKING:
+    from ..cleanup.clean import Item
     from ..config.load import Config
     from ..console import Console
     from ..jobs.job import JobOptions
@@ -43,12 +44,12 @@ def clean(
         config = project(place.bundle, place.asked)
         items: list[dict[str, Any]] = []
         code, skipped = 0, ""
-        if not what.store_only:
-            skipped = "" if what.nodes_only else _unreachable(config, place, options)
-            if not skipped:
-                code, items = _nodes(console, config, place, options, everything=what.everything)
+        if not (what.store_only or what.nodes_only):
+            skipped = _unreachable(config, place, options)
+        if not (what.store_only or skipped):
+            code, items = _clean_nodes(console, config, place, options, what.everything)
         if not what.nodes_only:
-            items += _store(console, config, what)
+            items += _clean_store(console, config, what)
         if skipped:
             console.warn(f"the nodes were not cleaned: {skipped}")
         report = {
@@ -67,9 +68,9 @@ def clean(
 
 
 def _unreachable(config: Config, place: Place, options: JobOptions) -> str:
-    """Why the nodes cannot be cleaned from here; empty where they can be, or must.
+    """Return the reason why the nodes cannot be cleaned from here; empty where they can be.
 
-    What is asked for by name must be done, and its errors are errors.
+    A bundle or an allocation that the user names must be used: its errors are errors.
     """
     from ..core.errors import StagerError
     from ..jobs.prepare import named_bundle, source_of
@@ -84,10 +85,10 @@ def _unreachable(config: Config, place: Place, options: JobOptions) -> str:
     return ""
 
 
-def _nodes(
-    console: Console, config: Config, place: Place, options: JobOptions, *, everything: bool
+def _clean_nodes(
+    console: Console, config: Config, place: Place, options: JobOptions, everything: bool
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Clean the nodes of an allocation: the exit code, and what went."""
+    """Clean the nodes of an allocation, and return the exit code and what was removed."""
     from bundle.redaction.masking import masked
 
     from ..cleanup.clean import nodes_keep
@@ -99,41 +100,41 @@ def _nodes(
     source = source_of(options, config, batch=False)
     path, manifest = named_bundle(config, place.bundle, place.asked)
     prepared = prepare(config, options, (path, manifest), action="clean", source=source)
-    how = way(prepared, os.environ)
-    if options.dry_run and how.asks_slurm:
-        asked = shlex.join(masked(how.argv))
-        console.say(f"what the nodes have is known inside an allocation: {asked}")
+    driver = way(prepared, os.environ)
+    if options.dry_run and driver.asks_slurm:
+        command = shlex.join(masked(driver.argv))
+        console.say(f"what the nodes have is known inside an allocation: {command}")
         return 0, []
     kept = nodes_keep(manifest.id, (), everything=everything)
     outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(kept)), bundle=path)
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
 
     def listen(event: Mapping[str, Any]) -> None:
         if event.get("event") == "clean":
-            found.append(dict(event))
+            items.extend(_removed(event))
         console.event(event)
 
     console.job(outcome.job, path)
-    carry_out(outcome, prepared.config, how, listen, console.talk)
-    return console.swept(outcome), [item for event in found for item in _removed(event)]
+    carry_out(outcome, prepared.config, driver, listen, console.talk)
+    return console.nodes_cleaned(outcome), items
 
 
-def _removed(event: dict[str, Any]) -> list[dict[str, Any]]:
-    """What one node removed, or would."""
-    node = str(event["node"])
-    items = []
+def _removed(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what a node removed, or would remove."""
     for root in event.get("roots", []):
-        named = [(f"{root['root']}/envs/{name}", size) for name, size in root["removed"]]
-        named += [(f"{root['root']}/{name}", size) for name, size in root["left_overs"]]
-        items += [
-            {"place": node, "path": path, "bytes": size, "kind": "environment", "why": "not in use"}
-            for path, size in named
-        ]
-    return items
+        environments = [(f"envs/{name}", size) for name, size in root["removed"]]
+        for name, size in [*environments, *root["left_overs"]]:
+            yield {
+                "place": str(event["node"]),
+                "path": f"{root['root']}/{name}",
+                "bytes": size,
+                "kind": "environment",
+                "why": "not in use",
+            }
 
 
-def _store(console: Console, config: Config, what: CleanFlags) -> list[dict[str, Any]]:
-    """Clean the offline root: what went."""
+def _clean_store(console: Console, config: Config, what: CleanFlags) -> list[dict[str, Any]]:
+    """Clean the offline root, and return what was removed."""
     from ..building.current_bundle import offline_root
     from ..cleanup.clean import Rules, apply, plan
     from ..core.store import Store
@@ -143,14 +144,16 @@ def _store(console: Console, config: Config, what: CleanFlags) -> list[dict[str,
     if what.dry_run:
         items = plan(store, rules, time.time())
     else:
-        swept = apply(
+        cleaned = apply(
             store, rules, time.time(), lambda: console.note("waiting for a build that is under way")
         )
-        items = swept.removed
-        for item, why in swept.left:
+        items = cleaned.removed
+        for item, why in cleaned.left:
             console.note(f"{item.path} could not be removed: {why}")
-    return [{"place": "offline root", "bytes": one.size, **_named(one.to_json())} for one in items]
+    return [_stored(item) for item in items]
 
 
-def _named(item: dict[str, Any]) -> dict[str, Any]:
-    return {key: item[key] for key in ("kind", "path", "why")}
+def _stored(item: Item) -> dict[str, Any]:
+    """Return an item of the offline root as the report has it."""
+    fields = item.to_json()
+    return {"place": "offline root", "bytes": fields.pop("size"), **fields}

@@ -1,4 +1,4 @@
-"""``plan``: what staging is going to take, on so many nodes, and whether it pays."""
+"""``stager estimate``: predict how long staging takes, and whether it pays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .program import app, boundary
 
 
 @app.command()
+@app.command("plan", hidden=True)  # its former name, for scripts that use it
 @grouped
-def plan(
+def estimate(
     *,
     nodes: Annotated[
         list[str] | None,
@@ -27,7 +28,7 @@ def plan(
     from ..building.current_bundle import offline_root
     from ..core.store import Store
     from ..forecast import history
-    from ..forecast.estimate import MOST_NODES, plan_report, setting_of
+    from ..forecast.estimate import MOST_NODES, estimate_report, setting_of
     from ..jobs.job import JobOptions, settle
     from ..jobs.prepare import named_bundle, project
 
@@ -36,10 +37,10 @@ def plan(
     with boundary(console):
         config = settle(project(bundle), JobOptions(nproc_per_node=nproc_per_node))
         path, manifest = named_bundle(config, bundle)
-        known = history.known(Store(offline_root(config)))
-        setting = setting_of(config, path, manifest, known)
-        report = plan_report(setting, counts or (config.cluster.nodes[1],))
+        basis = history.known(Store(offline_root(config)))
+        setting = setting_of(config, path, manifest, basis)
+        report = estimate_report(setting, counts or (config.cluster.nodes[1],))
         if talk.json:
             console.emit(report)
         else:
-            console.foretold(report)
+            console.estimated(report)

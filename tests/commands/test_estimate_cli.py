@@ -1,4 +1,4 @@
-"""``stager plan`` as a user meets it: text, JSON, a terminal, what earlier jobs showed, errors."""
+"""``stager estimate`` as a user meets it: text, JSON, a terminal, earlier jobs, errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def built(project: Project) -> Project:
 
 
 def test_lines_fit_80_columns_and_need_no_slurm(built: Project) -> None:
-    done = built.stager("plan", "--nodes", "10000,1", "--nodes", "8", env={"PATH": "/nowhere"})
+    done = built.stager("estimate", "--nodes", "10000,1", "--nodes", "8", env={"PATH": "/nowhere"})
     assert done.returncode == 0, done.stderr
     *rows, verdict = done.stdout.splitlines()
     assert rows[0].split() == [
@@ -38,12 +38,12 @@ def test_lines_fit_80_columns_and_need_no_slurm(built: Project) -> None:
     assert verdict.startswith("staging pays: against Lustre ")
     assert "rates: assumed" in done.stderr
     assert "\x1b" not in done.stdout
-    quiet = built.stager("plan", "--nodes", "1,8,10000", "--quiet")
+    quiet = built.stager("estimate", "--nodes", "1,8,10000", "--quiet")
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
 
 
 def test_json(built: Project) -> None:
-    done = built.stager("plan", "--nodes", "1,8,4096", "--nproc-per-node", "2", "--json")
+    done = built.stager("estimate", "--nodes", "1,8,4096", "--nproc-per-node", "2", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert (report["schema"], report["nproc_per_node"], report["cpus"]) == (1, 2, 2)
@@ -56,45 +56,54 @@ def test_json(built: Project) -> None:
     assert totals == sorted(totals)
 
 
+def test_the_former_name_does_the_same_and_is_not_listed(built: Project) -> None:
+    done = built.stager("plan", "--nodes", "1,8", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == built.stager("estimate", "--nodes", "1,8", "--json").stdout
+    listed = [line.split()[:1] for line in built.stager("--help").stdout.splitlines()]
+    assert ["estimate"] in listed
+    assert ["plan"] not in listed
+
+
 def test_the_settings_say_how_many_nodes(built: Project) -> None:
     built.settings("alpha", more="[cluster]\nnodes = '2:5'\n")
-    report = json.loads(built.stager("plan", "--json").stdout)
+    report = json.loads(built.stager("estimate", "--json").stdout)
     assert [one["nodes"] for one in report["forecasts"]] == [5]
 
 
 def test_what_earlier_jobs_showed_is_used(built: Project) -> None:
-    assumed = json.loads(built.stager("plan", "--nodes", "8", "--json").stdout)
+    assumed = json.loads(built.stager("estimate", "--nodes", "8", "--json").stdout)
     record(built.store, as_expected(factor=10.0))
-    measured = json.loads(built.stager("plan", "--nodes", "8", "--json").stdout)
+    measured = json.loads(built.stager("estimate", "--nodes", "8", "--json").stdout)
     assert measured["rates"]["basis"] == "measured on 1 job of up to 3 nodes"
     before, now = (report["forecasts"][0]["cold"]["send"] for report in (assumed, measured))
     assert now == pytest.approx(10 * before, rel=0.01)
     (built.store.root / FILE).write_text("{")
-    again = json.loads(built.stager("plan", "--nodes", "8", "--json").stdout)
+    again = json.loads(built.stager("estimate", "--nodes", "8", "--json").stdout)
     assert again == assumed
 
 
 def test_a_bundle_that_is_named_needs_no_project(built: Project) -> None:
     (bundle,) = built.store.bundles.iterdir()
-    argv = [sys.executable, "-m", "stager", "plan", "--bundle", str(bundle), "--json"]
+    argv = [sys.executable, "-m", "stager", "estimate", "--bundle", str(bundle), "--json"]
     done = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["bundle"] == str(bundle)
 
 
 def test_errors(built: Project) -> None:
-    missing = built.stager("plan", "--bundle", "absent.tar", "--json")
+    missing = built.stager("estimate", "--bundle", "absent.tar", "--json")
     assert missing.returncode == 1
     assert json.loads(missing.stdout)["ok"] is False
     (built.root / "damaged.tar").write_bytes(b"x" * 5000)
-    damaged = built.stager("plan", "--bundle", "damaged.tar")
+    damaged = built.stager("estimate", "--bundle", "damaged.tar")
     assert (damaged.returncode, damaged.stdout) == (1, "")
     assert damaged.stderr.startswith("error: ")
     assert "hint: " in damaged.stderr
 
 
 def test_without_a_bundle(project: Project) -> None:
-    done = project.stager("plan", "--nodes", "8")
+    done = project.stager("estimate", "--nodes", "8")
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is no bundle of project" in done.stderr
     assert "`stager build`" in done.stderr
@@ -103,7 +112,7 @@ def test_without_a_bundle(project: Project) -> None:
 def test_a_terminal_gets_a_table(built: Project) -> None:
     leader, follower = pty.openpty()
     started = subprocess.Popen(
-        [sys.executable, "-m", "stager", "plan", "--nodes", "1,512"],
+        [sys.executable, "-m", "stager", "estimate", "--nodes", "1,512"],
         cwd=built.root,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
         stdout=follower,

@@ -1,4 +1,4 @@
-"""``script``: the batch script, to be read, changed, and submitted by hand."""
+"""``stager script``: print the batch script, to read, change and submit by hand."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def script(
     from ..jobs.prepare import bundle_of, prepare, project
 
     options = replace(job_options(slurm, launch, "slurm"), command=tuple(command or ()))
-    asked = chosen.asked
+    wanted_id = chosen.asked
     console = talk.console()
     with boundary(console):
-        config = project(chosen.bundle, asked)
-        made = bundle_of(config, chosen.bundle, console, asked)
-        prepared = prepare(config, options, made, action="run", source="sbatch")
+        config = project(chosen.bundle, wanted_id)
+        bundle = bundle_of(config, chosen.bundle, console, wanted_id)
+        prepared = prepare(config, options, bundle, action="run", source="sbatch")
         for note in prepared.notes:
             console.note(note)
         text = script_of(prepared, os.environ, requeue=kind.requeue, embed=not kind.no_embed).script

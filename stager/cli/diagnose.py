@@ -1,0 +1,39 @@
+"""``stager diagnose``: say what failed first in a job, why, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .grouped import grouped
+from .options import JobArgument, LogDir, Talk, job_files
+from .program import app, boundary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..diagnosis.failure import Diagnosis
+
+
+@app.command()
+@grouped
+def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
+    """Say what failed first in a job, why, and what to do."""
+    console = talk.console()
+    with boundary(console):
+        diagnosis = _diagnosis(job, log_dir)
+        if talk.json:
+            console.emit(diagnosis.to_json())
+        else:
+            console.diagnosed(diagnosis)
+
+
+def _diagnosis(job: str | None, log_dir: Path | None) -> Diagnosis:
+    """Return the diagnosis of a job; without one, of a command that failed since the newest job."""
+    from ..diagnosis.diagnose import diagnose as diagnose_job
+    from ..diagnosis.diagnose import of_refused
+    from ..logs import refused
+    from ..logs.files import default_folder
+
+    folder = default_folder(log_dir)
+    refusal = refused.newest(folder) if job is None else None
+    return of_refused(refusal, folder) if refusal else diagnose_job(job_files(job, log_dir))

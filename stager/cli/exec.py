@@ -1,0 +1,34 @@
+"""``stager exec``: run any command in the environment, on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .grouped import grouped
+from .options import BundleFlags
+from .program import app, boundary, make_console
+
+
+@app.command(name="exec", context_settings={"allow_interspersed_args": False})
+@grouped
+def exec_(
+    *,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments.")
+    ],
+    chosen: BundleFlags,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
+) -> None:
+    """Run any command in the environment, on this machine."""
+    from ..jobs.driver import execute
+    from ..jobs.prepare import bundle_of, project
+    from ..pack.existing import Chosen
+
+    wanted_id = chosen.asked
+    console = make_console(quiet=quiet)
+    with boundary(console):
+        config = project(chosen.bundle, wanted_id)
+        path, manifest = bundle_of(config, chosen.bundle, console, wanted_id)
+        execute(config, Chosen(path=path, id=manifest.id), command)

@@ -1,0 +1,33 @@
+"""``stager inspect``: show what is in a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Json
+from .program import app, boundary, make_console
+
+
+@app.command()
+def inspect(
+    bundle: Annotated[Path | None, typer.Argument(help="Default: the project's newest.")] = None,
+    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what is in a bundle."""
+    from ..building.current_bundle import newest_bundle
+    from ..config.load import load
+    from ..pack.existing import Chosen
+    from ..pack.inspect import inspect as inspect_bundle
+
+    console = make_console(as_json=json)
+    with boundary(console):
+        chosen = Chosen(path=bundle) if bundle else newest_bundle(load(Path.cwd()))
+        report = inspect_bundle(chosen.path, files=files, asked=chosen.id)
+        if json:
+            console.emit(report)
+        else:
+            console.inspected(report)

@@ -1,0 +1,147 @@
+"""``stager support``: pack the evidence of a job, without its secrets."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bundle.protocol.counts import counted
+
+from ..console import Console
+from ..core.printable import visible
+from .grouped import grouped
+from .options import JobArgument, LogDir, Talk, job_files
+from .program import app, boundary
+
+if TYPE_CHECKING:
+    from ..diagnosis.failure import Diagnosis
+    from ..support.contents import Contents
+    from ..support.support import Supported, SupportOptions
+
+_LOG_BYTES = 5_000_000
+_QUIET_SECONDS = 2.0
+"""Seconds after which progress is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackFlags:
+    """The options of the archive."""
+
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Default: stager-support-JOB.tar.gz here."
+        ),
+    ] = None
+    max_log_bytes: Annotated[
+        int,
+        typer.Option("--max-log-bytes", min=1, help="Of a longer log the middle is left out."),
+    ] = _LOG_BYTES
+    hide_names: Annotated[
+        bool,
+        typer.Option("--hide-names", help="Stand-ins for users, machines and addresses, too."),
+    ] = False
+
+    def options(self) -> SupportOptions:
+        """Return them as :func:`stager.support.support.support` takes them."""
+        from ..support.support import SupportOptions
+
+        return SupportOptions(
+            output=self.output, log_bytes=self.max_log_bytes, hide_names=self.hide_names
+        )
+
+
+@app.command()
+@grouped
+def support(
+    *,
+    job: JobArgument = None,
+    log_dir: LogDir = None,
+    packing: PackFlags,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show what would go in; write nothing.")
+    ] = False,
+    talk: Talk,
+) -> None:
+    """Pack a job's logs and diagnosis for support, without secrets."""
+    from ..support.support import listed
+    from ..support.support import support as make_archive
+
+    console = talk.console()
+    with boundary(console):
+        files = job_files(job, log_dir)
+        if list_:
+            _show_contents(console, listed(files), packing.max_log_bytes)
+            return
+        archive = make_archive(files, packing.options(), _in_words, step=_Progress(console).step)
+        console.stop()
+        if talk.json:
+            console.emit(archive.to_json())
+        else:
+            _show_archive(console, archive)
+
+
+def _show_archive(console: Console, archive: Supported) -> None:
+    """Show the archive that was made, and what was taken out of it."""
+    console.data(str(archive.archive))
+    total = sum(archive.redacted.values())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(archive.redacted.items()))
+    content = f"{counted(archive.files, 'file')}, {counted(archive.size, 'byte')}"
+    console.say(f"{content}; taken out: {total}")
+    if kinds:
+        console.note(kinds)
+    for line in archive.left_out:
+        console.note(f"left out: {line}")
+    console.say("look through it before you send it: README.txt in it says what was done")
+
+
+def _show_contents(console: Console, contents: Contents, limit: int) -> None:
+    """Show what would go in."""
+    items = sorted(contents.items, key=lambda item: item.name)
+    cut = {item.name for item in items if item.may_be_cut and item.size > limit}
+    if console.as_json:
+        files = [{"name": item.name, "bytes": item.size, "cut": item.name in cut} for item in items]
+        console.emit({"ok": True, "files": files, "left_out": list(contents.left_out)})
+        return
+    for item in items:
+        note = f" (cut to {limit:,})" if item.name in cut else ""
+        console.data(f"{item.size:>13,}  {item.name}{note}")
+    for name in ("README.txt", "diagnosis.json", "diagnosis.txt", "versions.json"):
+        console.data(f"{'':>13}  {name}")
+    for line in contents.left_out:
+        console.note(f"left out: {line}")
+
+
+class _Progress:
+    """Shows the progress, once it takes a while."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._begun = console, time.monotonic()
+
+    def step(self, name: str, done: int, total: int) -> None:
+        """Show that a file is read now."""
+        if time.monotonic() - self._begun > _QUIET_SECONDS:
+            self._console.step(name, done, total)
+
+
+def _in_words(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as ``stager diagnose`` words it."""
+    recorder = _Recorder(quiet=True)
+    recorder.diagnosed(diagnosis)
+    return "\n".join(recorder.recorded)
+
+
+class _Recorder(Console):
+    """An output that is kept and not printed."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
+        self.recorded: list[str] = []
+
+    def data(self, line: str) -> None:
+        """Keep a line."""
+        self.recorded.append(visible(line))
