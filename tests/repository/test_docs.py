@@ -17,6 +17,7 @@ import tomllib
 
 from stager.cli import app
 from stager.config.load import parse
+from tests.support.architecture import ORDER
 from tests.support.torch_project import REQUIREMENTS, TRAIN, TorchProject
 
 REPO = Path(__file__).resolve().parents[2]
@@ -84,6 +85,15 @@ def test_the_architecture_names_every_module() -> None:
     for folder in ("stager", "bundle"):
         for module in (REPO / folder).rglob("[!_]*.py"):
             assert module.stem in told, f"{module.relative_to(REPO)} is in no table"
+
+
+@pytest.mark.parametrize("side", ["bundle", "stager"])
+def test_the_architecture_lists_the_packages_in_their_order(side: str) -> None:
+    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = re.split(r"^### ", text, flags=re.MULTILINE)
+    (table,) = (part for part in section if f"`{side}/`" in part.partition("\n")[0])
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert (*listed, "__main__") == ORDER[side]
 
 
 def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
