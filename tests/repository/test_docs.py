@@ -22,6 +22,8 @@ from tests.support.torch_project import REQUIREMENTS, TRAIN, TorchProject
 
 REPO = Path(__file__).resolve().parents[2]
 README = (REPO / "README.md").read_text(encoding="utf-8")
+SETTINGS = (REPO / "docs" / "settings.md").read_text(encoding="utf-8")
+SLURM = (REPO / "docs" / "slurm.md").read_text(encoding="utf-8")
 DOCUMENTS = [*sorted(REPO.glob("*.md")), *sorted((REPO / "docs").rglob("*.md"))]
 DOCUMENTS += sorted((REPO / "examples").rglob("*.md"))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -44,7 +46,8 @@ def names() -> set[str]:
 def test_the_blocks_are_found() -> None:
     assert len(commands(README, "console")) >= 9
     assert commands(README, "text")
-    assert len(blocks(README, "toml")) == 1
+    assert commands(SLURM, "text")
+    assert len(blocks(SETTINGS, "toml")) == 1
 
 
 def test_the_first_screen_has_the_two_commands() -> None:
@@ -56,10 +59,9 @@ def test_the_first_screen_has_the_two_commands() -> None:
 
 def test_the_extras_that_are_named_exist() -> None:
     settings = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
-    for command in commands(README, "console"):
-        if command[:2] == ["pip", "install"]:
-            (extra,) = re.findall(r"\[(\w+)\]", command[2])
-            assert extra in settings["project"]["optional-dependencies"]
+    named = re.findall(r"^\$ .*install '\.\[(\w+)\]'$", README, re.MULTILINE)
+    assert named
+    assert set(named) <= set(settings["project"]["optional-dependencies"])
 
 
 def test_the_table_names_every_command() -> None:
@@ -68,7 +70,7 @@ def test_the_table_names_every_command() -> None:
 
 
 def test_the_settings_are_all_understood(tmp_path: Path) -> None:
-    (block,) = blocks(README, "toml")
+    (block,) = blocks(SETTINGS, "toml")
     config = parse(tomllib.loads(block), root=tmp_path, source=tmp_path / "stager.toml")
     assert config.launch.nproc_per_node == 2
 
@@ -157,7 +159,9 @@ def test_the_session_runs_as_shown(torch_project: TorchProject, tmp_path: Path) 
     assert ran == [*shown, "diagnose", "logs", "report", "support"]
 
 
-@pytest.mark.parametrize("command", commands(README, "text"), ids=shlex.join)
+@pytest.mark.parametrize(
+    "command", [*commands(README, "text"), *commands(SLURM, "text")], ids=shlex.join
+)
 def test_the_sample_session_uses_real_options(command: list[str]) -> None:
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
     done = _run([*command[:2], "--help"], REPO, env)
