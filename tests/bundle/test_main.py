@@ -3,8 +3,6 @@
 import fcntl
 import json
 import os
-import pwd
-import shutil
 import subprocess
 import sys
 import time
@@ -15,27 +13,10 @@ import pytest
 
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, OWN, forge, node_program, run_node
+from tests.support.interpreters import OTHERS
 
 SITE = f"lib/python{HERE.python}/site-packages"
 VERSION = ".".join(map(str, sys.version_info[:3]))
-
-
-def other_pythons() -> list[str]:
-    """One interpreter of each other version, from 3.9 on, that this machine has."""
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # $HOME is the test's own
-    found = []
-    for minor in range(9, 20):
-        name = f"python3.{minor}"
-        candidates = [str(path) for path in home.glob(f".pyenv/versions/3.{minor}.*/bin/{name}")]
-        for path in filter(None, [*candidates, shutil.which(name)]):
-            done = subprocess.run([path, "-c", ""], capture_output=True, check=False)
-            if done.returncode == 0 and f"3.{minor}" != HERE.python:
-                found.append(path)
-                break
-    return found
-
-
-OTHERS = other_pythons()  # where there is none, pytest skips what runs for each
 
 
 # --- unpack --------------------------------------------------------------------------------------

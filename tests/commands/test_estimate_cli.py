@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from stager.forecast.history import FILE, record
-from tests.stager.forecast.test_history import as_expected
 from tests.support.building import Project
+from tests.support.past_jobs import as_expected
 
 CASES = ["nothing there yet", "nothing changed", "alpha changed", "run from Lustre", "run from NFS"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stager.support.test_support import TORCH
 from tests.support.building import STAGER, Project
 from tests.support.namespaces import entering
+from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
 
 

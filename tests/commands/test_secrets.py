@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.stager.support.test_support import TORCH
 from tests.support.building import Project
+from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
 
 SECRETS = {

@@ -18,6 +18,7 @@ from tests.support.architecture import Module, parse
 REPO = Path(__file__).resolve().parents[2]
 STAGER, BUNDLE, TRAINER = (house.load(REPO, name) for name in ("stager", "bundle", "trainer"))
 ALL = [*STAGER, *BUNDLE, *TRAINER]
+TESTS = house.load(REPO, "tests")
 SCRIPTS = [
     parse(f"scripts.{file.stem}", file.read_text(), path=file.relative_to(REPO).as_posix())
     for file in sorted((REPO / "scripts").glob("*.py"))
@@ -36,6 +37,7 @@ def test_the_sides_are_there() -> None:
         pytest.param(house.wrong_arrows, ALL, id="arrows"),
         pytest.param(house.far_side_imports, BUNDLE, id="far-side-stdlib"),
         pytest.param(house.against_the_order, ALL, id="order"),
+        pytest.param(house.imports_between_tests, TESTS, id="tests"),
         pytest.param(house.starts_processes, [*STAGER, *BUNDLE], id="processes"),
         pytest.param(house.banned_calls, ALL, id="calls"),
         pytest.param(house.leaves_early, ALL, id="exits"),
@@ -155,6 +157,12 @@ BAD = [
     (house.wrong_arrows, "stager.x", "def f():\n    import typer"),
     (house.wrong_arrows, "stager.cli", "import torch.distributed"),
     (house.wrong_arrows, "stager.x", "import numpy"),
+    (
+        house.imports_between_tests,
+        "tests.slurm.test_x",
+        "from tests.stager.slurm.test_y import JOB",
+    ),
+    (house.imports_between_tests, "tests.slurm.test_x", "from tests import conftest"),
     (house.far_side_imports, "bundle.x", "import packaging.tags"),
     (house.far_side_imports, "bundle.x", "from bundle.format.manifest import read"),
     (house.far_side_imports, "bundle.format.x", "from .absent import read"),
@@ -205,6 +213,8 @@ GOOD = [
     ),
     (house.wrong_arrows, "stager.cli_build", "import typer\nfrom rich.table import Table"),
     (house.wrong_arrows, "trainer.x", "import torch\nfrom .data import load"),
+    (house.imports_between_tests, "tests.slurm.test_x", "from tests.support.jobs import LAUNCH"),
+    (house.imports_between_tests, "tests.slurm.test_x", "from tests import support, torture"),
     (house.far_side_imports, "bundle.format.x", "import os.path\nfrom . import manifest"),
     (house.far_side_imports, "bundle.format.x", "from .manifest import read"),
     (house.against_the_order, "stager.pack.x", "from ..wheels import fetch\nfrom .. import core"),

@@ -17,11 +17,14 @@ import tomllib
 
 from stager.cli import app
 from stager.config.load import parse
+from tests.support.architecture import ORDER
 from tests.support.torch_project import REQUIREMENTS, TRAIN, TorchProject
 
 REPO = Path(__file__).resolve().parents[2]
 README = (REPO / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").rglob("*.md"))]
+SETTINGS = (REPO / "docs" / "settings.md").read_text(encoding="utf-8")
+SLURM = (REPO / "docs" / "slurm.md").read_text(encoding="utf-8")
+DOCUMENTS = [*sorted(REPO.glob("*.md")), *sorted((REPO / "docs").rglob("*.md"))]
 DOCUMENTS += sorted((REPO / "examples").rglob("*.md"))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -44,7 +47,8 @@ def names() -> set[str]:
 def test_the_blocks_are_found() -> None:
     assert len(commands(README, "console")) >= 9
     assert commands(README, "text")
-    assert len(blocks(README, "toml")) == 1
+    assert commands(SLURM, "text")
+    assert len(blocks(SETTINGS, "toml")) == 1
 
 
 def test_the_first_screen_has_the_two_commands() -> None:
@@ -56,10 +60,9 @@ def test_the_first_screen_has_the_two_commands() -> None:
 
 def test_the_extras_that_are_named_exist() -> None:
     settings = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
-    for command in commands(README, "console"):
-        if command[:2] == ["pip", "install"]:
-            (extra,) = re.findall(r"\[(\w+)\]", command[2])
-            assert extra in settings["project"]["optional-dependencies"]
+    named = re.findall(r"^\$ .*install '\.\[(\w+)\]'$", README, re.MULTILINE)
+    assert named
+    assert set(named) <= set(settings["project"]["optional-dependencies"])
 
 
 def test_the_table_names_every_command() -> None:
@@ -68,7 +71,7 @@ def test_the_table_names_every_command() -> None:
 
 
 def test_the_settings_are_all_understood(tmp_path: Path) -> None:
-    (block,) = blocks(README, "toml")
+    (block,) = blocks(SETTINGS, "toml")
     config = parse(tomllib.loads(block), root=tmp_path, source=tmp_path / "stager.toml")
     assert config.launch.nproc_per_node == 2
 
@@ -85,6 +88,15 @@ def test_the_architecture_names_every_module() -> None:
     for folder in ("stager", "bundle"):
         for module in (REPO / folder).rglob("[!_]*.py"):
             assert module.stem in told, f"{module.relative_to(REPO)} is in no table"
+
+
+@pytest.mark.parametrize("side", ["bundle", "stager"])
+def test_the_architecture_lists_the_packages_in_their_order(side: str) -> None:
+    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = re.split(r"^### ", text, flags=re.MULTILINE)
+    (table,) = (part for part in section if f"`{side}/`" in part.partition("\n")[0])
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert (*listed, "__main__") == ORDER[side]
 
 
 def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
@@ -148,7 +160,9 @@ def test_the_session_runs_as_shown(torch_project: TorchProject, tmp_path: Path) 
     assert ran == [*shown, "diagnose", "logs", "report", "support"]
 
 
-@pytest.mark.parametrize("command", commands(README, "text"), ids=shlex.join)
+@pytest.mark.parametrize(
+    "command", [*commands(README, "text"), *commands(SLURM, "text")], ids=shlex.join
+)
 def test_the_sample_session_uses_real_options(command: list[str]) -> None:
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
     done = _run([*command[:2], "--help"], REPO, env)

@@ -12,31 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.torture_rounds import breaks, fails, hangs, leaves, round_of, torture
 from tests.torture import deadline, isolation
 from tests.torture.registry import MODULES, areas
-from tests.torture.rounds import BROKEN, SAME, Broken, Round
-from tests.torture.world import World, nest
+from tests.torture.rounds import BROKEN
+from tests.torture.world import nest
 
 REPO = Path(__file__).resolve().parents[2]
 SEED = os.environ.get("STAGER_TORTURE_SEED", "1")
 """Fixed, so that a change is not refused by chance; ``scripts/torture`` chooses one by itself."""
-
-
-def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.torture", *arguments],
-        cwd=REPO,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-
-
-def round_of(folder: Path, number: int = 0) -> Round:
-    world = World(place=folder, decompressor=folder)
-    return Round(area="x", seed=1, number=number, world=world, folder=folder / "round")
 
 
 def test_no_promise_is_broken_in_a_sample_of_all_areas() -> None:
@@ -63,26 +47,6 @@ def test_every_area_says_what_it_promises_and_is_described() -> None:
         assert f"| `{area.name}` |" in text
 
 
-def hangs(round_: Round) -> str:
-    round_.did("hang")
-    while True:
-        pass
-
-
-def breaks(round_: Round) -> str:
-    round_.did("break it")
-    raise Broken("it holds", "it does not")
-
-
-def leaves(round_: Round) -> str:
-    subprocess.Popen(["sleep", "600"], start_new_session=True)
-    return SAME
-
-
-def fails(round_: Round) -> str:
-    raise ZeroDivisionError
-
-
 @pytest.mark.parametrize(
     ("attempt", "promise"),
     [
@@ -94,8 +58,7 @@ def fails(round_: Round) -> str:
 )
 def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path) -> None:
     code = (
-        "import json, sys; from pathlib import Path; "
-        "from tests.repository import test_torture as t; "
+        "import json; from pathlib import Path; from tests.support import torture_rounds as t; "
         "from tests.torture import isolation; isolation.adopt_orphans(); "
         f"r = t.round_of(Path({str(tmp_path)!r})); "
         f"print(json.dumps(isolation.play(t.{attempt.__name__}, r, seconds=1, own=False)))"  # type: ignore[attr-defined]

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.slurm_commands import PYTHONS
 from bundle.system.network import FIRST_PORT, port_for
 from tests.support.building import HOST
 from tests.support.cluster import Cluster
 from tests.support.namespaces import not_here
+from tests.support.node_faults import listening, only_python, other_pythons
 from tests.support.provoking import ROOT, Bench, Said, instead
 
 pytestmark = pytest.mark.slow
-
-LISTEN = """
-import socket, sys
-kept = []
-for port in range(int(sys.argv[1]), int(sys.argv[2])):
-    kept.append(socket.create_server(("", port)))
-print("listening", flush=True)
-sys.stdin.read()
-"""
 
 
 def test_no_slurm_commands(bench: Bench, tmp_path: Path) -> None:
@@ -206,17 +195,6 @@ def assert_named(said: Said, node: str, *words: str) -> None:
     assert f"--exclude={node}" in said.talk
 
 
-def other_pythons(minors: range) -> list[str]:
-    """Real ones of other versions that this machine has, the oldest first."""
-    home = Path(os.environ.get("PYENV_ROOT", "/nowhere"), "versions")
-    found: list[str] = []
-    for minor in minors:
-        if minor != sys.version_info[1]:
-            found += [str(path) for path in home.glob(f"3.{minor}.*/bin/python3.{minor}")]
-            found += [str(path) for path in Path("/usr/bin").glob(f"python3.{minor}")]
-    return found
-
-
 def interface(cluster: Cluster, node: str) -> str:
     """Name of the interface that has the node's address."""
     lines = cluster.on(node, ["ip", "-o", "-4", "address"]).stdout.splitlines()
@@ -230,29 +208,3 @@ def before_sbcast(bench: Bench) -> Iterator[tuple[subprocess.Popen[str], str]]:
     started = bench.start("verify", "--nodes", "3", "--stage", "always")
     yield started, gate.reached(started)
     gate.open()
-
-
-@contextmanager
-def listening(cluster: Cluster, node: str, first: int, end: int) -> Iterator[None]:
-    """Take some ports on a node."""
-    argv = [*cluster.entering(node), sys.executable, "-c", LISTEN, str(first), str(end)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taking:
-        assert taking.stdout is not None
-        assert taking.stdout.readline() == b"listening\n"
-        yield
-        taking.communicate()
-
-
-@contextmanager
-def only_python(cluster: Cluster, node: str, shell: str, shared: Path) -> Iterator[None]:
-    """Put a shell script in the place of every Python that could be found on a node."""
-    stand_in = shared / "python"
-    stand_in.write_text(f"#!/bin/sh\n{shell}\n")
-    stand_in.chmod(0o755)
-    names = {*PYTHONS, f"python{HOST.python}", "python"}
-    folders = [*os.environ["PATH"].split(":"), str(Path(sys.executable).parent), "/usr/bin"]
-    folders += [str(Path(sys.base_prefix, "bin")), "/usr/local/bin"]
-    found = {os.path.realpath(Path(folder, name)) for folder in folders for name in names}
-    own = [path for path in sorted(found) if Path(path).is_file()]
-    with instead(cluster, node, dict.fromkeys(own, stand_in)):
-        yield

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stager.slurm.script import ScriptFacts, batch_script, submit_argv, submit_environment
-from tests.stager.slurm.test_script import EXAMPLES, FACTS, JOB, REPO, driver
-from tests.support.cluster import Cluster
+from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, driver
+from tests.support.cluster import REPO, Cluster
 from tests.support.processes import until
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from bundle.system.network import port_for
-from tests.slurm.test_bad_input import listening, only_python, other_pythons
 from tests.support.cluster import Cluster, make_cluster, remove_cluster
 from tests.support.failing import (
     LOGS,
@@ -28,6 +27,7 @@ from tests.support.failing import (
     remounted,
     told,
 )
+from tests.support.node_faults import listening, only_python, other_pythons
 from tests.support.provoking import empty_nodes, instead
 
 pytestmark = pytest.mark.slow

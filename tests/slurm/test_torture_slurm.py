@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from tests.repository.test_torture import torture
 from tests.support.cluster import needs_slurm
+from tests.support.torture_rounds import torture
 
 pytestmark = pytest.mark.slow
 

@@ -73,6 +73,7 @@ FAR_SIDE_EXCEPTIONS = {
 PROCESS_STARTERS = ("stager.core.processes", "bundle.system.processes")
 TERMINAL = ("typer", "click", "rich")
 ENVIRONMENT_ONLY = ("torch", "transformers", "datasets", "numpy", "accelerate")
+SHARED_BY_TESTS = ("support", "torture")
 PICKLES = ("pickle", "cPickle", "_pickle", "shelve", "dill", "cloudpickle")
 MAX_FILE, MAX_FUNCTION, GUIDE_FUNCTION, MAX_PARAMETERS = 450, 60, 45, 6
 # A file of about 350 lines is the guide; a page that reads well may be a little longer.
@@ -182,6 +183,22 @@ def wrong_arrows(modules: Iterable[Module]) -> list[str]:
                 found.append(module.at(one.node, f"the tool imports {top}"))
             if top in TERMINAL and not module.stem.startswith(("cli", "console")):
                 found.append(module.at(one.node, f"{top} outside cli and console"))
+    return found
+
+
+def imports_between_tests(modules: Iterable[Module]) -> list[str]:
+    """A test imports no other test: what several share is in ``tests.support``."""
+    found = []
+    for module in modules:
+        for one in imports(module):
+            if one.module == "tests":
+                targets = [f"tests.{name}" for name in one.names]
+            else:
+                targets = [one.module]
+            for target in targets:
+                package, _, rest = target.partition(".")
+                if package == "tests" and rest.partition(".")[0] not in SHARED_BY_TESTS:
+                    found.append(module.at(one.node, f"imports {target}"))
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from bundle.environment import patches
 from bundle.environment.imports import PATIENCE, PTH_LINE
-from tests.bundle.test_main import OTHERS
+from tests.support.interpreters import OTHERS
 
 PACKAGE = Path(__file__).resolve().parents[3] / "bundle" / "environment"
 SHOWS = "import gc; print(__name__, gc.get_threshold())\n"

@@ -14,30 +14,15 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.job import Job, Launch
 from bundle.protocol.problem import Problem
-from bundle.protocol.requires import Requires
 from stager.console import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
 from stager.jobs.result import Outcome, run_report, verify_report
+from tests.support.outcomes import job, outcome, slurm_job, slurm_outcome
 
 ESCAPE = "\x1b"
 REPO = Path(__file__).resolve().parents[3]
-
-
-def job() -> Job:
-    launch = Launch(("t.py",), 2, "torchrun", "auto", "auto", None, 0)
-    return Job(
-        id="77", name="demo", allocation="local", nodes=("local1", "local2"), bundle="/b.tar",
-        bundle_id="0" * 64, requires=Requires("3.11", "x86_64", "glibc", "2.28"), room=(1, 1),
-        packages=(), imports=(), node_root="auto", run_dir="/w", log_dir="/logs", action="run",
-        import_modules=False, python_hints=(), launch=launch,
-    )  # fmt: skip
-
-
-def outcome(**result: Any) -> Outcome:
-    return Outcome(job=job(), bundle=Path("/b.tar"), result={"ok": False, "seconds": {}, **result})
 
 
 def problem(where: str = "") -> dict[str, str]:
@@ -143,10 +128,6 @@ def test_node_lines_are_the_result_of_verify_and_talk_of_run(
     assert (out, err) == (("NODE n1 OK\n", "") if action == "verify" else ("", "NODE n1 OK\n"))
 
 
-def slurm_job(**changed: Any) -> Job:
-    return replace(job(), allocation="slurm", id="", nodes=(), **changed)
-
-
 def test_a_slurm_job_is_named_when_it_has_its_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     console.job(slurm_job(), Path("/store/b.tar"))
@@ -240,12 +221,6 @@ def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_note_of_the_far_side(capsys: pytest.CaptureFixture[str]) -> None:
     Console().event({"event": "note", "text": "by the way"})
     assert capsys.readouterr().err == "  by the way\n"
-
-
-def slurm_outcome(**result: Any) -> Outcome:
-    asked = replace(job(), allocation="slurm", nodes=("n1", "n2", "n3"))
-    whole = {"ok": False, "seconds": {}, "bytes_broadcast": 0, **result}
-    return Outcome(job=asked, bundle=Path("/b.tar"), result=whole)
 
 
 def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 
 from stager.console import Console, network
 from stager.jobs.result import Outcome, verify_report
-from tests.stager.console.test_console import job
+from tests.support.outcomes import job
 
 
 def measured(*rates: float) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from stager.forecast.estimate import (
 )
 from stager.forecast.history import Basis
 from stager.forecast.shared_files import LUSTRE, NFS, from_shared
-from tests.stager.jobs.test_job import ZERO, config
+from tests.support.demo_project import ZERO, config
 
 SIZES = {"small": (1_000, 10), "middling": (400_000, 60), "torch": (300_000_000, 30_000)}
 FAST = replace(LUSTRE, name="fast", call=1e-6, calls=1e9, node=1e12, all=1e15)

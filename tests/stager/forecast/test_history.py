@@ -14,24 +14,7 @@ from bundle.transfer.forecast import Nodes, Work, a_step, staging
 from stager.core.store import Store
 from stager.forecast import history
 from stager.forecast.history import FILE, KEPT, Basis, Seen, Watch, basis, known, read, record
-
-WORK = Work(sent=300_000_000, bytes=1_400_000_000, files=34_000)
-SEEN = Seen(nodes=3, cpus=4, work=WORK, step=0.5, stage=6.0, send=2.5, unpack=4.0)
-
-
-def as_expected(nodes: int = 3, factor: float = 1.0, **changed: Any) -> Seen:
-    """A job on a cluster that takes so many times as long as is assumed."""
-    where = Nodes(nodes, cpus=4)
-    made = staging(WORK, where)
-    seen = replace(
-        SEEN,
-        nodes=nodes,
-        step=a_step(where) * factor,
-        stage=(made.seconds + a_step(where)) * factor,
-        send=made.send * factor,
-        unpack=made.unpack * factor,
-    )
-    return replace(seen, **changed)
+from tests.support.past_jobs import SEEN, WORK, as_expected
 
 
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:

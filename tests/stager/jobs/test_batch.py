@@ -16,7 +16,7 @@ from stager.core.errors import JobError, StagerError
 from stager.jobs import batch
 from stager.jobs.batch import Submission, Submitted, follow, submit
 from stager.jobs.result import Outcome
-from tests.stager.console.test_console import slurm_outcome
+from tests.support.outcomes import slurm_outcome
 
 
 def program(folder: Path, name: str, text: str) -> None:

@@ -20,7 +20,7 @@ from stager.jobs.prepare import (
     source_of,
     way,
 )
-from tests.stager.jobs.test_job import config, manifest
+from tests.support.demo_project import config, manifest
 
 
 def make(root: Path, *command: str, source: Any = "salloc", **more: Any) -> Prepared:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import io
 import json
 import os
 import signal
@@ -13,52 +12,22 @@ import subprocess
 import sys
 import tarfile
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bundle.protocol.digest import Digest
-from bundle.protocol.job import Job, parse
-from bundle.protocol.requires import Requires
+from bundle.protocol.job import parse
 from stager.core.errors import ConfigError
-from stager.slurm.script import ScriptFacts, batch_script, submit_argv, submit_environment
+from stager.slurm.script import batch_script, submit_argv, submit_environment
+from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, driver
 from tests.support.jobs import LAUNCH
 from tests.support.namespaces import entering
 
 REPO = Path(__file__).resolve().parents[3]
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
-EXAMPLES = ("torchrun", "srun", "gloo", "nccl", "container", "requeue")
 
-JOB = Job(
-    id="",
-    name="demo",
-    allocation="slurm",
-    nodes=(),
-    bundle="/shared/bundles/demo-abababababab.pkgs.tar",
-    bundle_id=Digest("ab" * 32),
-    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
-    room=(1_600_000_000, 36_000),
-    packages=("torch",),
-    imports=("torch",),
-    node_root="auto",
-    run_dir="/shared/work",
-    log_dir="/shared/slurm_logs",
-    action="run",
-    import_modules=False,
-    python_hints=("/usr/bin/python3.11",),
-    launch=replace(LAUNCH, command=("train.py", "--epochs", "3"), nproc_per_node=2),
-    cpus_per_task=4,
-)
-FACTS = ScriptFacts(
-    job=JOB,
-    program=b"stands in for the far side's program, which is a zip file" * 3,
-    bundle_bytes=395_000_000,
-    nodes=(3, 3),
-    version="0.1.0",
-)
 SETTINGS = {
     "run": replace(FACTS, partition="torch", time="00:30:00", exclude="node[02,05]"),
     "verify": replace(
@@ -211,36 +180,6 @@ def test_the_log_is_the_scripts_own(tmp_path: Path, tmp: Path) -> None:
 
 
 # --- run by bash ------------------------------------------------------------------------------
-
-DRIVER = """
-import json, os, signal, sys, time
-assert sys.argv[1] == "drive" and sys.flags.isolated and sys.flags.no_site
-json.load(open(sys.argv[2]))
-here = os.path.dirname(sys.argv[2])
-assert os.stat(here).st_mode & 0o777 == 0o700
-def end(number, frame):
-    for other in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(other, lambda number, frame: None)
-    os.write(1, b"signal %s\\n" % signal.Signals(number).name.encode())
-    time.sleep(0.2)
-    sys.exit(130)
-for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
-    signal.signal(getattr(signal, name), end)
-print("driver", here, flush=True)
-if "DRIVER_WAITS" in os.environ:
-    time.sleep(60)
-sys.exit(int(os.environ.get("DRIVER_CODE", "0")))
-"""
-
-
-def driver(padding: bytes = b"") -> bytes:
-    """A program that stands where the far side's would; what it does itself is tested elsewhere."""
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w") as archive:
-        # Without the time of day: the same bytes whenever it is made.
-        archive.writestr(zipfile.ZipInfo("__main__.py"), DRIVER)
-        archive.writestr(zipfile.ZipInfo("padding"), padding)
-    return held.getvalue()
 
 
 def script(folder: Path, **changed: Any) -> Path:

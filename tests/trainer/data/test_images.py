@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import struct
-
 import pytest
 
+from tests.support.pictures import idx, mnist
 from trainer.config import TrainerError, parse
 from trainer.data import images
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
-
-
-def idx(path, array):
-    """Write an array of bytes as IDX."""
-    array = np.asarray(array, dtype=np.uint8)
-    head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
-    data = head + array.tobytes()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def mnist(folder, split, count, ending=".gz", prefix=""):
-    pictures = np.arange(count * 28 * 28).reshape(count, 28, 28) % 251
-    idx(folder / f"{prefix}{split}-images-idx3-ubyte{ending}", pictures)
-    idx(folder / f"{prefix}{split}-labels-idx1-ubyte{ending}", np.arange(count) % 10)
-    return pictures
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.support.launching import REAL, SHARED, losses, metrics, train, variables, weights
-from tests.trainer.data.test_images import mnist
+from tests.support.pictures import mnist
 from trainer.config import parse
 from trainer.workloads import cifar10
 from trainer.workloads import mnist as digits

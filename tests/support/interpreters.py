@@ -1,0 +1,29 @@
+"""The Python interpreters of other versions that this machine has."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.support.bundles import HERE
+
+
+def other_pythons() -> list[str]:
+    """One interpreter of each other version, from 3.9 on, that this machine has."""
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # $HOME is the test's own
+    found = []
+    for minor in range(9, 20):
+        name = f"python3.{minor}"
+        candidates = [str(path) for path in home.glob(f".pyenv/versions/3.{minor}.*/bin/{name}")]
+        for path in filter(None, [*candidates, shutil.which(name)]):
+            done = subprocess.run([path, "-c", ""], capture_output=True, check=False)
+            if done.returncode == 0 and f"3.{minor}" != HERE.python:
+                found.append(path)
+                break
+    return found
+
+
+OTHERS = other_pythons()  # where there is none, pytest skips what runs for each

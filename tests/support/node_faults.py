@@ -1,0 +1,61 @@
+"""Faults of one node of a real cluster: ports that are taken, and another Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bundle.driver.transports.slurm_commands import PYTHONS
+from tests.support.building import HOST
+from tests.support.cluster import Cluster
+from tests.support.provoking import instead
+
+LISTEN = """
+import socket, sys
+kept = []
+for port in range(int(sys.argv[1]), int(sys.argv[2])):
+    kept.append(socket.create_server(("", port)))
+print("listening", flush=True)
+sys.stdin.read()
+"""
+
+
+def other_pythons(minors: range) -> list[str]:
+    """Real ones of other versions that this machine has, the oldest first."""
+    home = Path(os.environ.get("PYENV_ROOT", "/nowhere"), "versions")
+    found: list[str] = []
+    for minor in minors:
+        if minor != sys.version_info[1]:
+            found += [str(path) for path in home.glob(f"3.{minor}.*/bin/python3.{minor}")]
+            found += [str(path) for path in Path("/usr/bin").glob(f"python3.{minor}")]
+    return found
+
+
+@contextmanager
+def listening(cluster: Cluster, node: str, first: int, end: int) -> Iterator[None]:
+    """Take some ports on a node."""
+    argv = [*cluster.entering(node), sys.executable, "-c", LISTEN, str(first), str(end)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taking:
+        assert taking.stdout is not None
+        assert taking.stdout.readline() == b"listening\n"
+        yield
+        taking.communicate()
+
+
+@contextmanager
+def only_python(cluster: Cluster, node: str, shell: str, shared: Path) -> Iterator[None]:
+    """Put a shell script in the place of every Python that could be found on a node."""
+    stand_in = shared / "python"
+    stand_in.write_text(f"#!/bin/sh\n{shell}\n")
+    stand_in.chmod(0o755)
+    names = {*PYTHONS, f"python{HOST.python}", "python"}
+    folders = [*os.environ["PATH"].split(":"), str(Path(sys.executable).parent), "/usr/bin"]
+    folders += [str(Path(sys.base_prefix, "bin")), "/usr/local/bin"]
+    found = {os.path.realpath(Path(folder, name)) for folder in folders for name in names}
+    own = [path for path in sorted(found) if Path(path).is_file()]
+    with instead(cluster, node, dict.fromkeys(own, stand_in)):
+        yield
