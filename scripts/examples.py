@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the worked examples ``scripts/*.sbatch``: what ``stager script`` prints for a setting.
+"""Write the worked examples of ``docs/examples``: what ``stager script`` prints for a setting.
 
 Usage: python scripts/examples.py [DIRECTORY]
 
@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
 
 from bundle.protocol.digest import Digest  # noqa: E402
 from bundle.protocol.job import Job, Launch  # noqa: E402
@@ -68,53 +67,29 @@ FACTS = ScriptFacts(
     time="00:30:00",
     embed=False,
 )
-INTERFACES = {"node0[1-3]": "ens1f1", "node04": "ens1f0", "node05": "ens1f0np0"}
+USUAL = "--nodes 3 --nproc-per-node 2 --partition torch --time 00:30:00"
 
 
-def facts() -> Iterator[tuple[str, ScriptFacts]]:
-    """Each example's name and what it is made from."""
-    usual = "--nodes 3 --nproc-per-node 2 --partition torch --time 00:30:00"
-    yield "torchrun", _example(FACTS, usual)
-    yield "srun", _example(FACTS, f"{usual} --launcher srun", launcher="srun")
-    # The interfaces come from stager.toml: interface = { "node0[1-3]" = "ens1f1", ... }
-    yield "gloo", _example(FACTS, f"{usual} --backend gloo", backend="gloo", interface=INTERFACES)
-    gpus = replace(FACTS, partition="gpu", nodes=(4, 4), time="02:00:00", gpus_per_node="8")
-    gpus = replace(gpus, job=replace(JOB, cpus_per_task=32))
-    # CPUs and GPUs a node come from stager.toml: cpus-per-task = 32, gpus-per-node = 8
-    on_gpus = "--nodes 4 --nproc-per-node 8 --partition gpu --time 02:00:00"
-    yield (
-        "nccl",
-        _example(gpus, f"{on_gpus} --backend nccl", nproc_per_node=8, backend="nccl"),
-    )
-    image = "/shared/images/pytorch.sqsh"
-    yield (
-        "container",
-        _example(
-            gpus,
-            f"{on_gpus} --container-image {image} --container-mounts /shared/data:/data",
-            nproc_per_node=8,
-            container_image=image,
-            container_mounts=("/shared/data:/data",),
+def examples() -> dict[str, ScriptFacts]:
+    """Return what each example is made from, by its name."""
+    command = (*LAUNCH.command, "--resume")
+    resuming = replace(JOB, launch=replace(LAUNCH, command=command))
+    return {
+        "run": replace(FACTS, made_with=f"stager script --no-embed {USUAL}"),
+        "requeue": replace(
+            FACTS,
+            job=resuming,
+            requeue=True,
+            made_with=f"stager script --no-embed {USUAL} --requeue -- {' '.join(command)}",
         ),
-    )
-    again = replace(FACTS, requeue=True)
-    resuming = (*LAUNCH.command, "--resume")
-    yield (
-        "requeue",
-        _example(again, f"{usual} --requeue -- {' '.join(resuming)}", command=resuming),
-    )
-
-
-def _example(facts: ScriptFacts, options: str, **launch: object) -> ScriptFacts:
-    job = replace(facts.job, launch=replace(facts.job.launch, **launch))  # type: ignore[arg-type]
-    return replace(facts, job=job, made_with=f"stager script --no-embed {options}")
+    }
 
 
 def main(folder: Path) -> None:
     """Write all examples into a directory."""
-    for name, setting in facts():
-        (folder / f"{name}.sbatch").write_text(batch_script(setting), encoding="utf-8")
+    for name, facts in examples().items():
+        (folder / f"{name}.sbatch").write_text(batch_script(facts), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else REPO / "docs" / "examples")

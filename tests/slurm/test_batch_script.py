@@ -67,7 +67,7 @@ def left_behind(cluster: Cluster) -> list[str]:
 def test_the_examples_are_accepted(cluster: Cluster, name: str) -> None:
     """This cluster has neither their GPUs nor their partition."""
     here = ["--partition=torch", "--nodes=3", "--cpus-per-task=1", "--gpus-per-node=0"]
-    path = REPO / "scripts" / f"{name}.sbatch"
+    path = REPO / "docs" / "examples" / f"{name}.sbatch"
     done = cluster.run(["sbatch", "--test-only", *here, str(path)])
     assert " to start at " in done.stderr
 

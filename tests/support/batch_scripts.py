@@ -12,7 +12,7 @@ from bundle.protocol.requires import Requires
 from stager.slurm.script import ScriptFacts
 from tests.support.jobs import LAUNCH
 
-EXAMPLES = ("torchrun", "srun", "gloo", "nccl", "container", "requeue")
+EXAMPLES = ("run", "requeue")
 
 JOB = Job(
     id="",

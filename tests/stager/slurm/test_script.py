@@ -76,7 +76,7 @@ def test_the_examples_are_what_the_script_says_today(tmp_path: Path) -> None:
     written = {path.name: path.read_text() for path in folder.iterdir()}
     assert sorted(written) == sorted(f"{name}.sbatch" for name in EXAMPLES)
     for name, text in written.items():
-        kept = (REPO / "scripts" / name).read_text()
+        kept = (REPO / "docs" / "examples" / name).read_text()
         assert text == kept, f"run python scripts/examples.py; {name} is behind"
 
 
