@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bundle.transfer.forecast import Nodes, staging
 from stager.forecast import history
-from stager.forecast.history import Seen, Watch
+from stager.forecast.history import JobTimer, Seen
 
 from .rounds import Samples, Value
 
@@ -18,7 +18,7 @@ FITTED = 2
 
 def seen(logs: Path) -> Seen | None:
     """What a job showed, from the events in the log directory that it had for itself."""
-    watch = Watch()
+    watch = JobTimer()
     for file in logs.glob("events.*.jsonl"):
         for line in file.read_text(encoding="utf-8").splitlines():
             watch.take(json.loads(line))

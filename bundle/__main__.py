@@ -205,12 +205,12 @@ def _is_running(version: str) -> bool:
     return running == ("cpython", version, False)
 
 
-def _place(environment: unpack.Environment) -> launch.Place:
+def _place(environment: unpack.Environment) -> launch.JobDirectories:
     from .launch import commands as launch
 
     root = os.path.dirname(os.path.dirname(environment.path))
     job_dir = os.path.join(root, "jobs", f"exec-{os.getpid()}")
-    return launch.Place(root=root, environment=environment.path, job_dir=job_dir)
+    return launch.JobDirectories(root=root, environment=environment.path, job_dir=job_dir)
 
 
 def _probe(path: str, environment: unpack.Environment) -> int:

@@ -22,7 +22,7 @@ from stager.catalogue.catalogue import (  # noqa: E402
     NOISE,
     PRIMARY,
     STUCK,
-    Entry,
+    CatalogueEntry,
     catalogue,
 )
 
@@ -58,7 +58,7 @@ def _generated() -> Iterator[str]:
     yield from ("### Noise", "", _HEADINGS["Noise"], "", *_table(noise))
 
 
-def _table(entries: list[Entry]) -> Iterator[str]:
+def _table(entries: list[CatalogueEntry]) -> Iterator[str]:
     yield "| a line with | means | what to do | written by |"
     yield "| --- | --- | --- | --- |"
     for one in entries:
@@ -67,7 +67,7 @@ def _table(entries: list[Entry]) -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: CatalogueEntry) -> str:
     """What of a line the entry is known by, as its sample has it."""
     sample = SAMPLES / f"{entry.name}.txt"
     for line in sample.read_text(encoding="utf-8").splitlines():

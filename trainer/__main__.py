@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         world = dist.world_of(os.environ)
         work(world)
-    except stopping.Stopped as stop:
+    except stopping.TrainingStopped as stop:
         if world.is_first:
             dist.say(f"{stop}: the same command with --resume at its end goes on from there")
         dist.stop(world)

@@ -100,7 +100,7 @@ class _Source:
     """Bytes of their payloads."""
 
 
-class Reader:
+class FrameReader:
     """Puts the frames of many sources together again.
 
     Each frame is either delivered, whole and in its source's order, or counted as lost.

@@ -25,7 +25,7 @@ REACH_SECONDS = 20.0
 _REMOVED = "it has been taken away there: the next `stager verify` or `stager run` makes it anew"
 
 
-def check(job: Job, hearing: AgentChannel) -> dict[str, Any]:
+def check(job: Job, channel: AgentChannel) -> dict[str, Any]:
     """Check this node thoroughly.
 
     The request has ``root``, and between real nodes ``head`` (the address and the port of the head
@@ -33,8 +33,8 @@ def check(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     ``clock`` is sent first; the answer has ``damage`` (problems of the environment), ``torch``
     (true if ranks can be started), and between real nodes ``network``, see :func:`_network`.
     """
-    hearing.emit({"event": "clock", "clock": time.time()})
-    request = hearing.request
+    channel.emit({"event": "clock", "clock": time.time()})
+    request = channel.request
     answer: dict[str, Any] = {}
     if request.get("head"):
         answer["network"] = _network(job, request)

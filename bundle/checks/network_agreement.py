@@ -20,7 +20,7 @@ SKEW_LIMIT = 2.0
 _HOSTS = "add it to DNS, or to /etc/hosts on every node"
 
 
-class Clock(NamedTuple):
+class ClockReading(NamedTuple):
     """A node's clock, and the driver's around it; seconds since the epoch."""
 
     sent: float
@@ -95,13 +95,15 @@ def _differing_names(
         yield Problem(what, node, _some(differing), "correct /etc/hosts or the DNS cache there")
 
 
-def offset(clock: Clock) -> Offset:
+def offset(clock: ClockReading) -> Offset:
     """Estimate a clock's offset: it was read between the driver's two times."""
     middle = (clock.sent + clock.received) / 2
     return Offset(clock.clock - middle, abs(clock.received - clock.sent) / 2)
 
 
-def skewed(clocks: Mapping[str, Clock], limit: float = SKEW_LIMIT) -> dict[str, list[Problem]]:
+def skewed(
+    clocks: Mapping[str, ClockReading], limit: float = SKEW_LIMIT
+) -> dict[str, list[Problem]]:
     """Find the nodes whose clocks are certainly more than ``limit`` seconds from most clocks.
 
     The driver's clock has one vote as well, and decides between two equal halves.

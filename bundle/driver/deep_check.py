@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checks import findings, network_agreement, reachability
 from ..checks.findings import Problems
-from ..checks.network_agreement import Clock
+from ..checks.network_agreement import ClockReading
 from ..launch import commands
 from ..protocol import output
 from ..protocol.problem import Problem
@@ -35,12 +35,12 @@ def check_nodes(state: State) -> None:
     if between_nodes:
         names = reachability.resolution(job.nodes)
         request = {"head": list(_address_of(state, job.nodes[0])), "names": names}
-    clocks: dict[str, Clock] = {}
+    clocks: dict[str, ClockReading] = {}
     sent = time.time()
 
     def on_event(event: Event) -> None:
         if event["event"] == "clock":
-            clocks[str(event["node"])] = Clock(sent, float(event["clock"]), time.time())
+            clocks[str(event["node"])] = ClockReading(sent, float(event["clock"]), time.time())
 
     state.ask("deep", lambda node: {**state.paths(node), **request}, on_event)
     checked = state.answers
@@ -68,7 +68,7 @@ def _damage(checked: Mapping[str, Answer]) -> Problems:
 
 
 def _network(
-    state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, Clock]
+    state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, ClockReading]
 ) -> list[Problems]:
     """Return what is wrong between the nodes; the measurements go into the result."""
     reports = {
@@ -87,7 +87,7 @@ def _network(
     ]
 
 
-def _clock_json(clock: Clock) -> dict[str, float]:
+def _clock_json(clock: ClockReading) -> dict[str, float]:
     offset = network_agreement.offset(clock)
     return {"ahead": round(offset.seconds, 3), "give_or_take": round(offset.uncertainty, 3)}
 

@@ -29,18 +29,18 @@ class Phase:
 def phases_of(job: Job) -> tuple[Phase, ...]:
     """Return the phases of a job."""
     if job.action == "clean":
-        return (Clean(),)
-    check = (Preflight(), Place(), Unpack(), Probe())
+        return (CleanPhase(),)
+    check = (PreflightPhase(), PlacePhase(), UnpackPhase(), ProbePhase())
     if _checks_deeply(job):
-        return (*check, DeepCheck(), AllReduce())
-    return (*check, Launch()) if job.action == "run" else check
+        return (*check, DeepCheckPhase(), AllReducePhase())
+    return (*check, LaunchPhase()) if job.action == "run" else check
 
 
 def _checks_deeply(job: Job) -> bool:
     return job.deep and job.action == "verify"
 
 
-class Preflight(Phase):
+class PreflightPhase(Phase):
     """Look before anything is sent: every problem of every node at once."""
 
     name = "preflight"
@@ -64,7 +64,7 @@ class Preflight(Phase):
         state.choose_nproc()
 
 
-class Place(Phase):
+class PlacePhase(Phase):
     """Plan what must travel; the sending is part of the unpacking."""
 
     name = "place"
@@ -74,7 +74,7 @@ class Place(Phase):
         staging.decide(state)
 
 
-class Unpack(Phase):
+class UnpackPhase(Phase):
     """Make the environment on every node."""
 
     name = "unpack"
@@ -96,7 +96,7 @@ class Unpack(Phase):
         state.leave_out_or_fail()
 
 
-class Probe(Phase):
+class ProbePhase(Phase):
     """Check on every node that the environment is what was built, and runs."""
 
     name = "probe"
@@ -115,7 +115,7 @@ class Probe(Phase):
             state.leave_out_or_fail()
 
 
-class DeepCheck(Phase):
+class DeepCheckPhase(Phase):
     """Look closely at every node, also where the probe has found something."""
 
     name = "deep"
@@ -127,7 +127,7 @@ class DeepCheck(Phase):
         deep_check.check_nodes(state)
 
 
-class AllReduce(Phase):
+class AllReducePhase(Phase):
     """Let ranks communicate on the nodes that are well, then report all problems of all nodes."""
 
     name = "all_reduce"
@@ -143,7 +143,7 @@ class AllReduce(Phase):
         state.leave_out_or_fail()
 
 
-class Launch(Phase):
+class LaunchPhase(Phase):
     """Start the ranks, and wait for all of them."""
 
     name = "launch"
@@ -162,7 +162,7 @@ class Launch(Phase):
         state.fail_if_any()
 
 
-class Clean(Phase):
+class CleanPhase(Phase):
     """Remove environments that nobody uses."""
 
     name = "clean"

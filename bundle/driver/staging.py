@@ -18,7 +18,7 @@ from ..format.partial_bundle import write_excerpt
 from ..protocol.problem import Problem
 from ..protocol.rates import ASSUMED
 from ..transfer.forecast import forecast
-from ..transfer.plan import BROADCAST, Group, Plan, make_plan, where
+from ..transfer.plan import BROADCAST, NodeGroup, Plan, make_plan, where
 from .state import State
 from .transports import slurm_commands
 from .transports.transport import Transfer
@@ -79,7 +79,7 @@ def _remaining(state: State, nodes: list[str] | tuple[str, ...]) -> tuple[str, .
     return tuple(node for node in nodes if node in state.job.nodes)
 
 
-def _serve(state: State, group: Group, number: int) -> None:
+def _serve(state: State, group: NodeGroup, number: int) -> None:
     """Send a group its file; nodes that need more after all get the whole bundle."""
     nodes = _remaining(state, group.nodes)
     if not nodes or state.bundle is None:
@@ -116,7 +116,7 @@ class _Shipment:
         return cls(Transfer(bundle.path, target, os.path.getsize(bundle.path)))
 
     @classmethod
-    def of_group(cls, bundle: BundleFile, group: Group, target: str, scratch: str) -> _Shipment:
+    def of_group(cls, bundle: BundleFile, group: NodeGroup, target: str, scratch: str) -> _Shipment:
         """Return a shipment of what a group lacks; a part of the bundle is written to scratch."""
         if group.members is None:
             return cls.of_bundle(bundle, target)

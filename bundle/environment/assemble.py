@@ -17,11 +17,11 @@ from ..node import removal
 from ..protocol.problem import NodeError, Problem
 from ..system.files import facts_of, refusals
 from . import hard_links
-from .hard_links import Known, Linking
-from .layer_writer import Work, write_layers
+from .hard_links import LinkableLayer, Linking
+from .layer_writer import WriteSettings, write_layers
 from .listing import Window
 from .merge import Merged, merge
-from .virtual_environment import Origin, finish
+from .virtual_environment import EnvironmentOrigin, finish
 
 
 class MissingLayer(NodeError):
@@ -92,7 +92,7 @@ def assemble(
         for path, target in merged.links.items():
             os.symlink(target, os.path.join(staging, path))
         bundle.check_frame()  # possible only now if the file was still arriving
-        origin = Origin(content.heads, content.wheel, linked, started)
+        origin = EnvironmentOrigin(content.heads, content.wheel, linked, started)
         finish(staging, manifest, python, merged, origin)
         publish(staging, final)
     finally:
@@ -166,7 +166,9 @@ def _fill(
     for layer, _, _ in fresh:
         if not bundle.holds(layer.member):
             raise MissingLayer(layer.name, bundle.path)
-    write_layers(bundle, staging, fresh, Work(content.decompress, linking.processes, compare))
+    write_layers(
+        bundle, staging, fresh, WriteSettings(content.decompress, linking.processes, compare)
+    )
     return linked
 
 
@@ -193,7 +195,7 @@ def _link(
 ) -> dict[str, Window]:
     """Link the files of older environments; see ``_fill``."""
     wanted = [
-        Known(layer.head, older[layer.head], entries)
+        LinkableLayer(layer.head, older[layer.head], entries)
         for layer, entries in zip(layers, merged.entries)
         if layer.head in older
     ]

@@ -40,7 +40,7 @@ _RECENT = "written to less than an hour ago"
 
 
 @dataclass(frozen=True)
-class Cleaned:
+class NodeCleanup:
     """The result of cleaning one node root; in a dry run, the plan."""
 
     root: str
@@ -90,7 +90,7 @@ def clean(
     caches: bool = False,
     now: float | None = None,
     nodes: bool = True,
-) -> Cleaned:
+) -> NodeCleanup:
     """Remove everything from a node root that is neither to be kept nor in use.
 
     Args:
@@ -108,7 +108,7 @@ def clean(
     if os.path.basename(root) != f"stager-{os.geteuid()}":
         raise files.fault("cannot be cleaned", root, "it does not have the name of our node root")
     if not os.path.lexists(root):
-        return Cleaned(root, gone=True)
+        return NodeCleanup(root, gone=True)
     real = secure_root(os.path.dirname(root))
     cleaning = _Cleaning(real, frozenset(keep), dry_run, time.time() if now is None else now)
     return cleaning.all(caches, nodes)
@@ -130,7 +130,7 @@ class _Cleaning:
     links: Counter[tuple[int, int]] = field(default_factory=Counter)
     """The number of names counted of each file, by device and inode."""
 
-    def all(self, caches: bool, nodes: bool = True) -> Cleaned:
+    def all(self, caches: bool, nodes: bool = True) -> NodeCleanup:
         """Clean everything, in the order in which one part makes the next one removable."""
         self._each("envs", self._environment)
         self._each("incoming", self._incoming)
@@ -143,7 +143,7 @@ class _Cleaning:
         if not self.dry_run:
             self._each("locks", self._lock)
             gone = self._remove_root()
-        return Cleaned(
+        return NodeCleanup(
             root=self.root,
             removed=tuple(self.removed),
             kept=tuple(self.kept),

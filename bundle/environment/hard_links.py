@@ -80,7 +80,7 @@ def sound_layers(envs: str, processes: int) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Known:
+class LinkableLayer:
     """A layer that older environments may have, and that is to be linked."""
 
     head: str
@@ -101,7 +101,7 @@ class _Task:
     """The files."""
 
 
-def link_layers(wanted: Sequence[Known], staging: str, how: Linking) -> dict[str, Window]:
+def link_layers(wanted: Sequence[LinkableLayer], staging: str, how: Linking) -> dict[str, Window]:
     """Link every file of each layer, or none that counts; in several processes.
 
     Args:
@@ -128,7 +128,7 @@ def link_layers(wanted: Sequence[Known], staging: str, how: Linking) -> dict[str
     return linked
 
 
-def _windows_by_source(wanted: Sequence[Known]) -> list[dict[str, Window]]:
+def _windows_by_source(wanted: Sequence[LinkableLayer]) -> list[dict[str, Window]]:
     """Return for each layer when its files were written, in each environment that knows."""
     sources = {source for layer in wanted for source in layer.sources}
     written = {source: listing.layers_written(source) for source in sources}
@@ -144,7 +144,10 @@ def _windows_by_source(wanted: Sequence[Known]) -> list[dict[str, Window]]:
 
 
 def _link_files(
-    wanted: Sequence[Known], windows: Sequence[Mapping[str, Window]], links: _Links, processes: int
+    wanted: Sequence[LinkableLayer],
+    windows: Sequence[Mapping[str, Window]],
+    links: _Links,
+    processes: int,
 ) -> set[int]:
     """Link the files of the layers; return the numbers of those of which not every file was."""
     tasks = []

@@ -30,7 +30,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
-class Work:
+class WriteSettings:
     """The settings of writing."""
 
     decompress: Decompress
@@ -56,7 +56,7 @@ def write_layers(
     bundle: BundleFile,
     staging: str,
     fresh: Sequence[Fresh],
-    work: Work,
+    work: WriteSettings,
 ) -> None:
     """Write the files of the given layers, one frame a task, in the order of the file.
 

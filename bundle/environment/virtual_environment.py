@@ -23,7 +23,7 @@ def renew(path: str, python: str) -> None:
 
 
 @dataclass(frozen=True)
-class Origin:
+class EnvironmentOrigin:
     """The sources of an environment, and their times."""
 
     heads: Sequence[bytes]
@@ -36,7 +36,9 @@ class Origin:
     """The time of the first new file, in nanoseconds by the file system's clock."""
 
 
-def finish(staging: str, manifest: Manifest, python: str, merged: Merged, origin: Origin) -> None:
+def finish(
+    staging: str, manifest: Manifest, python: str, merged: Merged, origin: EnvironmentOrigin
+) -> None:
     """Make a virtual environment of the tree (PEP 405), and record its sources."""
     version = manifest.requires.python
     links = own_links(version)

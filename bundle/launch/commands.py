@@ -41,7 +41,7 @@ _OFFLINE = {
 
 
 @dataclass(frozen=True)
-class Place:
+class JobDirectories:
     """The directories of a job on one node."""
 
     root: str
@@ -53,7 +53,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """One node's part in the process group."""
 
     node: str
@@ -92,7 +92,7 @@ class Group:
 
 
 def environment_variables(
-    place: Place, base: Mapping[str, str], passed: Collection[str] = ()
+    place: JobDirectories, base: Mapping[str, str], passed: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the variables of any program in an environment: isolated from the node, and offline.
 
@@ -134,7 +134,7 @@ def environment_variables(
 
 
 def rank_variables(
-    place: Place, group: Group, base: Mapping[str, str], passed: Collection[str] = ()
+    place: JobDirectories, group: RankGroup, base: Mapping[str, str], passed: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the variables that ``torchrun`` gets on one node and passes to its ranks.
 
@@ -163,12 +163,14 @@ def rank_variables(
     return env
 
 
-def wrapper(place: Place, command: Sequence[str]) -> list[str]:
+def wrapper(place: JobDirectories, command: Sequence[str]) -> list[str]:
     """Return the arguments that run a user's command under the wrapper."""
     return [os.path.join(place.job_dir, "run_wrapper.py"), *command]
 
 
-def torchrun(place: Place, group: Group, run_id: str, program: Sequence[str]) -> list[str]:
+def torchrun(
+    place: JobDirectories, group: RankGroup, run_id: str, program: Sequence[str]
+) -> list[str]:
     """Return the command that starts all ranks of one node.
 
     The run's id keeps two jobs apart that use one port.
@@ -186,7 +188,7 @@ def torchrun(place: Place, group: Group, run_id: str, program: Sequence[str]) ->
     ]
 
 
-def _static_rendezvous(group: Group) -> list[str]:
+def _static_rendezvous(group: RankGroup) -> list[str]:
     """Return the options of a rendezvous that happens once.
 
     It gives RANK = node rank x ranks a node + local rank, and binds the port on the head only. It
@@ -202,7 +204,7 @@ def _static_rendezvous(group: Group) -> list[str]:
     ]
 
 
-def _dynamic_rendezvous(group: Group) -> list[str]:
+def _dynamic_rendezvous(group: RankGroup) -> list[str]:
     """Return the options of a rendezvous that may be repeated, through c10d.
 
     It assigns node ranks by itself; the head is named to it, as it would otherwise guess the host
@@ -220,7 +222,7 @@ def _dynamic_rendezvous(group: Group) -> list[str]:
     ]
 
 
-def possible_ranks(group: Group) -> list[range]:
+def possible_ranks(group: RankGroup) -> list[range]:
     """Return for each local rank of a node the ranks that torchrun may assign to it.
 
     Ranks that may be restarted are assigned anew each time, in blocks of one node.
@@ -232,12 +234,12 @@ def possible_ranks(group: Group) -> list[range]:
     return [range(rank, rank + 1) for rank in range(first, first + group.nproc)]
 
 
-def native(place: Place, program: Sequence[str]) -> list[str]:
+def native(place: JobDirectories, program: Sequence[str]) -> list[str]:
     """Return the command of one rank that Slurm itself starts."""
     return [os.path.join(place.environment, "bin", "python"), *program]
 
 
-def native_variables(group: Group, slurm: Mapping[str, str]) -> dict[str, str]:
+def native_variables(group: RankGroup, slurm: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would set for a rank, from those of a Slurm task.
 
     Args:

@@ -11,11 +11,11 @@ from ..protocol.job import Job
 from . import commands
 
 
-def place_of(job: Job, request: Mapping[str, Any]) -> commands.Place:
+def place_of(job: Job, request: Mapping[str, Any]) -> commands.JobDirectories:
     """Return the directories of a job on this node."""
     root = str(request["root"])
     task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher == "srun" else "0"
-    return commands.Place(
+    return commands.JobDirectories(
         root=root,
         environment=env_of(job, root),
         job_dir=os.path.join(root, "jobs", f"{job.id}.{request['node_rank']}.{task}"),

@@ -20,7 +20,7 @@ from ..protocol.job import Job
 from ..protocol.problem import NodeError
 from ..system import files, processes
 from . import commands
-from .commands import Place
+from .commands import JobDirectories
 
 # Runs in the environment, under its own Python. It must not find modules in a working directory,
 # and must not pass its standard input on.
@@ -49,7 +49,7 @@ _MODULE = ["-m", "torch.distributed.run"]
 class EarlyLauncher:
     """A launcher that waits; its environment cannot be removed meanwhile."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: JobDirectories) -> None:
         """Start it.
 
         Args:
@@ -135,6 +135,6 @@ def start(job: Job, root: str = "") -> EarlyLauncher | None:
         needed = ("pyvenv.cfg", "bin", STATE, os.path.join("pkgs", "torch", "distributed"))
         if not all(os.path.exists(os.path.join(environment, name)) for name in needed):
             return None
-        return EarlyLauncher(Place(root=root, environment=environment, job_dir=""))
+        return EarlyLauncher(JobDirectories(root=root, environment=environment, job_dir=""))
     except (NodeError, processes.ProcessError):
         return None

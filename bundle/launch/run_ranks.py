@@ -45,7 +45,7 @@ class _Start:
 class _Ended:
     """The ranks of this task after their end."""
 
-    place: commands.Place
+    place: commands.JobDirectories
     node: str
     start: _Start
     code: int
@@ -55,30 +55,30 @@ class _Ended:
 
 
 def run_ranks(
-    job: Job, hearing: AgentChannel, early: EarlyLauncher | None = None
+    job: Job, channel: AgentChannel, early: EarlyLauncher | None = None
 ) -> dict[str, Any]:
     """Start this task's ranks and pass on their output until they end.
 
     Args:
         job: the job.
-        hearing: the channel to the driver, with the request.
+        channel: the channel to the driver, with the request.
         early: a launcher that waits already, on this node.
     """
-    request = hearing.request
+    request = channel.request
     place = place_of(job, request)
     group, link = _group(job, request)
     native = job.launch.launcher == "srun"
     with unpack.using(place.root, job.bundle_id), _job_dir(place.job_dir):
         start = _start(job, place, group, request)
-        hearing.emit({"event": "started", "argv": masked(start.argv), "interface": link.interface})
+        channel.emit({"event": "started", "argv": masked(start.argv), "interface": link.interface})
         outputs = _open_outputs(place, start, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
         monitor = outputs.monitor
-        monitor.on_lingering = lambda rank: hearing.emit({"event": "lingering", **_lingering(rank)})
-        outputs.on_finished = lambda: hearing.emit({"event": RANKS_ENDED})
+        monitor.on_lingering = lambda rank: channel.emit({"event": "lingering", **_lingering(rank)})
+        outputs.on_finished = lambda: channel.emit({"event": RANKS_ENDED})
 
         def pass_on(rank: int | None, data: bytes) -> None:
-            hearing.output(int(start.variables["RANK"]) if native else rank, data)
+            channel.output(int(start.variables["RANK"]) if native else rank, data)
 
         with contextlib.closing(outputs), _limit(request.get("limit")):
             running = early.go(start.argv, start.variables, start.cwd) if early else None
@@ -92,12 +92,12 @@ def run_ranks(
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
         for record, line in rank_results.out_of_memory(failed, killed_before, host.oom_kills()):
             record["lines"].append(line)
-            hearing.output(record["rank"], f"{line}\n".encode())
+            channel.output(record["rank"], f"{line}\n".encode())
     return {
         "exit_code": code,
         "failures": failed,
         "tail": list(recent.tail)[-_SHOWN:] if code else [],
-        "sent": {"" if rank is None else str(rank): sent for rank, sent in hearing.sent.items()},
+        "sent": {"" if rank is None else str(rank): sent for rank, sent in channel.sent.items()},
         **_observations(ended, failed),
     }
 
@@ -168,7 +168,7 @@ def _lingering(rank: Rank) -> dict[str, Any]:
     }
 
 
-def _group(job: Job, request: Mapping[str, Any]) -> tuple[commands.Group, network.Link]:
+def _group(job: Job, request: Mapping[str, Any]) -> tuple[commands.RankGroup, network.Route]:
     settings, node = request["group"], str(request["node"])
     nproc = int(settings["nproc"])
     link = network.choose_link(job.launch.interface, node, str(settings["address"]))
@@ -178,7 +178,7 @@ def _group(job: Job, request: Mapping[str, Any]) -> tuple[commands.Group, networ
     else:
         cpus = int(str(probe.host_facts()["cpus"])) // int(request["nodes_here"])
         threads = commands.choose_threads(job.launch.omp_num_threads, cpus, nproc)
-    group = commands.Group(
+    group = commands.RankGroup(
         node=node,
         node_rank=int(request["node_rank"]),
         nnodes=len(job.nodes),
@@ -198,7 +198,7 @@ def _group(job: Job, request: Mapping[str, Any]) -> tuple[commands.Group, networ
 
 
 def _start(
-    job: Job, place: commands.Place, group: commands.Group, request: Mapping[str, Any]
+    job: Job, place: commands.JobDirectories, group: commands.RankGroup, request: Mapping[str, Any]
 ) -> _Start:
     program = commands.wrapper(place, job.launch.command)
     variables = commands.rank_variables(place, group, os.environ, job.launch.pass_env)
@@ -252,7 +252,7 @@ def _limit(seconds: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _open_outputs(place: commands.Place, start: _Start, grace: float) -> Outputs:
+def _open_outputs(place: commands.JobDirectories, start: _Start, grace: float) -> Outputs:
     """Make the pipes of the ranks.
 
     Raises:
@@ -264,7 +264,7 @@ def _open_outputs(place: commands.Place, start: _Start, grace: float) -> Outputs
         raise NodeError(_no_pipes(place, exc, len(start.ranks))) from exc
 
 
-def _no_pipes(place: commands.Place, exc: OSError, ranks: int) -> Problem:
+def _no_pipes(place: commands.JobDirectories, exc: OSError, ranks: int) -> Problem:
     why, fix = str(exc.strerror or exc), "see the space and the inodes there"
     if exc.errno == errno.EMFILE:
         most = counted(open_files.open_files(), "open file")

@@ -42,7 +42,7 @@ MOST_NAMES = 1000
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Entry(NamedTuple):
+class OutputEntry(NamedTuple):
     """One directory, file or link to send."""
 
     name: str
@@ -65,7 +65,7 @@ class Selection:
 
     roots: tuple[str, ...]
     """Their paths; none lies inside another."""
-    entries: tuple[Entry, ...]
+    entries: tuple[OutputEntry, ...]
     """Everything in them, directories before their content."""
     missing: tuple[str, ...]
     """Outputs that match nothing."""
@@ -240,7 +240,7 @@ class _StreamWriter:
         return NodeError(Problem("the outputs could not be sent", self._directory, why, fix))
 
 
-def _send_file(entry: Entry, writer: _StreamWriter) -> str:
+def _send_file(entry: OutputEntry, writer: _StreamWriter) -> str:
     """Send one file; return what happened to it meanwhile, empty for nothing."""
     try:
         handle = os.open(entry.source, _READ_ONLY)
@@ -252,7 +252,7 @@ def _send_file(entry: Entry, writer: _StreamWriter) -> str:
         os.close(handle)
 
 
-def _send_open_file(handle: int, entry: Entry, writer: _StreamWriter) -> str:
+def _send_open_file(handle: int, entry: OutputEntry, writer: _StreamWriter) -> str:
     before = os.fstat(handle)
     if not stat.S_ISREG(before.st_mode):
         return "not sent: it is no longer a file"
@@ -283,7 +283,7 @@ def _send_content(handle: int, size: int, writer: _StreamWriter) -> tuple[int, s
     return 0, ""
 
 
-def _header(entry: Entry, size: int) -> bytes:
+def _header(entry: OutputEntry, size: int) -> bytes:
     info = tarfile.TarInfo(entry.name)
     info.size = size
     info.mode = stat.S_IMODE(entry.mode) & 0o777
@@ -296,7 +296,7 @@ def _header(entry: Entry, size: int) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
-def _measure(entries: Sequence[Entry]) -> Sizes:
+def _measure(entries: Sequence[OutputEntry]) -> Sizes:
     file_sizes = [entry.size for entry in entries if stat.S_ISREG(entry.mode)]
     return Sizes(files=len(file_sizes), bytes=sum(file_sizes), entries=len(entries))
 
@@ -333,7 +333,7 @@ class _LeftOut(Exception):
     """A path cannot be sent; the text is the reason."""
 
 
-def _walk(root: str, top: str, left_out: dict[str, str]) -> Iterator[Entry]:
+def _walk(root: str, top: str, left_out: dict[str, str]) -> Iterator[OutputEntry]:
     """Yield the content of an output, following no link.
 
     Args:
@@ -359,7 +359,7 @@ def _walk(root: str, top: str, left_out: dict[str, str]) -> Iterator[Entry]:
         yield entry
 
 
-def _entry(name: str, path: str, root: str, top: str) -> Entry:
+def _entry(name: str, path: str, root: str, top: str) -> OutputEntry:
     """Describe one path inside an output.
 
     Raises:
@@ -378,7 +378,7 @@ def _entry(name: str, path: str, root: str, top: str) -> Entry:
             raise _LeftOut(f"it is a link out of {root}, to {os.readlink(path)}")
     elif not stat.S_ISDIR(state.st_mode):
         raise _LeftOut(f"it is a {_special_kind(state.st_mode)}")
-    return Entry(name, path, size, state.st_mode, state.st_mtime_ns, link)
+    return OutputEntry(name, path, size, state.st_mode, state.st_mtime_ns, link)
 
 
 def _link_target(path: str, top: str) -> str:

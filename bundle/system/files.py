@@ -128,7 +128,7 @@ def mount_of(path: str) -> Mount:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DirectoryFacts:
     """The properties of a directory that matter before writing to it."""
 
     path: str
@@ -152,7 +152,7 @@ class Facts:
         return self.fstype in ("tmpfs", "ramfs")
 
 
-def facts_of(path: str) -> Facts:
+def facts_of(path: str) -> DirectoryFacts:
     """Examine an existing directory.
 
     Both the kernel's flags and the listed mount options count: statvfs of network and FUSE file
@@ -163,7 +163,7 @@ def facts_of(path: str) -> Facts:
     """
     mount = mount_of(path)
     state = os.statvfs(path)
-    return Facts(
+    return DirectoryFacts(
         path=path,
         fstype=mount.fstype,
         free_bytes=state.f_bavail * state.f_frsize,
@@ -174,7 +174,7 @@ def facts_of(path: str) -> Facts:
     )
 
 
-def refusals(facts: Facts, needed_bytes: int, needed_inodes: int) -> list[str]:
+def refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
     """Return every reason why an environment of this size does not fit there."""
     reasons = []
     if facts.read_only:

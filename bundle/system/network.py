@@ -28,7 +28,7 @@ _LINK_SETTING = "name the interface with [launch] interface in stager.toml, or w
 
 
 @dataclass(frozen=True)
-class Link:
+class Route:
     """The interface and address by which this node reaches the head node."""
 
     interface: str
@@ -98,7 +98,7 @@ def route_to(address: str, port: int) -> str:
         ) from exc
 
 
-def local_addresses() -> list[Link]:
+def local_addresses() -> list[Route]:
     """Return every address that this machine's interfaces have, IPv4 first."""
     try:
         text = Path("/proc/net/if_inet6").read_text("utf-8")
@@ -107,7 +107,7 @@ def local_addresses() -> list[Link]:
     return _ipv4_links() + parse_if_inet6(text)
 
 
-def _ipv4_links() -> list[Link]:
+def _ipv4_links() -> list[Route]:
     """Return the IPv4 addresses, from the SIOCGIFCONF call (netdevice(7))."""
     size = 256 * _IFREQ_SIZE
     buffer = array.array("B", bytes(size))
@@ -120,18 +120,18 @@ def _ipv4_links() -> list[Link]:
         label = entry[:16].partition(b"\0")[0].decode(errors="replace")
         # A second address may carry a label, "eth0:1", after the interface.
         interface = label.partition(":")[0]
-        links.append(Link(interface, socket.inet_ntop(socket.AF_INET, entry[20:24])))
+        links.append(Route(interface, socket.inet_ntop(socket.AF_INET, entry[20:24])))
     return links
 
 
-def parse_if_inet6(text: str) -> list[Link]:
+def parse_if_inet6(text: str) -> list[Route]:
     """Read /proc/net/if_inet6: address in 32 digits, four numbers, interface."""
     links = []
     for line in text.splitlines():
         row = line.split()
         if len(row) == 6:
             address = ipaddress.IPv6Address(bytes.fromhex(row[0]))
-            links.append(Link(row[5], str(address)))
+            links.append(Route(row[5], str(address)))
     return links
 
 
@@ -165,19 +165,19 @@ def address_of(interface: str, like: str = "") -> str:
     return addresses[0]
 
 
-def interface_for(head_address: str) -> Link:
+def interface_for(head_address: str) -> Route:
     """Return the interface and address by which this node reaches the head node.
 
     Raises:
         NodeError: there is no route to it.
     """
     if is_loopback(head_address):
-        return Link("lo", "127.0.0.1")
+        return Route("lo", "127.0.0.1")
     address = route_to(head_address, FIRST_PORT)
-    return Link(interface_of(address), address)
+    return Route(interface_of(address), address)
 
 
-def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) -> Link:
+def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) -> Route:
     """Return the interface and address that ``[launch] interface`` means on this node.
 
     Args:
@@ -193,7 +193,7 @@ def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) 
     name = interface_setting(setting, node)
     if name == "auto":
         return interface_for(head_address)
-    return Link(name, address_of(name, like=head_address))
+    return Route(name, address_of(name, like=head_address))
 
 
 def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
@@ -311,7 +311,7 @@ def _is_reachable(address: str) -> bool:
     return not is_loopback(address) and not ipaddress.ip_address(address).is_link_local
 
 
-def _no_such(what: str, where: str, links: list[Link]) -> NodeError:
+def _no_such(what: str, where: str, links: list[Route]) -> NodeError:
     listed = ", ".join(f"{link.interface} {link.address}" for link in links)
     why = f"on {socket.gethostname()} there are: {listed or 'none but loopback'}"
     return NodeError(Problem(what=what, where=where, why=why, fix=_LINK_SETTING))

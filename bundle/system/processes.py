@@ -50,7 +50,7 @@ Stream = Union[int, IO[bytes], None]
 
 
 @dataclass(frozen=True)
-class Completed:
+class CompletedCommand:
     """The result of a finished command."""
 
     argv: tuple[str, ...]
@@ -161,7 +161,7 @@ def run(
     cwd: str | None = None,
     input: str | None = None,
     check: bool = True,
-) -> Completed:
+) -> CompletedCommand:
     """Run one command to its end and return its output.
 
     Args:
@@ -196,7 +196,7 @@ def run(
     stdout, stderr = out.decode(errors="replace"), err.decode(errors="replace")
     if check and process.returncode != 0:
         raise ProcessError(argv, process.returncode, stderr.strip() or stdout)
-    return Completed(tuple(argv), process.returncode, stdout, stderr)
+    return CompletedCommand(tuple(argv), process.returncode, stdout, stderr)
 
 
 def start(

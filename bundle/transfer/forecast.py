@@ -46,7 +46,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Work:
+class StagingWork:
     """The work of one node for its environment."""
 
     sent: int
@@ -59,7 +59,7 @@ class Work:
     """Files that it has already, and takes by hard link."""
 
     @classmethod
-    def of(cls, fresh: Sequence[Layer], every: Sequence[Layer], sent: int) -> Work:
+    def of(cls, fresh: Sequence[Layer], every: Sequence[Layer], sent: int) -> StagingWork:
         """Return the work for a bundle of some layers of which some are new on a node."""
         files = sum(layer.files for layer in fresh)
         return cls(
@@ -156,7 +156,7 @@ def sending(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
 
 
 def staging(
-    work: Work, nodes: Nodes, rates: Rates = ASSUMED, reading: float | None = None
+    work: StagingWork, nodes: Nodes, rates: Rates = ASSUMED, reading: float | None = None
 ) -> Staging:
     """Return the seconds to stage the environment on all nodes.
 

@@ -12,13 +12,13 @@ from ..protocol.counts import counted
 from ..protocol.problem import Problem
 from ..protocol.rates import ASSUMED, Rates
 from ..system.files import size as shown
-from .forecast import Nodes, Staging, Work, staging
+from .forecast import Nodes, Staging, StagingWork, staging
 
 PRESENT, SHARED, BROADCAST = "present", "shared", "broadcast"
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes that get their environment in the same way."""
 
     nodes: tuple[str, ...]
@@ -35,7 +35,7 @@ class Group:
     """Names of the layers among them: packages, the project and assets."""
     bytes: int = 0
     """Size of the file that is sent."""
-    work: Work | None = None
+    work: StagingWork | None = None
     """The work of each node; None if there is none, or it is not known."""
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Group:
 class Plan:
     """All groups of nodes, and the reason for the choice."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[NodeGroup, ...]
     """Each node is in one of them."""
     why: str
     """The reason, in one line."""
@@ -143,7 +143,7 @@ class _Model:
         slowest = min(nodes, key=lambda node: rates[node])
         return slowest, rates[slowest] or 1.0
 
-    def staged(self, group: Group) -> Staging:
+    def staged(self, group: NodeGroup) -> Staging:
         """Return the expected seconds of one group."""
         if group.work is None:
             return Staging(0.0, 0.0, 0.0)
@@ -157,7 +157,7 @@ def _choose(
     blind: Sequence[str],
     stage: str,
     model: _Model,
-    groups: Sequence[Group],
+    groups: Sequence[NodeGroup],
 ) -> tuple[str, bool]:
     """Choose whether the bundle is sent; return the reason in one line, and the choice."""
     if not waiting:
@@ -175,7 +175,7 @@ def _choose(
 
 
 def _choose_by_speed(
-    waiting: Sequence[str], model: _Model, groups: Sequence[Group]
+    waiting: Sequence[str], model: _Model, groups: Sequence[NodeGroup]
 ) -> tuple[str, bool]:
     nodes = counted(len(waiting), "node")
     slowest, rate = model.slowest(waiting)
@@ -189,14 +189,16 @@ def _choose_by_speed(
     return f"{nodes} read the shared bundle ({speed}; sending would take {sending:.1f} s)", False
 
 
-def _by_root(nodes: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> list[Group]:
+def _by_root(nodes: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> list[NodeGroup]:
     by_root: dict[str, list[str]] = {}
     for node in nodes:
         by_root.setdefault(str(facts[node]["root"]), []).append(node)
-    return [Group(nodes=tuple(group), how=BROADCAST, root=root) for root, group in by_root.items()]
+    return [
+        NodeGroup(nodes=tuple(group), how=BROADCAST, root=root) for root, group in by_root.items()
+    ]
 
 
-def _reading(groups: Sequence[Group], left_out: Collection[str]) -> list[Group]:
+def _reading(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[NodeGroup]:
     """Let groups read the bundle where it lies, without the nodes that cannot be served."""
     reading = []
     for group in groups:
@@ -209,8 +211,8 @@ def _reading(groups: Sequence[Group], left_out: Collection[str]) -> list[Group]:
 
 
 def _with_content(
-    group: Group, facts: Mapping[str, Mapping[str, Any]], manifest: Manifest, size: int
-) -> Group:
+    group: NodeGroup, facts: Mapping[str, Mapping[str, Any]], manifest: Manifest, size: int
+) -> NodeGroup:
     """Add the parts of the bundle that at least one node of the group is missing."""
     missing = _missing_layers(group, facts, manifest)
     if len(missing) == len(manifest.layers):
@@ -218,7 +220,7 @@ def _with_content(
             group,
             layers=tuple(layer.name for layer in manifest.layers),
             bytes=size,
-            work=Work.of(manifest.layers, manifest.layers, size),
+            work=StagingWork.of(manifest.layers, manifest.layers, size),
         )
     names = {name for layer in missing for name, _ in layer.members}
     have_wheel = all(facts[node].get("has_wheel", False) for node in group.nodes)
@@ -231,12 +233,12 @@ def _with_content(
         members=tuple(name for name, _ in members),
         layers=tuple(layer.name for layer in missing),
         bytes=sent,
-        work=Work.of(missing, manifest.layers, sent),
+        work=StagingWork.of(missing, manifest.layers, sent),
     )
 
 
 def _missing_layers(
-    group: Group, facts: Mapping[str, Mapping[str, Any]], manifest: Manifest
+    group: NodeGroup, facts: Mapping[str, Mapping[str, Any]], manifest: Manifest
 ) -> list[Layer]:
     missing: set[int] = set()
     for node in group.nodes:

@@ -24,7 +24,7 @@ _TRIES = 5
 _TRY_SECONDS = 0.02
 
 
-def stage(job: Job, hearing: AgentChannel) -> dict[str, Any]:
+def stage(job: Job, channel: AgentChannel) -> dict[str, Any]:
     """Make the environment unless it is there already.
 
     With ``incoming`` in the request, a file is sent: the agent reports ``ready``, and unpacks the
@@ -32,7 +32,7 @@ def stage(job: Job, hearing: AgentChannel) -> dict[str, Any]:
     damaged file the answer has the digest of the bytes that arrived, as ``arrived``: it tells the
     driver if they were damaged on their way.
     """
-    request = hearing.request
+    request = channel.request
     incoming = request.get("incoming")
     if incoming is None:
         return _unpack(
@@ -43,28 +43,28 @@ def stage(job: Job, hearing: AgentChannel) -> dict[str, Any]:
         )
     path = str(incoming["target"])
     with locks.using_root(str(request["root"])):
-        return _receive(job, hearing, path)
+        return _receive(job, channel, path)
 
 
-def _receive(job: Job, hearing: AgentChannel, path: str) -> dict[str, Any]:
+def _receive(job: Job, channel: AgentChannel, path: str) -> dict[str, Any]:
     """Unpack a file while it arrives; its directory is removed in the end, however that is.
 
     The directory is this agent's, not only the file: when a job is cancelled, ``sbcast`` can
     outlive the agent for a moment, and would make the file anew.
     """
-    request = hearing.request
+    request = channel.request
     incoming = request["incoming"]
     folder = os.path.dirname(path)
     _remove(folder)  # of an earlier attempt: it must not be mistaken for this file
     arrival = Arrival()
-    listening = threading.Thread(target=_follow, args=(hearing, arrival), daemon=True)
+    listening = threading.Thread(target=_follow, args=(channel, arrival), daemon=True)
     excerpt = None
     if incoming["manifest"] is not None:
         manifest = str(incoming["manifest"]).encode()
         excerpt = Excerpt(manifest, frozenset(incoming["members"]))
     try:
         _make(folder)
-        hearing.emit({"event": "ready", "step": _step_id()})
+        channel.emit({"event": "ready", "step": _step_id()})
         listening.start()
         try:
             answer = _unpack(job, request, path, unpack.Source(excerpt, arrival))
@@ -109,9 +109,9 @@ def _remove(folder: str) -> None:
             return
 
 
-def _follow(hearing: AgentChannel, arrival: Arrival) -> None:
+def _follow(channel: AgentChannel, arrival: Arrival) -> None:
     """Wait for the driver to report the end of the transfer: ``go`` if it is complete."""
-    arrival.end(whole=hearing.command() == GO)
+    arrival.end(whole=channel.command() == GO)
 
 
 def _unpack(job: Job, request: Mapping[str, Any], path: str, sent: unpack.Source) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..core.store import Store
 from ..core.values import Wheel
 from ..layers.build import MadeLayers, make_layers
 from ..layers.modules import top_modules
-from ..layers.source import Source, project_sources
+from ..layers.source import LayerSource, project_sources
 from ..lock.lock import Lock, ResolveOptions, make_lock, read_lock
 from ..lock.resolver import ResolverName
 from ..lock.spec import Spec, read_spec
@@ -29,7 +29,7 @@ from ..pack import existing
 from ..pack.bundle import Contents, Packed, pack, stored_index
 from ..pack.compiled_program import compiled_program
 from ..pack.decompressor import decompressor_lock
-from ..pack.existing import Chosen, Newest
+from ..pack.existing import ChosenBundle, Newest
 from ..pack.prove import Proof, prove
 from ..wheels.fetch import fetch
 from .current_bundle import Listener, inputs, lock_path, offline_root
@@ -108,7 +108,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         with phase("layers"):
             trees = project_sources(config, (store.root, lock.path), listener.note)
             made = make_layers(
-                [*(Source.of_wheel(wheel, spec.prune) for wheel in wheels), *trees],
+                [*(LayerSource.of_wheel(wheel, spec.prune) for wheel in wheels), *trees],
                 store=store,
                 target=spec.target,
                 jobs=options.jobs or len(os.sched_getaffinity(0)),
@@ -156,7 +156,7 @@ class _Phases:
         self.seconds[name] = round(time.monotonic() - started, 3)
 
 
-def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> Chosen:
+def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> ChosenBundle:
     """Make the bundle of a project whose files have changed, in place of its previous bundle.
 
     Raises:
@@ -173,7 +173,7 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
     if packed.path != before and not existing.is_named(store, before):
         existing.clear_away(before)
-    return Chosen(path=packed.path, id=packed.manifest.id)
+    return ChosenBundle(path=packed.path, id=packed.manifest.id)
 
 
 def build_report(built: Built) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from ..core.errors import BundleError
 from ..core.store import Store, sha256_of
 from ..core.values import Target
 from ..pack import existing
-from ..pack.existing import Chosen, Newest
+from ..pack.existing import ChosenBundle, Newest
 
 if TYPE_CHECKING:
-    from ..layers.source import Source
+    from ..layers.source import LayerSource
     from ..lock.spec import Spec
 
 LOCK_NAME = "pylock.toml"
@@ -58,7 +58,7 @@ def lock_path(config: Config, spec: Spec) -> Path:
     return path
 
 
-def newest_bundle(config: Config) -> Chosen:
+def newest_bundle(config: Config) -> ChosenBundle:
     """Return the bundle that the project's last build made, whatever has changed since.
 
     Raises:
@@ -70,7 +70,7 @@ def newest_bundle(config: Config) -> Chosen:
             f"{newest.path} was made by an older version of stager",
             hint="make it anew with `stager build`",
         )
-    return Chosen(path=newest.path, id=newest.id)
+    return ChosenBundle(path=newest.path, id=newest.id)
 
 
 def _newest(config: Config, store: Store) -> Newest:
@@ -83,7 +83,7 @@ def _newest(config: Config, store: Store) -> Newest:
     return newest
 
 
-def current_bundle(config: Config, listener: Listener) -> Chosen:
+def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     """Return the project's newest bundle, made anew if files of the project have changed.
 
     That is quick and needs no network: the store has the packages' layers. Changed requirements
@@ -101,13 +101,13 @@ def current_bundle(config: Config, listener: Listener) -> Chosen:
     lock = lock_path(config, spec)
     current = inputs(spec, project_sources(config, (store.root, lock)), lock)
     if newest.id is not None and newest.inputs == current:
-        return Chosen(path=newest.path, id=newest.id)
+        return ChosenBundle(path=newest.path, id=newest.id)
     from .build import make_again
 
     return make_again(config, spec, newest.path, listener)
 
 
-def inputs(spec: Spec, trees: Sequence[Source], lock: Path) -> Digest:
+def inputs(spec: Spec, trees: Sequence[LayerSource], lock: Path) -> Digest:
     """Return the digest of everything that decides a bundle, known without building it."""
     from ..layers.source import layer_id
     from ..pack.program import make_node_program

@@ -57,7 +57,7 @@ _WARNING = re.compile(r"[A-Za-z]Warning: ")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class CatalogueEntry:
     """One kind of line, and its meaning."""
 
     name: str
@@ -99,15 +99,15 @@ class _Groups(dict[str, str]):
         return f"({name} unknown)"
 
 
-Match = tuple[Entry, dict[str, str]]
+Match = tuple[CatalogueEntry, dict[str, str]]
 """An entry, and what the groups of its pattern have found."""
 
 
 @functools.cache
-def catalogue() -> tuple[Entry, ...]:
+def catalogue() -> tuple[CatalogueEntry, ...]:
     """Return all entries in the order of the tables; within a line the earlier one counts."""
     tables = sorted(Path(__file__).parent.glob("*.toml"))
-    entries: list[Entry] = []
+    entries: list[CatalogueEntry] = []
     for table in tables:
         raw = loads(table.read_text(encoding="utf-8"), table)
         entries += (_entry(name, fields) for name, fields in raw.items())
@@ -115,12 +115,12 @@ def catalogue() -> tuple[Entry, ...]:
 
 
 @functools.cache
-def entry(name: str) -> Entry:
+def entry(name: str) -> CatalogueEntry:
     """Return the entry of a name."""
     return next(known for known in catalogue() if known.name == name)
 
 
-def match(line: str, entries: Sequence[Entry] | None = None) -> Match | None:
+def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Match | None:
     """Return the entry that a line is a sample of, and its groups; causes come first.
 
     Args:
@@ -142,13 +142,13 @@ def match(line: str, entries: Sequence[Entry] | None = None) -> Match | None:
     return best
 
 
-def _weight(entry: Entry) -> int:
+def _weight(entry: CatalogueEntry) -> int:
     """Return the rank of an entry: a cause, then that something ended, then a consequence."""
     return ROLES.index(entry.role) * 2 + (entry.tells in (EXIT, SYMPTOM))
 
 
-def _entry(name: str, raw: Mapping[str, Any]) -> Entry:
-    return Entry(
+def _entry(name: str, raw: Mapping[str, Any]) -> CatalogueEntry:
+    return CatalogueEntry(
         name=name,
         needle=raw["needle"],
         pattern=re.compile(raw["pattern"]),

@@ -52,7 +52,7 @@ class Rules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
+class UnusedItem:
     """Something that can be removed."""
 
     kind: str
@@ -70,12 +70,12 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cleaned:
+class StoreCleanup:
     """The result of a plan that was carried out."""
 
-    removed: tuple[Item, ...]
+    removed: tuple[UnusedItem, ...]
     """The items that are gone."""
-    left: tuple[tuple[Item, str], ...]
+    left: tuple[tuple[UnusedItem, str], ...]
     """The items that could not be removed, each with the reason."""
 
     @property
@@ -96,7 +96,7 @@ def nodes_keep(newest: Digest | None, named: Iterable[Digest], *, everything: bo
     return list(dict.fromkeys([*first, *named]))
 
 
-def plan(store: Store, rules: Rules, now: float) -> tuple[Item, ...]:
+def plan(store: Store, rules: Rules, now: float) -> tuple[UnusedItem, ...]:
     """Return what can be removed from the offline root; change nothing.
 
     Args:
@@ -118,7 +118,7 @@ def plan(store: Store, rules: Rules, now: float) -> tuple[Item, ...]:
 
 def apply(
     store: Store, rules: Rules, now: float, waiting: Callable[[], None] = lambda: None
-) -> Cleaned:
+) -> StoreCleanup:
     """Remove what can be removed, as a new plan says once no build is under way.
 
     Args:
@@ -130,10 +130,10 @@ def apply(
     Raises:
         StagerError: see :func:`plan`; or the store cannot be written.
     """
-    removed: list[Item] = []
-    left: list[tuple[Item, str]] = []
+    removed: list[UnusedItem] = []
+    left: list[tuple[UnusedItem, str]] = []
     if not store.root.is_dir():
-        return Cleaned(removed=(), left=())
+        return StoreCleanup(removed=(), left=())
     partial = _partial(store.root)
     with store.lock(waiting):  # which removes the partial files
         for item in [*partial, *plan(store, rules, now)]:
@@ -142,7 +142,7 @@ def apply(
                 left.append((item, obstacle))
             else:
                 removed.append(item)
-    return Cleaned(removed=tuple(removed), left=tuple(left))
+    return StoreCleanup(removed=tuple(removed), left=tuple(left))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class _Plan:
             else:
                 self.abandoned.append(note)
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[UnusedItem]:
         """Yield everything that can be removed: bundles first, as others need no more then."""
         yield from self._notes()
         staying: list[Path] = []
@@ -194,7 +194,7 @@ class _Plan:
             yield from self._wheels(locked)
         yield from _partial(self.store.root)
 
-    def _notes(self) -> Iterator[Item]:
+    def _notes(self) -> Iterator[UnusedItem]:
         """Yield the notes of projects that are gone."""
         for path in self.unreadable:
             yield _item("note", path, "it cannot be understood")
@@ -212,7 +212,7 @@ class _Plan:
         newest = {note.bundle for note in self.alive}
         return "" if path.name in newest else "it is no project's newest"
 
-    def _seals(self, bundles: Collection[str]) -> Iterator[Item]:
+    def _seals(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
         """Yield the seals of other bundles than these."""
         for path in self._files("seals", f"{_BUNDLE}.txt"):
             if path.name.removesuffix(".txt") not in bundles:
@@ -232,7 +232,9 @@ class _Plan:
                     raise
         return digests
 
-    def _layers(self, manifests: Sequence[Manifest], locked: Collection[str]) -> Iterator[Item]:
+    def _layers(
+        self, manifests: Sequence[Manifest], locked: Collection[str]
+    ) -> Iterator[UnusedItem]:
         """Yield the layers that no bundle and no lock needs."""
         needed = {layer.id for manifest in manifests for layer in manifest.layers}
         for path in self._unused("layers", _LAYER):
@@ -245,14 +247,14 @@ class _Plan:
             elif content not in locked:
                 yield _item("layer", path, "no bundle or lock needs it")
 
-    def _programs(self, manifests: Sequence[Manifest]) -> Iterator[Item]:
+    def _programs(self, manifests: Sequence[Manifest]) -> Iterator[UnusedItem]:
         """Yield the node programs that are in none of these bundles."""
         needed = {manifest.node.sha256 for manifest in manifests}
         for path in self._unused("programs", ".pyz"):
             if path.stem.partition(".")[0] not in needed:
                 yield _item("program", path, "no bundle holds it, and it has not been used")
 
-    def _wheels(self, locked: Collection[str]) -> Iterator[Item]:
+    def _wheels(self, locked: Collection[str]) -> Iterator[UnusedItem]:
         """Yield the wheels and sdists that no lock names, and the wheels built here from these."""
         cache = DigestCache(self.store)
         for path in self._files("wheels", *_DISTRIBUTIONS):
@@ -281,8 +283,8 @@ class _Plan:
                 yield path
 
 
-def _item(kind: str, path: Path, why: str) -> Item:
-    return Item(kind=kind, path=path, size=size_of(path), why=why)
+def _item(kind: str, path: Path, why: str) -> UnusedItem:
+    return UnusedItem(kind=kind, path=path, size=size_of(path), why=why)
 
 
 def _read_note(path: Path) -> _Note | None:
@@ -321,7 +323,7 @@ def _manifests(bundles: Iterable[Path]) -> Iterator[Manifest]:
             continue
 
 
-def _partial(root: Path) -> list[Item]:
+def _partial(root: Path) -> list[UnusedItem]:
     """Return what killed builds left; nothing during a build, for it may be that one's."""
     locks = [root / name for name in (".lock", ".tmp.lock") if (root / name).exists()]
     is_busy = not all(map(nobody_has_open, locks))
@@ -333,7 +335,7 @@ def _partial(root: Path) -> list[Item]:
     ]
 
 
-def _remove(item: Item) -> str:
+def _remove(item: UnusedItem) -> str:
     """Remove an item; return the reason where it is still there, else nothing."""
     if item.kind == "partial":
         return "it is in use" if item.path.exists() else ""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from .grouped import grouped
-from .options import CleanFlags, LaunchFlags, LogDir, Place, SlurmFlags, Talk, job_options
+from .options import CleanFlags, LaunchFlags, LogDir, PlaceFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
 
 if TYPE_CHECKING:
-    from ..cleanup.clean import Item
+    from ..cleanup.clean import UnusedItem
     from ..config.load import Config
     from ..console import Console
     from ..jobs.job import JobOptions
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def clean(
     *,
     what: CleanFlags,
-    place: Place,
+    place: PlaceFlags,
     slurm: SlurmFlags,
     log_dir: LogDir = None,
     talk: Talk,
@@ -67,7 +67,7 @@ def clean(
         raise typer.Exit(code)
 
 
-def _unreachable(config: Config, place: Place, options: JobOptions) -> str:
+def _unreachable(config: Config, place: PlaceFlags, options: JobOptions) -> str:
     """Return the reason why the nodes cannot be cleaned from here; empty where they can be.
 
     A bundle or an allocation that the user names must be used: its errors are errors.
@@ -86,7 +86,7 @@ def _unreachable(config: Config, place: Place, options: JobOptions) -> str:
 
 
 def _clean_nodes(
-    console: Console, config: Config, place: Place, options: JobOptions, everything: bool
+    console: Console, config: Config, place: PlaceFlags, options: JobOptions, everything: bool
 ) -> tuple[int, list[dict[str, Any]]]:
     """Clean the nodes of an allocation, and return the exit code and what was removed."""
     from bundle.redaction.masking import masked
@@ -153,7 +153,7 @@ def _clean_store(console: Console, config: Config, what: CleanFlags) -> list[dic
     return [_stored(item) for item in items]
 
 
-def _stored(item: Item) -> dict[str, Any]:
+def _stored(item: UnusedItem) -> dict[str, Any]:
     """Return an item of the offline root as the report has it."""
     fields = item.to_json()
     return {"place": "offline root", "bytes": fields.pop("size"), **fields}

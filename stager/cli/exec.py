@@ -24,11 +24,11 @@ def exec_(
     """Run any command in the environment, on this machine."""
     from ..jobs.driver import execute
     from ..jobs.prepare import bundle_of, project
-    from ..pack.existing import Chosen
+    from ..pack.existing import ChosenBundle
 
     wanted_id = chosen.asked
     console = make_console(quiet=quiet)
     with boundary(console):
         config = project(chosen.bundle, wanted_id)
         path, manifest = bundle_of(config, chosen.bundle, console, wanted_id)
-        execute(config, Chosen(path=path, id=manifest.id), command)
+        execute(config, ChosenBundle(path=path, id=manifest.id), command)

@@ -20,12 +20,12 @@ def inspect(
     """Show what is in a bundle."""
     from ..building.current_bundle import newest_bundle
     from ..config.load import load
-    from ..pack.existing import Chosen
+    from ..pack.existing import ChosenBundle
     from ..pack.inspect import inspect as inspect_bundle
 
     console = make_console(as_json=json)
     with boundary(console):
-        chosen = Chosen(path=bundle) if bundle else newest_bundle(load(Path.cwd()))
+        chosen = ChosenBundle(path=bundle) if bundle else newest_bundle(load(Path.cwd()))
         report = inspect_bundle(chosen.path, files=files, asked=chosen.id)
         if json:
             console.emit(report)

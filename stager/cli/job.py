@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import BatchFlags, Place
+from .options import BatchFlags, PlaceFlags
 
 if TYPE_CHECKING:
     from ..console import Console
@@ -29,7 +29,7 @@ def remember_refusal(options: JobOptions, command: str) -> AbstractContextManage
 
 
 def run_job(
-    console: Console, place: Place, options: JobOptions, action: str, flags: BatchFlags
+    console: Console, place: PlaceFlags, options: JobOptions, action: str, flags: BatchFlags
 ) -> Outcome:
     """Return the outcome of a job; one that is only planned or submitted ends the command here."""
     from ..building.current_bundle import offline_root

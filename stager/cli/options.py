@@ -88,7 +88,7 @@ class BundleFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(BundleFlags):
+class PlaceFlags(BundleFlags):
     """The bundle, and the nodes it is put on."""
 
     allocation: Allocation = "auto"

@@ -8,7 +8,7 @@ import typer
 
 from .grouped import grouped
 from .job import remember_refusal, run_job
-from .options import BatchFlags, Command, LaunchFlags, Place, SlurmFlags, Talk, job_options
+from .options import BatchFlags, Command, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
 
 
@@ -17,7 +17,7 @@ from .program import app, boundary
 def run(
     *,
     command: Command = None,
-    place: Place,
+    place: PlaceFlags,
     slurm: SlurmFlags,
     launch: LaunchFlags,
     batch: BatchFlags,

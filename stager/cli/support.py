@@ -19,7 +19,7 @@ from .program import app, boundary
 
 if TYPE_CHECKING:
     from ..diagnosis.failure import Diagnosis
-    from ..support.contents import Contents
+    from ..support.contents import ArchiveContents
     from ..support.support import Supported, SupportOptions
 
 _LOG_BYTES = 5_000_000
@@ -99,7 +99,7 @@ def _show_archive(console: Console, archive: Supported) -> None:
     console.say("look through it before you send it: README.txt in it says what was done")
 
 
-def _show_contents(console: Console, contents: Contents, limit: int) -> None:
+def _show_contents(console: Console, contents: ArchiveContents, limit: int) -> None:
     """Show what would go in."""
     items = sorted(contents.items, key=lambda item: item.name)
     cut = {item.name for item in items if item.may_be_cut and item.size > limit}

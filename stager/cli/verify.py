@@ -9,7 +9,7 @@ import typer
 
 from .grouped import grouped
 from .job import remember_refusal, run_job
-from .options import BatchFlags, LaunchFlags, Place, SlurmFlags, Talk, job_options
+from .options import BatchFlags, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
 
 
@@ -17,7 +17,7 @@ from .program import app, boundary
 @grouped
 def verify(
     *,
-    place: Place,
+    place: PlaceFlags,
     slurm: SlurmFlags,
     launch: LaunchFlags,
     deep: Annotated[

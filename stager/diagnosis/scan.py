@@ -12,7 +12,7 @@ from ..catalogue.catalogue import (
     NOISE,
     PRIMARY,
     STUCK,
-    Entry,
+    CatalogueEntry,
     Match,
     catalogue,
     match,
@@ -57,7 +57,7 @@ class Hit:
     """The rank that wrote it; None if unknown."""
     time: float | None
     """The time, in seconds since the epoch; None if unknown."""
-    entry: Entry | None
+    entry: CatalogueEntry | None
     """Its meaning; None for a traceback that the catalogue does not know."""
     groups: dict[str, str] = field(default_factory=dict)
     """The groups of the entry's pattern."""
@@ -207,7 +207,7 @@ class _Scanner:
                 self._trace(lines, trace, entries)
         return len(lines)
 
-    def _single(self, lines: list[bytes], at: int, entries: Sequence[Entry]) -> None:
+    def _single(self, lines: list[bytes], at: int, entries: Sequence[CatalogueEntry]) -> None:
         text = shown(lines[at], _LINE_CHARACTERS)
         known = match(text, entries)
         if known is None:
@@ -216,7 +216,7 @@ class _Scanner:
             author = self._author(text, self.line + at + 1)
             self._keep(lines, at, author, known, frame_above(lines, at, _LINE_CHARACTERS))
 
-    def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[Entry]) -> None:
+    def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[CatalogueEntry]) -> None:
         """Keep a traceback, with those that led to it, under the exception that tells most."""
         last = trace.closing[-1]
         at, known = _telling_exception(trace, entries) or (last, None)
@@ -283,7 +283,7 @@ class _Scanner:
         return self._counts[name] > _PER_ENTRY
 
 
-def _telling_exception(trace: Trace, entries: Sequence[Entry]) -> tuple[int, Match] | None:
+def _telling_exception(trace: Trace, entries: Sequence[CatalogueEntry]) -> tuple[int, Match] | None:
     """Return the exception of a traceback that tells most, of several the last, with its place."""
     best: tuple[int, Match] | None = None
     for at in reversed(trace.closing):
@@ -302,7 +302,7 @@ def _takes_back(text: str, hit: Hit) -> bool:
     return hit.entry is not None and bool(hit.entry.over) and hit.entry.over in text
 
 
-def _doubt(entry: Entry) -> int:
+def _doubt(entry: CatalogueEntry) -> int:
     """Return how little an exception tells beside the others of its traceback."""
     if entry.role != PRIMARY:
         return 1

@@ -13,7 +13,7 @@ from bundle.transfer.forecast import (
     WIDEST,
     Forecast,
     Nodes,
-    Work,
+    StagingWork,
     best_width,
     forecast,
     levels,
@@ -101,7 +101,7 @@ def expected(prepared: Prepared) -> dict[str, Any]:
 def cold(setting: Setting, count: int) -> Forecast:
     """Return seconds by phase on nodes that have nothing yet."""
     layers = setting.manifest.layers
-    return _staged(setting, count, Work.of(layers, layers, setting.size))
+    return _staged(setting, count, StagingWork.of(layers, layers, setting.size))
 
 
 def unchanged(setting: Setting, count: int) -> Forecast:
@@ -115,7 +115,7 @@ def one_changed(setting: Setting, count: int) -> Forecast | None:
     if layer is None:
         return None
     sent = excerpt_size(layer.members)
-    return _staged(setting, count, Work.of([layer], setting.manifest.layers, sent))
+    return _staged(setting, count, StagingWork.of([layer], setting.manifest.layers, sent))
 
 
 def from_files(setting: Setting, count: int, shared: SharedFiles) -> float:
@@ -187,7 +187,7 @@ def _at(setting: Setting, count: int) -> dict[str, Any]:
     }
 
 
-def _staged(setting: Setting, count: int, work: Work | None) -> Forecast:
+def _staged(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
     nodes, rates = setting.nodes(count), setting.basis.rates
     staged = [] if work is None else [staging(work, nodes, rates)]
     return forecast(staged, nodes, rates, launcher=setting.launcher)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bundle.protocol.counts import counted
 from bundle.protocol.rates import ASSUMED, Rates
-from bundle.transfer.forecast import BLOCK, Nodes, Work, a_step, staging
+from bundle.transfer.forecast import BLOCK, Nodes, StagingWork, a_step, staging
 from bundle.transfer.plan import BROADCAST, SHARED
 
 from ..core.errors import StagerError
@@ -43,7 +43,7 @@ class Seen:
     """Nodes that were sent something."""
     cpus: int
     """CPUs of each."""
-    work: Work
+    work: StagingWork
     """The work of each."""
     step: float
     """Seconds of the preflight."""
@@ -74,7 +74,7 @@ class Basis:
         return f"measured on {counted(self.jobs, 'job')} of up to {counted(self.nodes, 'node')}"
 
 
-class Watch:
+class JobTimer:
     """The times of a job, as its events come."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Watch:
         return Seen(
             nodes=len(group["nodes"]),
             cpus=int(self._plan["cpus"]),
-            work=Work(**group["work"]),
+            work=StagingWork(**group["work"]),
             step=self._seconds["preflight"],
             stage=self._seconds["unpack"],
             send=self._sent[0] if self._sent else None,
@@ -133,7 +133,7 @@ class Watch:
 @contextmanager
 def kept(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
     """Pass a job's events on, and keep its times once the block has ended well."""
-    watch = Watch()
+    watch = JobTimer()
 
     def listen(event: Mapping[str, Any]) -> None:
         watch.take(event)
@@ -213,7 +213,7 @@ def _seen(raw: Mapping[str, Any]) -> Seen:
         TypeError: a field is missing or unknown.
         ValueError: a value cannot be one.
     """
-    job = Seen(**{**raw, "work": Work(**raw["work"])})
+    job = Seen(**{**raw, "work": StagingWork(**raw["work"])})
     for value in (job.nodes, job.cpus, job.work.sent, *asdict(job.work).values()):
         if type(value) is not int or value < 0:
             raise ValueError(f"a count is {value!r}")

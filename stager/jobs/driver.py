@@ -23,7 +23,7 @@ from ..core.errors import JobError, StagerError
 from ..core.processes import Streamed, become, stream
 from ..core.store import Store
 from ..pack.compiled_program import compiled_program
-from ..pack.existing import Chosen, made_here, node_program, opened
+from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..slurm import messages
 from .result import Outcome
 
@@ -189,7 +189,7 @@ def _job_file(job: Job) -> Iterator[Path]:
         file.unlink(missing_ok=True)
 
 
-def execute(config: Config, bundle: Chosen, command: Sequence[str]) -> None:
+def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> None:
     """Become a command in the environment of a bundle, unpacked on this machine if need be.
 
     Args:

@@ -19,7 +19,7 @@ from ..building.current_bundle import Listener, current_bundle, newest_bundle, o
 from ..config.load import Config, find, load
 from ..config.template import default
 from ..core.store import Store
-from ..pack.existing import Chosen, made_here, manifest_of, with_id
+from ..pack.existing import ChosenBundle, made_here, manifest_of, with_id
 from ..slurm import request
 from ..slurm.request import Source
 from .driver import Way
@@ -88,7 +88,7 @@ def named_bundle(config: Config, bundle: Path | None, asked: str = "") -> tuple[
         StagerError: see :func:`bundle_of`.
     """
     if bundle is not None:
-        chosen = Chosen(path=bundle.absolute(), id=asked)
+        chosen = ChosenBundle(path=bundle.absolute(), id=asked)
     elif asked:
         chosen = with_id(Store(offline_root(config)), asked)
     else:

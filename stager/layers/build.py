@@ -34,7 +34,7 @@ from .bytecode import bytecode_path, compile_module
 from .layer_file import Added, LayerWriter
 from .parallel_compile import compiling
 from .parent_death import end_with_parent
-from .source import Source, layer_id, origin
+from .source import LayerSource, layer_id, origin
 from .tree import Tree, digest_of
 from .wheel import add_wheel
 
@@ -63,7 +63,7 @@ class MadeLayers:
 
 
 def make_layers(
-    sources: Sequence[Source],
+    sources: Sequence[LayerSource],
     *,
     store: Store,
     target: Target,
@@ -110,7 +110,7 @@ def _require_files(processes: int) -> None:
         )
 
 
-def _spooled(source: Source) -> int:
+def _spooled(source: LayerSource) -> int:
     """Return the bytes that a source takes while its layer is made: unpacked, with bytecode."""
     if source.wheel is None:
         return source.size
@@ -165,7 +165,7 @@ def _usable(store: Store, key: Digest) -> bool:
     return False
 
 
-def _describe(store: Store, key: Digest, source: Source) -> Layer:
+def _describe(store: Store, key: Digest, source: LayerSource) -> Layer:
     with opened(store.layer(key)) as handle:
         prefix = handle.read(HEAD_PREFIX)
         summary = head_summary(prefix)
@@ -184,7 +184,12 @@ def _describe(store: Store, key: Digest, source: Source) -> Layer:
 
 
 def _build_all(
-    missing: dict[Digest, Source], *, store: Store, target: Target, jobs: int, progress: Progress
+    missing: dict[Digest, LayerSource],
+    *,
+    store: Store,
+    target: Target,
+    jobs: int,
+    progress: Progress,
 ) -> None:
     """Build each layer in a process of its own, the largest first.
 
@@ -240,9 +245,9 @@ class _Builders:
         self._work = work
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__])
-        self.running: dict[Connection, tuple[BaseProcess, Source]] = {}
+        self.running: dict[Connection, tuple[BaseProcess, LayerSource]] = {}
 
-    def start(self, source: Source) -> None:
+    def start(self, source: LayerSource) -> None:
         """Start a process for one layer."""
         receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_build_one, args=(source, self._work, sender))
@@ -251,7 +256,7 @@ class _Builders:
             self.running[receiver] = (process, source)
         sender.close()
 
-    def wait(self) -> Iterator[tuple[Source, StagerError | None]]:
+    def wait(self) -> Iterator[tuple[LayerSource, StagerError | None]]:
         """Wait for a process to end; yield the outcome of each that has ended."""
         for connection in wait(list(self.running)):
             if isinstance(connection, Connection):
@@ -289,7 +294,9 @@ def _setting_up() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _outcome(connection: Connection, process: BaseProcess, source: Source) -> StagerError | None:
+def _outcome(
+    connection: Connection, process: BaseProcess, source: LayerSource
+) -> StagerError | None:
     """Return what a finished process reports: None, or the error that stopped it."""
     try:
         fault = connection.recv()
@@ -316,7 +323,7 @@ def _joined(faults: list[StagerError]) -> StagerError:
     )
 
 
-def _build_one(source: Source, work: _Work, report: Connection) -> None:
+def _build_one(source: LayerSource, work: _Work, report: Connection) -> None:
     """Build one layer in a child process; report None or the error that stopped it."""
     end_with_parent()  # which is the server
     final = work.store.layer(layer_id(source, work.target))
@@ -337,7 +344,7 @@ def _build_one(source: Source, work: _Work, report: Connection) -> None:
         report.send(fault)
 
 
-def _write_layer(source: Source, work: _Work, path: Path) -> None:
+def _write_layer(source: LayerSource, work: _Work, path: Path) -> None:
     target = work.target
     with LayerWriter(work.scratch, min(work.jobs, _THREADS)) as writer:
         if source.wheel is not None:
@@ -348,13 +355,13 @@ def _write_layer(source: Source, work: _Work, path: Path) -> None:
         writer.write(path, origin(source, target))
 
 
-def _failed(source: Source, final: Path, exc: OSError) -> StagerError:
+def _failed(source: LayerSource, final: Path, exc: OSError) -> StagerError:
     if exc.filename is not None and not Path(exc.filename).is_relative_to(final.parents[1]):
         return _changed(source, f"{exc.filename}: {exc.strerror}")
     return cannot_write(final, exc)
 
 
-def _add_tree(writer: LayerWriter, source: Source, target: Target) -> None:
+def _add_tree(writer: LayerWriter, source: LayerSource, target: Target) -> None:
     """Add the files of a project or asset; a project's modules with their bytecode.
 
     Raises:
@@ -390,7 +397,7 @@ def _add_module(
     return added
 
 
-def _changed(source: Source, how: str) -> StagerError:
+def _changed(source: LayerSource, how: str) -> StagerError:
     return StagerError(
         f"{source.kind} {source.name} changed while it was being packed: {how}",
         hint="something else writes there; run the command again when it is done, or leave those "

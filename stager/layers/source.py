@@ -28,7 +28,7 @@ LARGE_PROJECT = 200 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class LayerSource:
     """The source of one layer."""
 
     kind: str
@@ -51,7 +51,7 @@ class Source:
     """Kinds of files left out: words of :data:`stager.config.environment.PRUNABLE`."""
 
     @classmethod
-    def of_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> Source:
+    def of_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> LayerSource:
         """Return the source for a wheel of the offline root, without what ``prune`` leaves out."""
         return cls(
             kind="wheel",
@@ -64,7 +64,7 @@ class Source:
         )
 
     @classmethod
-    def of_tree(cls, kind: str, name: str, tree: Tree, prefix: str) -> Source:
+    def of_tree(cls, kind: str, name: str, tree: Tree, prefix: str) -> LayerSource:
         """Return the source for files of the user, placed under ``prefix``."""
         size = sum(file.size for file in tree.files)
         return cls(
@@ -72,7 +72,7 @@ class Source:
         )
 
 
-def origin(source: Source, target: Target) -> Origin:
+def origin(source: LayerSource, target: Target) -> Origin:
     """Return the origin of a layer: its content's digest, and every option that shapes it.
 
     It is known before any work is done, which makes a second build free; and it is stored in the
@@ -96,14 +96,14 @@ def origin(source: Source, target: Target) -> Origin:
     )
 
 
-def layer_id(source: Source, target: Target) -> Digest:
+def layer_id(source: LayerSource, target: Target) -> Digest:
     """Return the layer's name: the digest of its origin."""
     return origin(source, target).id
 
 
 def project_sources(
     config: Config, own: Sequence[Path], note: Callable[[str], None] = lambda line: None
-) -> list[Source]:
+) -> list[LayerSource]:
     """Return the sources of the layers that are not wheels: the project, the trainer, each asset.
 
     Args:
@@ -129,12 +129,12 @@ def project_sources(
                 f"the project has {tree.size / 1e6:,.0f} MB, {largest.path} alone "
                 f"{largest.size / 1e6:,.0f} MB: name what ranks do not need in project.exclude"
             )
-        sources.append(Source.of_tree("project", config.name, tree, "project"))
+        sources.append(LayerSource.of_tree("project", config.name, tree, "project"))
     trainer = project_files(Path(str(resources.files("trainer"))), [])
-    sources.append(Source.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
+    sources.append(LayerSource.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
     for path in assets:
         tree = asset_files(config.root, [path])
-        sources.append(Source.of_tree("asset", Path(path).name, tree, "assets"))
+        sources.append(LayerSource.of_tree("asset", Path(path).name, tree, "assets"))
     return sources
 
 

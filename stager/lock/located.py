@@ -22,7 +22,7 @@ from ..core.store import sha256_of
 from ..core.values import Digest
 from . import source_tree, tool_settings
 from .indexes import strip_credentials
-from .requirement_line import Line, expanded, extras_of, normal
+from .requirement_line import RequirementLine, expanded, extras_of, normal
 
 SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 ARCHIVES = (".whl", *SDIST_ENDINGS)
@@ -34,7 +34,7 @@ _COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceRequirement:
     """A source that is built into a wheel before anything is resolved."""
 
     requirement: str
@@ -55,7 +55,7 @@ class Source:
 class LocatedRequirement:
     """A requirement whose place is known."""
 
-    line: Line
+    line: RequirementLine
     """The line it was written in."""
     place: str
     """A path or a URL."""
@@ -86,7 +86,7 @@ class SourceReader:
         self.python = python
         self.skipped = tuple(skipped)
         self.run = run
-        self.sources: list[Source] = []
+        self.sources: list[SourceRequirement] = []
         self.wheels: list[Digest] = []
         self.problems = problems
 
@@ -114,7 +114,7 @@ class SourceReader:
     def _add_local_source(self, requirement: LocatedRequirement, path: Path) -> None:
         shown = relative(path / "pyproject.toml", self.root)
         self.problems += tool_settings.refuse_folder(path, self.python, shown=shown)
-        source = Source(
+        source = SourceRequirement(
             requirement=str(path),
             label=relative(path, self.root),
             suffix=requirement.extras,
@@ -141,7 +141,7 @@ class SourceReader:
         fragment = urlsplit(url).fragment
         pinned = bool(_COMMIT.search(url)) if from_vcs else "sha256=" in fragment
         name = requirement.name
-        source = Source(
+        source = SourceRequirement(
             requirement=f"{name} @ {url}" if name else url,
             label=clean,
             suffix=requirement.extras,
@@ -177,7 +177,7 @@ def names_place(text: str) -> bool:
     return place.startswith((".", "/", "~")) or "/" in place or place.endswith(ARCHIVES)
 
 
-def parse(line: Line) -> LocatedRequirement | None:
+def parse(line: RequirementLine) -> LocatedRequirement | None:
     """Return place, extras and marker of a line; None if it names no place."""
     match = _LINE.fullmatch(line.text)
     if match is None:

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from ..core import toml
 from ..core.errors import ConfigError
 from . import tool_settings
-from .requirement_line import Line
+from .requirement_line import RequirementLine
 
 _ENTRY = re.compile(r"(?P<path>.*pyproject\.toml)(\[(?P<extras>.*)\]|:(?P<groups>.*))?")
 _SELF_REFERENCE = re.compile(r"\s*([\w.-]+)\s*\[([^\]]*)\]\s*")
@@ -34,7 +34,7 @@ class PyprojectReader:
         self.path = path
         self.shown = shown
         self.python = python
-        self.lines: list[Line] = []
+        self.lines: list[RequirementLine] = []
         self.problems: list[str] = []
 
     def read(self, extras: Sequence[str], groups: Sequence[str], *, origin: str) -> bool:
@@ -131,7 +131,7 @@ class PyprojectReader:
             return
         base = self.path.parent
         for text in requirements:
-            self.lines.append(Line(text=text, origin=origin, base=base, metadata=True))
+            self.lines.append(RequirementLine(text=text, origin=origin, base=base, metadata=True))
 
 
 def parse_entry(entry: str) -> tuple[str, list[str], list[str]]:

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class RequirementLine:
     """One requirement or constraint, as written."""
 
     text: str

@@ -18,7 +18,7 @@ from ..config import foreign_files
 from . import pyproject
 from .indexes import Indexes
 from .pyproject import PyprojectReader
-from .requirement_line import Line, expanded
+from .requirement_line import RequirementLine, expanded
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
@@ -77,8 +77,8 @@ class RequirementReader:
         """
         self.root = root
         self.python = python
-        self.requirements: list[Line] = []
-        self.constraints: list[Line] = []
+        self.requirements: list[RequirementLine] = []
+        self.constraints: list[RequirementLine] = []
         self.indexes = Indexes()
         self.sources: list[Path] = []
         self.problems: list[str] = []
@@ -122,7 +122,7 @@ class RequirementReader:
         self.requirements += reader.lines
         self.problems += reader.problems
 
-    def add(self, line: Line, *, constraint: bool) -> None:
+    def add(self, line: RequirementLine, *, constraint: bool) -> None:
         """Take one line as a requirement or as a constraint."""
         if constraint:
             self.constraints.append(line)
@@ -154,7 +154,9 @@ class RequirementReader:
         if options:
             hashes = self._hashes(options[1], origin)
             line = line[: options.start()]
-        requirement = Line(text=line.strip(), origin=origin, base=file.folder, hashes=hashes)
+        requirement = RequirementLine(
+            text=line.strip(), origin=origin, base=file.folder, hashes=hashes
+        )
         self.add(requirement, constraint=file.constraint)
 
     def _read_options(self, line: str, origin: str, file: _File) -> None:

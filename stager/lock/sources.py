@@ -18,17 +18,19 @@ from ..core.errors import ResolveError, StagerError
 from ..core.store import Store, sha256_of
 from ..core.values import Digest, Target
 from . import source_tree
-from .located import Source
+from .located import SourceRequirement
 from .pip import Pip, condense
 
 
-def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[Source, Path]]:
+def build_all(
+    sources: Sequence[SourceRequirement], store: Store, pip: Pip
+) -> list[tuple[SourceRequirement, Path]]:
     """Return the wheel of each source; build those that are missing.
 
     Raises:
         ResolveError: sources that cannot be built; one context line for each.
     """
-    built: list[tuple[Source, Path]] = []
+    built: list[tuple[SourceRequirement, Path]] = []
     problems: list[str] = []
     for source in sources:
         try:
@@ -47,7 +49,7 @@ def build_all(sources: Sequence[Source], store: Store, pip: Pip) -> list[tuple[S
     return built
 
 
-def build(source: Source, store: Store, pip: Pip) -> Path:
+def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
     """Return the wheel of one source; build it unless the store has it.
 
     Raises:
@@ -112,14 +114,14 @@ def fits(wheel_name: str, target: Target) -> bool:
     return not parse_wheel_filename(wheel_name)[3].isdisjoint(target.tags())
 
 
-def requirement_for(source: Source, wheel: Path) -> str:
+def requirement_for(source: SourceRequirement, wheel: Path) -> str:
     """Return the requirement that installs a source's wheel."""
     name = parse_wheel_filename(wheel.name)[0]
     marker = f" ; {source.marker}" if source.marker else ""
     return f"{name}{source.suffix} @ file://{quote(str(wheel))}{marker}"
 
 
-def known_source(where: Path | str, label: str) -> Source:
+def known_source(where: Path | str, label: str) -> SourceRequirement:
     """Return a source from its place alone, to build a wheel again that a lock names."""
     if isinstance(where, str):
         content, moving = Digest.of(where.encode()), True
@@ -129,6 +131,6 @@ def known_source(where: Path | str, label: str) -> Source:
         content, moving = sha256_of(where), False
     else:
         raise ResolveError(f"no such file or folder: {where}")
-    return Source(
+    return SourceRequirement(
         requirement=str(where), label=label, suffix="", marker="", digest=content, moving=moving
     )

@@ -36,8 +36,8 @@ from ..core.store import sha256_of
 from ..core.values import Digest, Target
 from . import located, tool_settings
 from .indexes import Indexes
-from .located import LocatedRequirement, Source, SourceReader
-from .requirement_line import Line, expanded, extras_of, normal
+from .located import LocatedRequirement, SourceReader, SourceRequirement
+from .requirement_line import RequirementLine, expanded, extras_of, normal
 from .requirements import EDITABLE, RequirementReader
 
 _PYPROJECT = re.compile(r".*pyproject\.toml([\[:].*)?")
@@ -63,7 +63,7 @@ class Spec:
     """The interpreter and platform to lock for."""
     torch_backend: str | None
     """Name of the PyTorch index to add; None for none."""
-    local_projects: tuple[Source, ...]
+    local_projects: tuple[SourceRequirement, ...]
     """The sources to build into wheels first."""
     indexes: Indexes
     """The index options in the requirement files."""
@@ -210,7 +210,7 @@ class _Builder:
         elif entry.startswith("-"):
             self.problems.append(f"{key}: {entry}: options belong in a requirement file")
         else:
-            line = Line(text=entry, origin=key, base=self.root)
+            line = RequirementLine(text=entry, origin=key, base=self.root)
             self.reader.add(line, constraint=constraint)
 
     def _refuse_uv_settings(self) -> None:
@@ -243,7 +243,7 @@ class _Builder:
                 f'("{path}[train]", "{path}:train"), or write {empty}'
             )
 
-    def _add_requirement(self, line: Line) -> None:
+    def _add_requirement(self, line: RequirementLine) -> None:
         """Sort one line; it names a path if it looks like one, or if such a folder exists."""
         if not line.metadata and foreign_files.bare_name(line.text).endswith(located.ARCHIVES):
             self._add_located(line)
@@ -271,7 +271,7 @@ class _Builder:
         )
         self._read_located(requirement)
 
-    def _add_constraint(self, line: Line) -> None:
+    def _add_constraint(self, line: RequirementLine) -> None:
         if self._refuse_file(line):
             return
         try:
@@ -282,7 +282,7 @@ class _Builder:
         self.constraints.append(normal(parsed))
         self._allow_hashes(parsed, line)
 
-    def _add_located(self, line: Line) -> None:
+    def _add_located(self, line: RequirementLine) -> None:
         requirement = located.parse(line)
         if requirement is None:
             self.problems.append(f"{line.origin}: {line.text!r}: neither a requirement nor a path")
@@ -294,13 +294,13 @@ class _Builder:
         if wheel is not None:
             self.requirements.append(wheel)
 
-    def _allow_hashes(self, requirement: Requirement, line: Line) -> None:
+    def _allow_hashes(self, requirement: Requirement, line: RequirementLine) -> None:
         """Note which files may be installed for a package."""
         if line.hashes:
             name = canonicalize_name(requirement.name)
             self.hashes[name] = (*self.hashes.get(name, ()), *line.hashes)
 
-    def _refuse_file(self, line: Line) -> bool:
+    def _refuse_file(self, line: RequirementLine) -> bool:
         """Refuse the name of a file in place of a package's; return whether it was one."""
         if line.metadata:
             return False
@@ -309,5 +309,5 @@ class _Builder:
             self.problems.append(f"{line.origin}: {problem}")
         return bool(problem)
 
-    def _refuse_malformed(self, line: Line, exc: InvalidRequirement) -> None:
+    def _refuse_malformed(self, line: RequirementLine, exc: InvalidRequirement) -> None:
         self.problems.append(f"{line.origin}: {line.text!r}: {located.first_line(exc)}")

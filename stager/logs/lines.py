@@ -49,7 +49,7 @@ class Line:
         return " ".join(part for part in (self.node, rank) if part) or self.path.name
 
 
-class Reader:
+class LogReader:
     """One log, read further and further.
 
     Attributes:
@@ -144,13 +144,13 @@ def in_order(
 
     The rest of each log, beyond its pieces, follows at the end.
     """
-    readers = [Reader(log, suspects) for log in logs if log.own]
+    readers = [LogReader(log, suspects) for log in logs if log.own]
     yield from piece_by_piece(files, readers)
     for reader in readers:
         yield from reader.rest()
 
 
-def piece_by_piece(files: JobFiles, readers: Iterable[Reader]) -> Iterator[Line]:
+def piece_by_piece(files: JobFiles, readers: Iterable[LogReader]) -> Iterator[Line]:
     """Yield the lines of all pieces of which the driver has kept the order so far."""
     known = {(reader.log.node, reader.log.rank): reader for reader in readers}
     with _Open() as handles:

@@ -13,7 +13,7 @@ from ..core.errors import StagerError
 from . import events
 from .error_lines import errors_of
 from .files import JobFiles, LogFile
-from .lines import Line, Reader, in_order, piece_by_piece
+from .lines import Line, LogReader, in_order, piece_by_piece
 from .suspects import Suspects
 
 _POLL_SECONDS = 0.5
@@ -71,7 +71,7 @@ def merged(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
     has_order = files.order.exists()
     ordered = [log for log in logs if log.own and has_order]
     others = [log for log in logs if not (log.own and has_order)]
-    streams = [in_order(files, ordered, pick), *(Reader(log, pick).rest() for log in others)]
+    streams = [in_order(files, ordered, pick), *(LogReader(log, pick).rest() for log in others)]
     return wanted.of(heapq.merge(*streams))
 
 
@@ -95,14 +95,14 @@ def _grow(
     files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None]
 ) -> Iterator[Line]:
     """Yield all lines of logs that grow."""
-    readers: dict[Path, Reader] = {}
+    readers: dict[Path, LogReader] = {}
     pick = Suspects() if wanted.errors else None
     begun = False
     while True:
         now = files()
         ended = bool(now.job_id and events.summarize(now.events).result)
         for log in wanted.logs(now):
-            readers.setdefault(log.path, Reader(log, pick))
+            readers.setdefault(log.path, LogReader(log, pick))
         if not begun:  # lines that exist already have their times
             yield from piece_by_piece(
                 now, [reader for reader in readers.values() if reader.log.own]

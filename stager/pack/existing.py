@@ -37,7 +37,7 @@ _NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenBundle:
     """A bundle to use."""
 
     path: Path
@@ -110,7 +110,7 @@ def _refuse_another(path: Path, actual: Digest, asked: str) -> None:
         )
 
 
-def with_id(store: Store, asked: str) -> Chosen:
+def with_id(store: Store, asked: str) -> ChosenBundle:
     """Find the bundle of an id in the store.
 
     Args:
@@ -128,7 +128,7 @@ def with_id(store: Store, asked: str) -> Chosen:
             hint=f"name the file with --bundle, as one that was carried here; {_SHOWN}",
             context=list(map(str, paths)),
         )
-    return Chosen(path=paths[0], id=asked)
+    return ChosenBundle(path=paths[0], id=asked)
 
 
 def manifest_of(path: Path, asked: str = "") -> Manifest:

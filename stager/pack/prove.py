@@ -28,7 +28,7 @@ from ..core.errors import BundleError, SpaceError, StagerError
 from ..core.processes import CommandError, Runner, run
 from ..core.store import STORE_HINT, Store
 from ..core.values import Target
-from .existing import Chosen, node_program
+from .existing import ChosenBundle, node_program
 
 PROBE_SECONDS = 1200.0
 _USER = "environment.requirements"
@@ -91,7 +91,7 @@ def prove(
     try:
         denied, how = _deny_network(run)
         program = node_program(bundle, store, manifest.id)
-        result = _probe(program, Chosen(path=bundle, id=manifest.id), scratch, denied, run)
+        result = _probe(program, ChosenBundle(path=bundle, id=manifest.id), scratch, denied, run)
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in result.problems]
         site = result.path / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, requirements, target)
@@ -221,7 +221,7 @@ def _deny_network(run: Runner) -> tuple[list[str], str]:
 
 
 def _probe(
-    program: Path, bundle: Chosen, scratch: Path, denied: list[str], run: Runner
+    program: Path, bundle: ChosenBundle, scratch: Path, denied: list[str], run: Runner
 ) -> ProbeResult:
     """Let the far side unpack and import; it prints one JSON object."""
     names = ("http_proxy", "https_proxy", "all_proxy")

@@ -67,7 +67,7 @@ class Form:
     """Signs behind the letters."""
 
 
-class Known:
+class KnownValues:
     """Values to look for."""
 
     def __init__(self, values: Iterable[bytes] = ()) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 from . import logins, names, pem, token_shapes
 from .assignments import value_of
 from .false_positives import looks_random
-from .known_values import Known
+from .known_values import KnownValues
 from .spans import Span, end_of, merged
 from .views import View, views
 
@@ -97,9 +97,9 @@ class Redactor:
         learned: the number of values it has learned: what went out before may have them.
     """
 
-    def __init__(self, known: Known | None = None, others: Finder | None = None) -> None:
+    def __init__(self, known: KnownValues | None = None, others: Finder | None = None) -> None:
         """Take the values that are known, and a finder of what else is to be hidden."""
-        self.known = known or Known()
+        self.known = known or KnownValues()
         self.counts: Counter[str] = Counter()
         self.learned = 0
         self._others = others

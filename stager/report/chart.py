@@ -27,7 +27,7 @@ _EDGE = 0.04
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
+class LineChart:
     """A line chart."""
 
     title: str
@@ -44,7 +44,7 @@ class Lines:
     """The meaning of the dots."""
 
 
-def line_chart(chart: Lines) -> Html:
+def line_chart(chart: LineChart) -> Html:
     """Return a line and dots over axes, with a caption, and in words for screen readers."""
     across, up = _axes([*chart.points, *(point for point, _ in chart.dots)])
     frame = _Frame(across[0][0], across[-1][0], up[0][0], up[-1][0])
@@ -89,7 +89,7 @@ def _axes(points: Sequence[Point]) -> tuple[Sequence[Tick], Sequence[Tick]]:
     return ticks(min(across), max(across), 6), ticks(bottom, high)
 
 
-def _legend(chart: Lines) -> Html | None:
+def _legend(chart: LineChart) -> Html | None:
     """Return the meaning of the line and the dots; nothing for a line alone."""
     if not chart.dots:
         return None
@@ -109,7 +109,7 @@ def labels(places: Sequence[Tick], y: float) -> list[Html]:
     return texts
 
 
-def in_words(chart: Lines) -> str:
+def in_words(chart: LineChart) -> str:
     """Return a line in words, for screen readers."""
     points = chart.points or [point for point, _ in chart.dots]
     (first, begin), (last, end) = points[0], points[-1]

@@ -12,7 +12,7 @@ from .attempt import Attempt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class BundlePart:
     """A package, the project or an asset."""
 
     name: str
@@ -28,32 +28,34 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
+class BundleContents:
     """The parts of a bundle, or the reason why they are not known."""
 
     path: str
     """The bundle's file."""
     missing: str = ""
     """The reason why its parts are not known; empty where they are."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BundlePart, ...] = ()
     """Its parts, the largest first."""
 
 
-def contents(attempt: Attempt) -> Contents | None:
+def contents(attempt: Attempt) -> BundleContents | None:
     """Return the contents of a job's bundle; None where the bundle is not known."""
     path, wanted = text(attempt.job, "bundle"), text(attempt.job, "bundle_id")
     if not path:
         return None
     try:
         if not Path(path).is_file():
-            return Contents(path=path, missing="the bundle is gone, or cannot be seen from here")
+            return BundleContents(
+                path=path, missing="the bundle is gone, or cannot be seen from here"
+            )
         manifest = manifest_of(Path(path))
     except (BundleError, OSError, ValueError) as exc:
-        return Contents(path=path, missing=f"the bundle cannot be read: {exc}")
+        return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
     if manifest.id != wanted:
-        return Contents(path=path, missing="another bundle is there now")
+        return BundleContents(path=path, missing="another bundle is there now")
     parts = [
-        Part(
+        BundlePart(
             name=f"{layer.name} {layer.version}".strip(),
             kind=layer.kind,
             packed=layer.size,
@@ -63,4 +65,4 @@ def contents(attempt: Attempt) -> Contents | None:
         for layer in manifest.layers
     ]
     parts.sort(key=lambda part: (-part.packed, part.name))
-    return Contents(path=path, parts=tuple(parts))
+    return BundleContents(path=path, parts=tuple(parts))

@@ -31,7 +31,7 @@ _AT_WORK = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class JobFacts:
     """The facts about a job; those not known are empty, or None."""
 
     job_id: str
@@ -71,13 +71,13 @@ class Facts:
         return f"Job {self.job_id}{f' ({self.name})' if self.name else ''}"
 
 
-def facts(files: JobFiles, attempt: Attempt) -> Facts:
+def facts(files: JobFiles, attempt: Attempt) -> JobFacts:
     """Return the facts about a job as a whole."""
     job, result = attempt.job, attempt.result
     launch = table(job, "launch")
     plans = [event for event in attempt.events if event["event"] == "plan"]
     backend = text(launch, "backend")
-    return Facts(
+    return JobFacts(
         job_id=files.job_id,
         folder=files.folder.absolute(),
         name=text(job, "name"),

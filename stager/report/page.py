@@ -12,10 +12,10 @@ from bundle.protocol.counts import counted
 
 from ..diagnosis.failure import Diagnosis
 from ..diagnosis.wording import when
-from .chart import Lines, line_chart
-from .contents import Contents
+from .chart import LineChart, line_chart
+from .contents import BundleContents
 from .curves import Curves, Epoch, Training
-from .facts import FAILED, INTERRUPTED, RUNNING, UNKNOWN, WELL, Facts
+from .facts import FAILED, INTERRUPTED, RUNNING, UNKNOWN, WELL, JobFacts
 from .failure import box, trouble
 from .markup import Html, element
 from .nodes import Node
@@ -40,7 +40,7 @@ _NAMED = 8
 class Story:
     """Everything on the page."""
 
-    facts: Facts
+    facts: JobFacts
     """The job as a whole."""
     verdict: str
     """Its verdict, one of the words of :mod:`.facts`."""
@@ -52,7 +52,7 @@ class Story:
     """The nodes."""
     training: Training
     """The curves of the training."""
-    contents: Contents | None
+    contents: BundleContents | None
     """The contents of the bundle."""
     written: float
     """The time of writing, in seconds since the epoch."""
@@ -178,7 +178,7 @@ def _duration(story: Story) -> str:
     return f"{duration(passage.end - passage.begin)}{so_far}"
 
 
-def _staging(facts: Facts) -> str:
+def _staging(facts: JobFacts) -> str:
     """Return how the bundle came to the nodes, and how much of it was sent."""
     sent = f"; {size(int(facts.sent))} were broadcast" if facts.sent else ""
     return f"{facts.plan}{sent}"
@@ -220,7 +220,7 @@ def _curves(curves: Curves) -> list[Html]:
     charts = []
     if curves.loss or dots:
         charts.append(
-            Lines(
+            LineChart(
                 title="Loss",
                 unit="mean of a step\u2019s rows",
                 across="step",
@@ -231,7 +231,7 @@ def _curves(curves: Curves) -> list[Html]:
         )
     if curves.rate:
         charts.append(
-            Lines(
+            LineChart(
                 title="Samples a second",
                 unit="all ranks, mean since the start",
                 across="step",

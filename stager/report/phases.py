@@ -19,7 +19,7 @@ _SAID_BY = {"all_reduce": LAUNCH}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class PhaseSpan:
     """A node in a phase."""
 
     phase: str
@@ -38,12 +38,12 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class NodePhases:
     """A node's way through the job."""
 
     node: str
     """Its name."""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[PhaseSpan, ...] = ()
     """In order of time."""
 
     @property
@@ -61,7 +61,7 @@ class Row:
 class Passage:
     """All nodes' ways through the job."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[NodePhases, ...] = ()
     """One a node, in the job's order."""
     begin: float = 0.0
     """The moment of the job's beginning."""
@@ -92,7 +92,7 @@ def passage(attempt: Attempt, now: float | None = None) -> Passage:
         return Passage()
     end = end if now is None or attempt.first is None else max(end, now)
     collected.close(end, OPEN)
-    rows = (Row(node=node, spans=tuple(spans)) for node, spans in collected.spans.items())
+    rows = (NodePhases(node=node, spans=tuple(spans)) for node, spans in collected.spans.items())
     return Passage(rows=tuple(rows), begin=begin, end=end)
 
 
@@ -130,7 +130,7 @@ class _Phase:
             good = before is None or before.ok or kind != LAUNCH
             self.answers[node] = _Answer(at, event.get("ok") is True and good)
 
-    def of(self, node: str, end: float, silent: str) -> list[Span]:
+    def of(self, node: str, end: float, silent: str) -> list[PhaseSpan]:
         """Return the spans of a node.
 
         Args:
@@ -155,7 +155,7 @@ class _Phase:
             ]
         return [_span(self.name, self.begin, stop, state)]
 
-    def _placed(self, ready: float, stop: float, state: str) -> list[Span]:
+    def _placed(self, ready: float, stop: float, state: str) -> list[PhaseSpan]:
         """Return the spans of a node that was sent the bundle in this phase."""
         sent = next((at for at in self.sent if at >= ready), None)
         if sent is None or sent > stop:
@@ -167,7 +167,7 @@ class _Phase:
 class _Collected:
     """Spans so far."""
 
-    spans: dict[str, list[Span]] = field(default_factory=dict)
+    spans: dict[str, list[PhaseSpan]] = field(default_factory=dict)
     _there: list[str] = field(default_factory=list)
     _phase: _Phase | None = None
 
@@ -201,5 +201,5 @@ class _Collected:
         return [node for node in self.spans if node in self._there or node in phase.answers]
 
 
-def _span(phase: str, begin: float, end: float, state: str) -> Span:
-    return Span(phase=phase, begin=begin, end=max(begin, end), state=state)
+def _span(phase: str, begin: float, end: float, state: str) -> PhaseSpan:
+    return PhaseSpan(phase=phase, begin=begin, end=max(begin, end), state=state)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bundle.protocol.counts import counted
 
 from .chart import bar
-from .contents import Contents, Part
+from .contents import BundleContents, BundlePart
 from .failure import box
 from .markup import Content, Html, clipped, element
 from .nodes import FAILED, LEFT_OUT, WELL, Node, apart
@@ -94,7 +94,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def bundle_table(contents: Contents) -> list[Html]:
+def bundle_table(contents: BundleContents) -> list[Html]:
     """Return the largest parts of a bundle, or the reason why they are not known."""
     path = element("p", element("code", contents.path, class_="place"))
     if contents.missing:
@@ -106,7 +106,7 @@ def bundle_table(contents: Contents) -> list[Html]:
     return [path, element("p", total), box(_parts(parts), "Contents of the bundle")]
 
 
-def _parts(parts: Sequence[Part]) -> Html:
+def _parts(parts: Sequence[BundlePart]) -> Html:
     largest = max((part.packed for part in parts), default=0)
     names = ("part", "share", "in the bundle", "on a node", "files")
     head = [element("th", name, scope="col") for name in names]
@@ -115,7 +115,7 @@ def _parts(parts: Sequence[Part]) -> Html:
     ]
     rest = parts[LARGEST:]
     if rest:
-        total = Part(
+        total = BundlePart(
             name=f"{counted(len(rest), 'smaller one')} together",
             kind="",
             packed=sum(part.packed for part in rest),
@@ -132,7 +132,7 @@ def _parts(parts: Sequence[Part]) -> Html:
     )
 
 
-def _part(name: str, kind: str, part: Part, share: float | None) -> Html:
+def _part(name: str, kind: str, part: BundlePart, share: float | None) -> Html:
     note = element("small", f" {kind}") if kind not in ("", "wheel") else None
     return element(
         "tr",

@@ -10,7 +10,7 @@ from bundle.protocol.counts import counted
 from .chart import labels
 from .markup import Html, element
 from .numbers import duration, percent, time_ticks
-from .phases import FAILED, OPEN, PHASES, SILENT, STAGING, TRAIN, Passage, Row, Span
+from .phases import FAILED, OPEN, PHASES, SILENT, STAGING, TRAIN, NodePhases, Passage, PhaseSpan
 
 MOST = 40
 """Rows that are drawn; more cannot be looked over."""
@@ -65,7 +65,7 @@ class _Window:
         return (at - self.begin) / self.length
 
 
-def chosen(rows: Sequence[Row], first: str) -> list[Row]:
+def chosen(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
     """Return the rows to draw: those with a failure and the slowest, in the job's order."""
     ranked = sorted(rows, key=lambda row: (row.node != first, not row.failed, -row.staging))
     kept = {row.node for row in ranked[:MOST]}
@@ -151,18 +151,18 @@ def as_table(passage: Passage) -> Html:
     )
 
 
-def _of(row: Row, phase: str) -> list[Span]:
+def _of(row: NodePhases, phase: str) -> list[PhaseSpan]:
     return [span for span in row.spans if span.phase == phase]
 
 
-def _cell(span: Span, passage: Passage) -> Html:
+def _cell(span: PhaseSpan, passage: Passage) -> Html:
     length = duration(span.seconds)
     state = f" ({_STATES[span.state]})" if span.state in _STATES else ""
     begin = element("small", f"at {duration(span.begin - passage.begin)}")
     return element("div", length, element("b", state) if state else None, " ", begin, class_="span")
 
 
-def _drawing(title: str, rows: Sequence[Row], window: _Window, first: str) -> Html:
+def _drawing(title: str, rows: Sequence[NodePhases], window: _Window, first: str) -> Html:
     height = len(rows) * _ROW
     places, unit = time_ticks(window.length)
     at = [(value / window.length, text) for value, text in places]
@@ -189,7 +189,7 @@ def _drawing(title: str, rows: Sequence[Row], window: _Window, first: str) -> Ht
     )
 
 
-def _name(row: Row, first: str) -> Html:
+def _name(row: NodePhases, first: str) -> Html:
     sign = "\u2717 " if row.failed else "\u2026 " if _is_open(row) else ""
     kind = "first" if row.node == first and row.failed else None
     return element("div", sign, shortened(row.node), class_=kind, title=row.node)
@@ -200,11 +200,11 @@ def shortened(name: str) -> str:
     return name if len(name) <= _NAME else f"{name[:5]}\u2026{name[6 - _NAME :]}"
 
 
-def _is_open(row: Row) -> bool:
+def _is_open(row: NodePhases) -> bool:
     return any(span.state == OPEN for span in row.spans)
 
 
-def _row(row: Row, top: int, window: _Window) -> Html:
+def _row(row: NodePhases, top: int, window: _Window) -> Html:
     bars = []
     for span in row.spans:
         left, right = window.share(span.begin), min(window.share(span.end), 1.0)
@@ -244,7 +244,7 @@ def _swatch(phase: str, state: str = "") -> Html:
     return element("svg", drawn, width=22, height=14, class_="swatch", aria_hidden="true")
 
 
-def _in_words(title: str, rows: Sequence[Row], length: float, first: str) -> str:
+def _in_words(title: str, rows: Sequence[NodePhases], length: float, first: str) -> str:
     sentences = [f"{title}: {counted(len(rows), 'node')} over {duration(length)}."]
     for phase in (*STAGING, TRAIN):
         spans = [span for row in rows for span in _of(row, phase)]

@@ -20,7 +20,7 @@ SMALL = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
+class ArchiveItem:
     """One file of the archive."""
 
     name: str
@@ -38,10 +38,10 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
+class ArchiveContents:
     """Everything that goes into the archive."""
 
-    items: tuple[Item, ...]
+    items: tuple[ArchiveItem, ...]
     """The files, settings first: they name secrets that others only use."""
     files: JobFiles
     """The job's files, without those that were left out."""
@@ -68,7 +68,7 @@ class Contents:
         return frozenset(_texts(self.launch.get("pass_env")))
 
 
-def contents(files: JobFiles, here: Path) -> Contents:
+def contents(files: JobFiles, here: Path) -> ArchiveContents:
     """Return all that belongs to a job.
 
     Args:
@@ -88,7 +88,7 @@ def contents(files: JobFiles, here: Path) -> Contents:
             logs.append(log)
             items.append(item)
     settings = [*_project(job, here, left_out), *_manifest(job, left_out)]
-    return Contents(
+    return ArchiveContents(
         items=(*settings, *items),
         files=JobFiles(folder=files.folder, job_id=files.job_id, logs=tuple(logs)),
         left_out=tuple(left_out),
@@ -96,7 +96,7 @@ def contents(files: JobFiles, here: Path) -> Contents:
     )
 
 
-def _of_driver(files: JobFiles, left_out: list[str]) -> Iterator[Item]:
+def _of_driver(files: JobFiles, left_out: list[str]) -> Iterator[ArchiveItem]:
     """Yield the files that the driver has written besides logs, the job first."""
     if not files.job_id:
         return
@@ -110,14 +110,14 @@ def _of_driver(files: JobFiles, left_out: list[str]) -> Iterator[Item]:
 
 def _item(
     name: str, path: Path, folder: Path, left_out: list[str], *, may_be_cut: bool
-) -> Item | None:
+) -> ArchiveItem | None:
     """Return a file as an item; None, and a line about it, where it cannot go in."""
     try:
         size = size_of(path, folder)
     except UnfitError as exc:
         left_out.append(exc.message)
         return None
-    return Item(name=name, path=path, folder=folder, size=size, may_be_cut=may_be_cut)
+    return ArchiveItem(name=name, path=path, folder=folder, size=size, may_be_cut=may_be_cut)
 
 
 def _job(files: JobFiles) -> Mapping[str, Any]:
@@ -131,7 +131,7 @@ def _job(files: JobFiles) -> Mapping[str, Any]:
     return job if isinstance(job, dict) else {}
 
 
-def _project(job: Mapping[str, Any], here: Path, left_out: list[str]) -> Iterator[Item]:
+def _project(job: Mapping[str, Any], here: Path, left_out: list[str]) -> Iterator[ArchiveItem]:
     """Yield the project's settings and lock."""
     run_dir = job.get("run_dir")
     start = Path(run_dir) if isinstance(run_dir, str) and Path(run_dir).is_dir() else here
@@ -149,7 +149,7 @@ def _project(job: Mapping[str, Any], here: Path, left_out: list[str]) -> Iterato
             yield item
 
 
-def _manifest(job: Mapping[str, Any], left_out: list[str]) -> Iterator[Item]:
+def _manifest(job: Mapping[str, Any], left_out: list[str]) -> Iterator[ArchiveItem]:
     """Yield the manifest of the job's bundle, if that still exists."""
     bundle = job.get("bundle")
     if not isinstance(bundle, str):
@@ -159,7 +159,7 @@ def _manifest(job: Mapping[str, Any], left_out: list[str]) -> Iterator[Item]:
     except (StagerError, OSError) as exc:
         left_out.append(f"manifest.json: {exc}")
         return
-    yield Item(name="manifest.json", text=data, size=len(data))
+    yield ArchiveItem(name="manifest.json", text=data, size=len(data))
 
 
 def _texts(value: object) -> list[str]:

@@ -17,11 +17,11 @@ from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..logs.files import JobFiles
 from ..redaction.known_secrets import of_environment, of_settings
-from ..redaction.known_values import Known
+from ..redaction.known_values import KnownValues
 from ..redaction.pseudonyms import Pseudonyms
 from ..redaction.redact import Redactor
 from .archive import ArchiveWriter
-from .contents import SMALL, Contents, Item, contents
+from .contents import SMALL, ArchiveContents, ArchiveItem, contents
 from .evidence import UnfitError, opened, redacted, size_of, whole
 from .metadata import Describe, Listed, as_json, cleaned, readme, versions
 
@@ -114,7 +114,7 @@ def support(
         )
 
 
-def listed(files: JobFiles) -> Contents:
+def listed(files: JobFiles) -> ArchiveContents:
     """Return what would go in; nothing is written, and no log is read."""
     return contents(files, Path.cwd())
 
@@ -128,7 +128,7 @@ def _target(output: Path | None, top: str) -> Path:
 class _Gathering:
     """The archive as it is filled."""
 
-    found: Contents
+    found: ArchiveContents
     """Everything that goes in."""
     options: SupportOptions
     """The options of the archive."""
@@ -192,7 +192,7 @@ class _Gathering:
             if self._pseudonyms is not None:
                 self.users = [*dict.fromkeys([*self.users, *self._pseudonyms.met()])]
             self._pseudonyms = Pseudonyms(self.users, [*self.found.nodes, socket.gethostname()])
-        return Redactor(Known(self.known), self._pseudonyms)
+        return Redactor(KnownValues(self.known), self._pseudonyms)
 
     def _top_folder(self) -> str:
         files = self.found.files
@@ -216,7 +216,7 @@ class _Gathering:
         shown = _MARK.sub(r"redacted-\1", self.redactor.words(part))
         return _UNFIT.sub("_", shown)
 
-    def _pieces(self, item: Item) -> Iterator[bytes]:
+    def _pieces(self, item: ArchiveItem) -> Iterator[bytes]:
         if item.path is None or item.folder is None:
             yield from self.redactor.stream([item.text])
             return
@@ -245,7 +245,7 @@ class _Gathering:
             return None
 
 
-def _passed(settings: Iterable[Item]) -> set[str]:
+def _passed(settings: Iterable[ArchiveItem]) -> set[str]:
     """Return the variables that settings declare secret."""
     names: set[str] = set()
     for item in settings:
@@ -262,7 +262,7 @@ def _users(environment: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-def _content(item: Item) -> bytes:
+def _content(item: ArchiveItem) -> bytes:
     """Return the content of a small item; nothing where it cannot be read."""
     try:
         return whole(item.path, item.folder, SMALL) if item.path and item.folder else item.text

@@ -11,10 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import broadcasts, forecasts
 from benchmarks.rounds import Samples
-from bundle.transfer.forecast import Nodes, Work, staging
+from bundle.transfer.forecast import Nodes, StagingWork, staging
 from stager.forecast.history import Seen
 
-WORK = Work(sent=300_000_000, bytes=1_400_000_000, files=34_000)
+WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -80,5 +80,5 @@ def test_what_a_job_showed_is_in_its_events(tmp_path: Path) -> None:
     (tmp_path / "events.7.jsonl").write_text(lines)
     found = forecasts.seen(tmp_path)
     assert found == Seen(
-        nodes=2, cpus=2, work=Work(**work), step=0.5, stage=2.5, send=1.5, unpack=2.0
+        nodes=2, cpus=2, work=StagingWork(**work), step=0.5, stage=2.5, send=1.5, unpack=2.0
     )

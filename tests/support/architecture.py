@@ -269,6 +269,20 @@ def against_the_order(modules: Iterable[Module]) -> list[str]:
     return found
 
 
+def classes_of_one_name(modules: Iterable[Module]) -> list[str]:
+    """A public class name is used once, whichever side it is on."""
+    places: dict[str, list[str]] = {}
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module.path)
+    return [
+        f"{paths[0]}:1 {name} is also a class of {', '.join(paths[1:])}"
+        for name, paths in sorted(places.items())
+        if len(paths) > 1
+    ]
+
+
 def starts_processes(modules: Iterable[Module]) -> list[str]:
     """One file a side starts processes, and none by a shell."""
     starters = {

@@ -29,7 +29,7 @@ from stager.config.load import load
 from stager.core.store import Store, sha256_of
 from stager.core.values import Target, Wheel
 from stager.layers.layer_file import LayerWriter
-from stager.layers.source import Source
+from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
 from stager.layers.wheel import add_wheel
 from tests.support.namespaces import not_here
@@ -144,9 +144,9 @@ def wheel_of(path: Path) -> Wheel:
     )
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> LayerSource:
     """What the layer of a wheel is made from."""
-    return Source.of_wheel(wheel_of(path))
+    return LayerSource.of_wheel(wheel_of(path))
 
 
 def tree_of(folder: Path) -> Tree:

@@ -27,7 +27,7 @@ from stager.core.store import Store, sha256_of
 from stager.core.values import Target, Wheel
 from stager.layers.build import make_layers
 from stager.layers.project import project_files
-from stager.layers.source import Source
+from stager.layers.source import LayerSource
 from stager.pack.bundle import Contents, Packed, pack
 from stager.pack.decompressor import decompressor_lock
 from stager.wheels.fetch import fetch
@@ -75,9 +75,11 @@ def make_bundle(
         **says: further fields of ``Contents``.
     """
     found = tuple(map(wheel, wheels))
-    sources = [Source.of_wheel(one) for one in found]
+    sources = [LayerSource.of_wheel(one) for one in found]
     if project is not None:
-        sources.append(Source.of_tree("project", "demo", project_files(project, []), "project"))
+        sources.append(
+            LayerSource.of_tree("project", "demo", project_files(project, []), "project")
+        )
     with store.lock():
         made = make_layers(sources, store=store, target=HERE, jobs=2)
         fields: dict[str, Any] = {"name": "demo", "packages": (), "imports": (), **says}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bundle.transfer.forecast import Nodes, Work, a_step, staging
+from bundle.transfer.forecast import Nodes, StagingWork, a_step, staging
 from stager.forecast.history import Seen
 
-WORK = Work(sent=300_000_000, bytes=1_400_000_000, files=34_000)
+WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)
 SEEN = Seen(nodes=3, cpus=4, work=WORK, step=0.5, stage=6.0, send=2.5, unpack=4.0)
 
 

@@ -39,7 +39,7 @@ class Splits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class RunImages:
     """The images of one run."""
 
     train: Rows
@@ -191,7 +191,7 @@ def read_npz(path: Path) -> Splits:
     return Splits(train=splits[0], held_out=splits[1])
 
 
-def choose(splits: Splits, options: Options) -> Chosen:
+def choose(splits: Splits, options: Options) -> RunImages:
     """Return the images that the command line asks for.
 
     Raises:
@@ -211,7 +211,7 @@ def choose(splits: Splits, options: Options) -> Chosen:
             f"{len(held_out)} held out: there is nothing to learn",
             hint="give at least one of each",
         )
-    return Chosen(train=train, held_out=held_out)
+    return RunImages(train=train, held_out=held_out)
 
 
 def _split(rows: Rows, options: Options) -> tuple[Rows, Rows]:

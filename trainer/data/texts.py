@@ -24,7 +24,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LabelledText:
     """One labelled text."""
 
     label: int
@@ -37,9 +37,9 @@ class Row:
 class Corpus:
     """The rows of one run."""
 
-    train: list[Row]
+    train: list[LabelledText]
     """The rows to learn from."""
-    held_out: list[Row]
+    held_out: list[LabelledText]
     """The rows that accuracy is measured on; none of them is trained on."""
 
 
@@ -68,7 +68,7 @@ def load(options: Options) -> Corpus:
     return Corpus(train=train, held_out=held_out)
 
 
-def _read(data: Path | None) -> tuple[list[Row], list[Row] | None]:
+def _read(data: Path | None) -> tuple[list[LabelledText], list[LabelledText] | None]:
     """Return the training rows, and the held-out ones if the source has them apart."""
     if data is None:
         return read_hub()
@@ -77,7 +77,7 @@ def _read(data: Path | None) -> tuple[list[Row], list[Row] | None]:
     return read_csv(data), None
 
 
-def _sample(rows: list[Row], count: int, seed: int) -> list[Row]:
+def _sample(rows: list[LabelledText], count: int, seed: int) -> list[LabelledText]:
     """Return some rows in the order of the file, not only from its beginning.
 
     Files are often sorted by class.
@@ -86,7 +86,7 @@ def _sample(rows: list[Row], count: int, seed: int) -> list[Row]:
     return [rows[number] for number in sorted(numbers)]
 
 
-def read_csv(path: Path) -> list[Row]:
+def read_csv(path: Path) -> list[LabelledText]:
     """Return the rows of a csv file, with or without a header line.
 
     Raises:
@@ -96,7 +96,7 @@ def read_csv(path: Path) -> list[Row]:
     try:
         for line, cells in _cells(path):
             row = _row(cells)
-            if isinstance(row, Row):
+            if isinstance(row, LabelledText):
                 rows.append(row)
             else:
                 problems.append(f"line {line}: {row}")
@@ -118,7 +118,7 @@ def read_csv(path: Path) -> list[Row]:
     return rows
 
 
-def read_hub() -> tuple[list[Row], list[Row]]:
+def read_hub() -> tuple[list[LabelledText], list[LabelledText]]:
     """Return the training and test rows of ``ag_news``, from the cache if offline.
 
     Raises:
@@ -147,12 +147,15 @@ def read_hub() -> tuple[list[Row], list[Row]]:
     )
 
 
-def _rows_of(split: Any) -> list[Row]:  # noqa: ANN401 - a type of a package that may be missing
+def _rows_of(split: Any) -> list[LabelledText]:  # noqa: ANN401 - a type of a package that may be missing
     labels, texts = split["label"], split["text"]
-    return [Row(label=label, text=_clean(text)) for label, text in zip(labels, texts, strict=True)]
+    return [
+        LabelledText(label=label, text=_clean(text))
+        for label, text in zip(labels, texts, strict=True)
+    ]
 
 
-def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
+def _read_folder(folder: Path) -> tuple[list[LabelledText], list[LabelledText] | None]:
     files = {path.name: path for path in sorted(folder.glob("*.csv"))}
     if {"train.csv", "test.csv"} <= files.keys():
         return read_csv(files["train.csv"]), read_csv(files["test.csv"])
@@ -164,7 +167,9 @@ def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
     )
 
 
-def _split(rows: list[Row], held_out: int | None, source: object) -> tuple[list[Row], list[Row]]:
+def _split(
+    rows: list[LabelledText], held_out: int | None, source: object
+) -> tuple[list[LabelledText], list[LabelledText]]:
     """Return the rows to train on, and the last ones, held out."""
     count = min(1000, len(rows) // 7) if held_out is None else held_out
     if count >= len(rows):
@@ -189,7 +194,7 @@ def _is_header(cells: Sequence[str]) -> bool:
     return len(cells) > 1 and any(character.isalpha() for character in cells[0])
 
 
-def _row(cells: Sequence[str]) -> Row | str:
+def _row(cells: Sequence[str]) -> LabelledText | str:
     """Return the row in some cells, or the reason why they are none."""
     label = cells[0].strip()
     if label not in {str(number) for number in range(1, CLASSES + 1)}:
@@ -197,7 +202,7 @@ def _row(cells: Sequence[str]) -> Row | str:
     text = _clean(" ".join(cells[1:]))
     if not text:
         return "there is no text"
-    return Row(label=int(label) - 1, text=text)
+    return LabelledText(label=int(label) - 1, text=text)
 
 
 def _clean(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import DEFAULT_TOKENIZER, Options, TrainerError
-from .texts import Row
+from .texts import LabelledText
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], most_tokens: int
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[LabelledText], most_tokens: int
 ) -> list[Example]:
     """Return the rows as token numbers, each cut to ``most_tokens``."""
     encoded = tokenizer([row.text for row in rows], truncation=True, max_length=most_tokens)

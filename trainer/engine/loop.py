@@ -23,7 +23,7 @@ from ..task import Rows, Task
 from . import consistency, precision, saving
 from .progress import Progress
 from .sampling import Order, Position, Share
-from .stopping import Reduction, StepResults, Stopped, StopSignal, recording_signals
+from .stopping import Reduction, StepResults, StopSignal, TrainingStopped, recording_signals
 from .sync import Alone, Ddp, synchronised
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def train(
             progress.epoch(run.at.epoch, run.at.step, average, accuracy)
             saving.save_epoch(run, accuracy)
             if run.stopping and run.at.epoch < options.epochs:
-                raise Stopped(run.at.step)
+                raise TrainingStopped(run.at.step)
         if not progress.rows:  # the run was complete before
             accuracy, loss = evaluate(task, world)
     saving.finish(run, progress, accuracy, loss)
@@ -137,7 +137,7 @@ def _epoch(run: Run, progress: Progress, stop_signal: StopSignal) -> float:
                 _record(run, results, mean, progress)  # up to the step that is saved
             saving.save_step(run)
             if run.stopping:
-                raise Stopped(run.at.step)
+                raise TrainingStopped(run.at.step)
     for results in reduction.rest(stop_signal.received):
         _record(run, results, mean, progress)
     run.sync.share()

@@ -28,7 +28,7 @@ STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that was stopped by a signal and has saved a checkpoint."""
 
 
-class Stopped(Exception):
+class TrainingStopped(Exception):
     """The run was stopped by a signal, and has saved a checkpoint."""
 
     def __init__(self, step: int) -> None:

@@ -50,7 +50,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class AllReduceOptions:
     """The options on the command line."""
 
     size_mb: int
@@ -73,7 +73,7 @@ class Pair:
     """Microseconds that a few bytes take, one way."""
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str]) -> AllReduceOptions:
     """Read the arguments after ``all-reduce`` on the command line.
 
     Raises:
@@ -86,10 +86,10 @@ def parse(argv: Sequence[str]) -> Options:
     add = parser.add_argument
     add("--size-mb", type=_size, default=16, metavar="N", help="MiB a message (default: 16)")
     add("--timeout", type=_seconds, default=60, metavar="N", help="s for one step (default: 60)")
-    return Options(**vars(parser.parse_args(argv)))
+    return AllReduceOptions(**vars(parser.parse_args(argv)))
 
 
-def run(options: Options, world: World, environ: Mapping[str, str] = os.environ) -> None:
+def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os.environ) -> None:
     """Measure, and write the result on rank 0.
 
     Raises:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, cast
 
 from ...channel.agent_channel import AGAIN, END
-from ...channel.frames import Gap, Reader
+from ...channel.frames import FrameReader, Gap
 from ...system import processes
 from . import slurm_commands
 
@@ -61,7 +61,7 @@ class DriverChannel:
         self._process = processes.start(
             argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=processes.PIPE
         )
-        self._reader = Reader()
+        self._reader = FrameReader()
         self._asked: dict[str, tuple[int, float]] = {}
         """How often each source was asked for missing frames, and when last."""
         self._stray: list[str] = []

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bundle.channel import agent_channel
-from bundle.channel.frames import Reader
+from bundle.channel.frames import FrameReader
 from bundle.driver.transports import agent_program
 
 REPO = str(Path(__file__).resolve().parents[3])
@@ -81,7 +81,7 @@ def agents() -> Iterator[list[Agent]]:
 
 
 def events(frames: list[bytes]) -> list[dict[str, Any]]:
-    return [json.loads(line) for _, line in Reader().feed(b"".join(frames))]
+    return [json.loads(line) for _, line in FrameReader().feed(b"".join(frames))]
 
 
 def test_it_stays_until_its_standard_input_ends(tmp_path: Path, agents: list[Agent]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bundle.channel.frames import Reader
+from bundle.channel.frames import FrameReader
 from bundle.driver.transports import slurm_commands
 from bundle.driver.transports.agent_program import MAIN, compressed
 from bundle.environment import virtual_environment
@@ -155,7 +155,7 @@ def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path), "SLURMD_NODENAME": "n07", "SLURM_PROCID": "3"}
     done = subprocess.run(argv, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (3, b"")
-    ((source, line),) = Reader().feed(done.stdout)
+    ((source, line),) = FrameReader().feed(done.stdout)
     assert source == "n07:3"
     event = json.loads(line)
     assert {key: event[key] for key in ("v", "event", "node", "ok")} == {

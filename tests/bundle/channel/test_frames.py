@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bundle.channel.frames import KEPT, LONGEST, Reader, Writer
+from bundle.channel.frames import KEPT, LONGEST, FrameReader, Writer
 
 ALPHABET = 'ab {}[]":,.+ \t\x1e\r\n\\' + "\u00fc\u20ac\N{SNOWMAN}\U0001f600"
 
@@ -47,7 +47,7 @@ def pieces(rng: random.Random, data: bytes) -> Iterator[bytes]:
         data = data[count:]
 
 
-def read(reader: Reader, parts: Iterator[bytes]) -> tuple[dict[str, list[str]], list[str]]:
+def read(reader: FrameReader, parts: Iterator[bytes]) -> tuple[dict[str, list[str]], list[str]]:
     """What a reader makes of it: messages by source, and lines of nobody."""
     found: dict[str, list[str]] = {}
     for part in parts:
@@ -67,7 +67,7 @@ def test_any_mix_in_any_pieces_gives_the_messages_back(seed: int) -> None:
         writer = Writer(source)
         queues.append(frames_of(b"".join(writer.frames(one.encode()) for one in own)))
     assert all(len(frame) <= LONGEST for queue in queues for frame in queue)
-    reader = Reader()
+    reader = FrameReader()
     found, stray = read(reader, pieces(rng, mixed(rng, queues)))
     assert (found, stray, reader.lost) == (messages, [], {})
 
@@ -95,7 +95,7 @@ def test_whatever_is_cut_is_delivered_or_counted(seed: int) -> None:
     queues = [blocks(rng, data) for data in sent.values()]
     if rng.random() < 0.5:
         queues.append([b"slurmstepd: error: *** STEP 7.4 CANCELLED ***\n", b"\x1e", b"no line end"])
-    reader = Reader()
+    reader = FrameReader()
     found, _ = read(reader, pieces(rng, mixed(rng, queues)))
     for source, own in messages.items():
         delivered = found.get(source, [])
@@ -126,7 +126,7 @@ def test_what_is_cut_and_sent_again_is_all_there(seed: int) -> None:
             last[source] = writers[source].number + 1
             data += writers[source].frames(one.encode())
         queues.append(blocks(rng, data))
-    reader = Reader()
+    reader = FrameReader()
     found: dict[str, list[str]] = {}
 
     def feed(data: bytes) -> None:
@@ -152,7 +152,7 @@ def test_a_flipped_bit_is_never_delivered() -> None:
         for bit in range(8):
             broken = bytearray(data)
             broken[at] ^= 1 << bit
-            reader = Reader()
+            reader = FrameReader()
             found = [line for source, line in reader.feed(bytes(broken)) if source]
             found += [line for source, line in reader.end() if source]
             assert found == [], (at, bit)
@@ -162,7 +162,7 @@ def test_what_is_missing_is_given_up_and_counted_with_what_it_was_part_of() -> N
     writer = Writer("n7:0")
     long, short = b'"' + b"x" * 5000 + b'"', b'"after"'
     frames = frames_of(writer.frames(long)) + frames_of(writer.frames(short))
-    reader = Reader()
+    reader = FrameReader()
     assert list(reader.feed(b"".join(frames[:2] + frames[3:]))) == []
     assert reader.gaps() == {"n7:0": [(3, 3)]}
     assert list(reader.give_up("n7:0")) == [("n7:0", '"after"')]
@@ -172,7 +172,7 @@ def test_what_is_missing_is_given_up_and_counted_with_what_it_was_part_of() -> N
 def test_a_gap_does_not_fill_the_memory() -> None:
     writer = Writer("n7:0")
     writer.frames(b'"lost"')
-    reader = Reader()
+    reader = FrameReader()
     message = b'"' + b"x" * 60_000 + b'"'
     sent = KEPT // len(message) + 2
     found = [one for _ in range(sent) for one in reader.feed(writer.frames(message))]
@@ -190,7 +190,7 @@ def test_a_writer_keeps_so_much_and_goes_on_where_another_was() -> None:
 
 
 def test_a_frame_that_a_shell_sends() -> None:
-    reader = Reader()
+    reader = FrameReader()
     assert list(reader.feed(b'\x1en7:3 0 0 - . {"v": 1}\n')) == [("n7:3", '{"v": 1}')]
 
 
@@ -198,7 +198,7 @@ def test_a_long_name_leaves_room() -> None:
     writer = Writer("n" * 255 + ":12345")
     frames = frames_of(writer.frames(("\u20ac" * 5000).encode()))
     assert all(len(frame) <= LONGEST for frame in frames)
-    reader = Reader()
+    reader = FrameReader()
     assert [line for _, line in reader.feed(b"".join(frames))] == ["\u20ac" * 5000]
 
 
@@ -212,7 +212,7 @@ def test_a_long_name_leaves_room() -> None:
     ],
 )
 def test_what_is_no_frame_has_no_source(line: str) -> None:
-    reader = Reader()
+    reader = FrameReader()
     data = Writer("n7:0").frames(b'"x"')
     assert list(reader.feed(f"{line}\n".encode() + data)) == [("", line), ("n7:0", '"x"')]
     assert list(reader.end()) == []

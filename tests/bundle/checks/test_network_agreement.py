@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.checks.network_agreement import Clock, Offset, disagreements, offset, skewed
+from bundle.checks.network_agreement import ClockReading, Offset, disagreements, offset, skewed
 from tests.support.namespaces import namespace
 
 REPO = Path(__file__).resolve().parents[3]
@@ -116,13 +116,13 @@ def test_real_hosts_files_that_differ() -> None:
 
 
 def test_an_offset_is_known_as_well_as_the_answer_was_quick() -> None:
-    assert offset(Clock(100.0, 107.0, 104.0)) == Offset(5.0, 2.0)
-    assert offset(Clock(100.0, 100.0, 100.0)) == Offset(0.0, 0.0)
+    assert offset(ClockReading(100.0, 107.0, 104.0)) == Offset(5.0, 2.0)
+    assert offset(ClockReading(100.0, 100.0, 100.0)) == Offset(0.0, 0.0)
 
 
-def ahead(seconds: float, wait: float = 0.2) -> Clock:
+def ahead(seconds: float, wait: float = 0.2) -> ClockReading:
     """A clock so far ahead of the driver's, asked in so many seconds."""
-    return Clock(1e9, 1e9 + wait / 2 + seconds, 1e9 + wait)
+    return ClockReading(1e9, 1e9 + wait / 2 + seconds, 1e9 + wait)
 
 
 def test_clocks_that_agree() -> None:
@@ -159,6 +159,6 @@ def test_a_real_clock_that_is_off() -> None:
         sent = time.time()
         argv = [sys.executable, "-c", "import time; print(time.time())"]
         said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        clocks[node] = Clock(sent, float(said) + shift, time.time())
+        clocks[node] = ClockReading(sent, float(said) + shift, time.time())
     assert list(skewed(clocks)) == ["n3"]
     assert json.loads(json.dumps(clocks["n1"])) == list(clocks["n1"])

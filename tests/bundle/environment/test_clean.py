@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.environment.clean import IDLE_SECONDS, NOT_OURS, Cleaned, clean, roots
+from bundle.environment.clean import IDLE_SECONDS, NOT_OURS, NodeCleanup, clean, roots
 from bundle.node.locks import take, using_root
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
@@ -106,7 +106,7 @@ def test_when_nothing_is_left_the_root_goes_too_and_can_be_made_again(
     before = tree(place)
     done = clean(str(base / OWN), [], False)
     assert (done.gone, os.listdir(base)) == (True, [])
-    assert clean(str(base / OWN), [], False) == Cleaned(str(base / OWN), gone=True)
+    assert clean(str(base / OWN), [], False) == NodeCleanup(str(base / OWN), gone=True)
     assert tree(unpack(program, single, base)) == before
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from bundle.environment import listing, unpack
 from bundle.environment.damage import faults
-from bundle.environment.hard_links import Known, Linking, link_layers, older_layers
+from bundle.environment.hard_links import LinkableLayer, Linking, link_layers, older_layers
 from bundle.format.layer import Entry
 from bundle.node.root import secure_root
 from bundle.protocol.digest import Digest
@@ -235,7 +235,7 @@ def test_links_made_before_the_fault_are_taken_back(tmp_path: Path) -> None:
         (source / name).write_text("1234")
     listed(source, "one")
     entries = [Entry(name, 4, 0o644, Digest.of(b"1234"), 0) for name in "abc"]
-    wanted = [Known("one", [str(source)], entries)]
+    wanted = [LinkableLayer("one", [str(source)], entries)]
     assert link_layers(wanted, str(staging), Linking(2)) == {}
     assert os.listdir(staging) == []
     assert (source / "a").stat().st_nlink == 1
@@ -252,7 +252,7 @@ def test_nothing_is_taken_from_one_whose_listing_is_lost(tmp_path: Path) -> None
     (source / "a").write_text("1234")
     listed(source, "one")
     (source / ".stager" / "listing").write_text("")
-    wanted = [Known("one", [str(source)], [Entry("a", 4, 0o644, Digest.of(b"1234"), 0)])]
+    wanted = [LinkableLayer("one", [str(source)], [Entry("a", 4, 0o644, Digest.of(b"1234"), 0)])]
     assert link_layers(wanted, str(staging), Linking(1)) == {}
     assert os.listdir(staging) == []
 
@@ -265,7 +265,7 @@ def test_a_link_in_the_place_of_a_program_is_not_taken(tmp_path: Path) -> None:
     (source / "tool").symlink_to("evil")
     listed(source, "one")
     entry = Entry("tool", 4, 0o755, Digest.of(b"1234"), 0)
-    wanted = [Known("one", [str(source)], [entry])]
+    wanted = [LinkableLayer("one", [str(source)], [entry])]
     assert link_layers(wanted, str(staging), Linking(1)) == {}
     (source / "tool").unlink()
     (source / "tool").write_text("1234")
@@ -329,7 +329,7 @@ def test_shared_memory_is_given_back_also_where_linking_fails(tmp_path: Path) ->
     before = shared_memory()
     (tmp_path / "kept").write_text("")
     listed(tmp_path, "one")
-    wanted = [Known("one", [str(tmp_path)], [Entry("a\0b", 1, 0o644, "0" * 64, 0)])]
+    wanted = [LinkableLayer("one", [str(tmp_path)], [Entry("a\0b", 1, 0o644, "0" * 64, 0)])]
     with pytest.raises(ValueError, match="null") as caught:
         link_layers(wanted, str(tmp_path / "staging"), Linking(1))
     assert shared_memory() == before, caught  # which keeps all variables of the function

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bundle.launch import run_ranks
-from bundle.launch.commands import Place
+from bundle.launch.commands import JobDirectories
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 
@@ -92,13 +92,13 @@ def test_too_many_pipes_are_refused_before_anything_is_started(tmp_path: Path) -
 
 
 def test_what_is_said_of_it() -> None:
-    place = Place(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
+    place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
     problem = run_ranks._no_pipes(place, OSError(24, "Too many open files"), 300)
     assert "a pipe is needed for 300 ranks" in problem.why
     assert "ulimit -Hn" in problem.fix
 
 
 def test_another_reason_keeps_its_advice() -> None:
-    place = Place(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
+    place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
     problem = run_ranks._no_pipes(place, OSError(28, "No space left on device"), 3)
     assert (problem.why, problem.fix[:13]) == ("No space left on device", "see the space")

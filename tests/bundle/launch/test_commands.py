@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import commands
-from bundle.launch.commands import Group, Place
+from bundle.launch.commands import JobDirectories, RankGroup
 
-PLACE = Place(
+PLACE = JobDirectories(
     root="/n/stager-7", environment="/n/stager-7/envs/abc", job_dir="/n/stager-7/jobs/42.1"
 )
-GROUP = Group(
+GROUP = RankGroup(
     node="hpc08",
     node_rank=1,
     nnodes=3,
@@ -57,7 +57,7 @@ EVERY_RANK = {
 PROGRAM = ["/n/stager-7/jobs/42.1/run_wrapper.py", "train.py", "--epochs", "3"]
 
 
-def command(group: Group, *meeting: str, restarts: int = 0) -> None:
+def command(group: RankGroup, *meeting: str, restarts: int = 0) -> None:
     """Hold the whole argument list, of which the given part depends on the group."""
     assert commands.torchrun(PLACE, group, "42.0", PROGRAM) == [
         "/n/stager-7/envs/abc/bin/python",
@@ -149,7 +149,7 @@ def test_the_variables_of_any_program() -> None:
 
 def test_the_variables_of_a_rank() -> None:
     assert commands.rank_variables(PLACE, GROUP, {"PATH": "/usr/bin"}) == EVERY_RANK
-    nccl = Group(**{**vars(GROUP), "backend": "nccl"})
+    nccl = RankGroup(**{**vars(GROUP), "backend": "nccl"})
     assert commands.rank_variables(PLACE, nccl, {"PATH": "/usr/bin"}) == {
         **EVERY_RANK,
         "PYTORCH_DIST_BACKEND": "nccl",
@@ -228,7 +228,7 @@ def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path
         "PYTHONINSPECT": "1",
         "HOME": str(tmp_path),
     }
-    place = Place(root=str(env.parents[1]), environment=str(env), job_dir=str(tmp_path))
+    place = JobDirectories(root=str(env.parents[1]), environment=str(env), job_dir=str(tmp_path))
     code = "import alpha, subprocess; print(alpha.__file__, flush=True); "
     code += "subprocess.run(['python', '-c', 'import alpha; print(alpha.__file__)'], check=True)"
     variables = commands.environment_variables(place, base)

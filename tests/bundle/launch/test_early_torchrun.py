@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bundle.launch import early_torchrun
-from bundle.launch.commands import Place
+from bundle.launch.commands import JobDirectories
 from bundle.launch.early_torchrun import EarlyLauncher
 from bundle.system import processes
 from stager.core.store import Store
@@ -65,7 +65,7 @@ def packed(
 
 
 @pytest.fixture
-def place(packed: Packed, tmp_path: Path) -> Place:
+def place(packed: Packed, tmp_path: Path) -> JobDirectories:
     """Its environment, on a node."""
     program = node_program(packed.path, tmp_path)
     base = tmp_path / "base"
@@ -73,23 +73,25 @@ def place(packed: Packed, tmp_path: Path) -> Place:
     done = run_node(program, "unpack", packed.path, base, "--python", BASE_PYTHON)
     environment = done.stdout.strip()
     root = os.path.dirname(os.path.dirname(environment))
-    return Place(root=root, environment=environment, job_dir=os.path.join(root, "jobs", "1"))
+    return JobDirectories(
+        root=root, environment=environment, job_dir=os.path.join(root, "jobs", "1")
+    )
 
 
 @pytest.fixture
-def waiting(place: Place) -> Iterator[EarlyLauncher]:
+def waiting(place: JobDirectories) -> Iterator[EarlyLauncher]:
     launcher = EarlyLauncher(place)
     yield launcher
     launcher.close()
     assert living(place.environment) == []
 
 
-def command(place: Place, *arguments: str) -> list[str]:
+def command(place: JobDirectories, *arguments: str) -> list[str]:
     return [f"{place.environment}/bin/python", "-m", "torch.distributed.run", *arguments]
 
 
 def test_it_becomes_the_launcher_that_was_asked_for(
-    place: Place, waiting: EarlyLauncher, tmp_path: Path
+    place: JobDirectories, waiting: EarlyLauncher, tmp_path: Path
 ) -> None:
     variables = {"STAGER_ENV": place.environment, "ONLY": "these", "PATH": os.defpath}
     running = waiting.go(command(place, "--nnodes=2", "t.py"), variables, str(tmp_path))
@@ -107,14 +109,14 @@ def test_it_becomes_the_launcher_that_was_asked_for(
     assert set(said["variables"]) - set(variables) <= {"LC_CTYPE", "PWD"}
 
 
-def test_nothing_is_launched_where_nobody_says_so(place: Place, tmp_path: Path) -> None:
+def test_nothing_is_launched_where_nobody_says_so(place: JobDirectories, tmp_path: Path) -> None:
     launcher = EarlyLauncher(place)
     assert until(lambda: living(place.environment) != [])
     launcher.close()
     assert living(place.environment) == []
 
 
-def test_one_that_could_not_begin_is_not_used(place: Place, tmp_path: Path) -> None:
+def test_one_that_could_not_begin_is_not_used(place: JobDirectories, tmp_path: Path) -> None:
     """It is started the usual way then, and what it says is told as ever."""
     Path(place.root, "broken").touch()
     launcher = EarlyLauncher(place)
@@ -133,7 +135,7 @@ def test_another_command_is_not_its_own(
 
 
 def test_another_interpreter_since_is_noticed(
-    place: Place, waiting: EarlyLauncher, tmp_path: Path
+    place: JobDirectories, waiting: EarlyLauncher, tmp_path: Path
 ) -> None:
     link = Path(place.environment, "bin", "python")
     link.unlink()

@@ -153,7 +153,7 @@ def test_a_named_directory_is_not_replaced_by_another(tmp_path: Path) -> None:
 
 
 def test_room_is_refused_by_its_facts() -> None:
-    facts = files.Facts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
+    facts = files.DirectoryFacts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
     assert len(files.refusals(facts, 1000, 5)) == 3
     assert len(files.refusals(facts, 999, 5)) == 2
 

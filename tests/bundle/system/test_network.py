@@ -27,7 +27,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
 """
 
 
-def outside() -> list[network.Link]:
+def outside() -> list[network.Route]:
     """This machine's IPv4 addresses that are not loopback."""
     links = [link for link in network.local_addresses() if not network.is_loopback(link.address)]
     return [link for link in links if ":" not in link.address]
@@ -74,7 +74,7 @@ def test_the_route_needs_a_numeric_address() -> None:
 
 def test_every_address_of_the_kernel_is_listed() -> None:
     links = network.local_addresses()
-    assert network.Link("lo", "127.0.0.1") in links
+    assert network.Route("lo", "127.0.0.1") in links
     assert {link.interface for link in links} <= {name for _, name in socket.if_nameindex()}
     listed = Path("/proc/net/fib_trie").read_text().split("\n")
     marked = [at for at, line in enumerate(listed) if "/32 host LOCAL" in line]
@@ -94,8 +94,8 @@ def test_if_inet6() -> None:
         "fd000000000000000000000000000002 04 40 00 82   ens1f1\n"
     )
     assert network.parse_if_inet6(text) == [
-        network.Link("lo", "::1"),
-        network.Link("ens1f1", "fd00::2"),
+        network.Route("lo", "::1"),
+        network.Route("ens1f1", "fd00::2"),
     ]
 
 
@@ -108,16 +108,16 @@ def test_interface_of() -> None:
 
 
 def test_interface_for_the_head() -> None:
-    assert network.interface_for("127.0.0.1") == network.Link("lo", "127.0.0.1")
-    assert network.interface_for("127.0.1.1") == network.Link("lo", "127.0.0.1")
-    assert network.interface_for("::1") == network.Link("lo", "127.0.0.1")
+    assert network.interface_for("127.0.0.1") == network.Route("lo", "127.0.0.1")
+    assert network.interface_for("127.0.1.1") == network.Route("lo", "127.0.0.1")
+    assert network.interface_for("::1") == network.Route("lo", "127.0.0.1")
     for link in outside():
         assert network.interface_for(link.address) == link
 
 
 def test_choose_link() -> None:
     head = "127.0.0.1"
-    lo = network.Link("lo", "127.0.0.1")
+    lo = network.Route("lo", "127.0.0.1")
     assert network.choose_link("auto", "node01", head) == lo
     assert network.choose_link("lo", "node01", head) == lo
     by_node = {"node0[1-3]": "no-such0", "node05": "lo"}

@@ -51,7 +51,7 @@ def python(code: str, *args: str) -> list[str]:
 def test_run_returns_what_was_written(tmp_path: Path) -> None:
     argv = ["/bin/sh", "-c", 'cat; pwd; echo "$A-$HOME" >&2']
     done = processes.run(argv, timeout=20, env={"A": "é"}, cwd=str(tmp_path), input="in\n")
-    assert done == processes.Completed(tuple(argv), 0, f"in\n{tmp_path}\n", "é-\n")
+    assert done == processes.CompletedCommand(tuple(argv), 0, f"in\n{tmp_path}\n", "é-\n")
 
 
 def test_run_has_an_empty_standard_input() -> None:

@@ -12,7 +12,7 @@ from bundle.transfer.forecast import (
     BLOCK,
     Nodes,
     Staging,
-    Work,
+    StagingWork,
     a_step,
     best_width,
     block_seconds,
@@ -39,7 +39,7 @@ ROUND = Rates(
     torchrun=2.0,
 )
 """Rates that one can reckon with by hand: a block takes 20 ms to one node."""
-TEN_BLOCKS = Work(sent=10 * BLOCK, bytes=10**9, files=20_000)
+TEN_BLOCKS = StagingWork(sent=10 * BLOCK, bytes=10**9, files=20_000)
 COUNTS = (1, 2, 3, 6, 8, 9, 64, 72, 73, 512, 584, 585, 4_000, 10_000)
 
 
@@ -102,7 +102,9 @@ def test_staging_by_hand() -> None:
 
 
 def test_links_are_made_by_one_process() -> None:
-    made = staging(Work(sent=BLOCK, bytes=0, files=0, linked=30_000), Nodes(1, cpus=8), ROUND)
+    made = staging(
+        StagingWork(sent=BLOCK, bytes=0, files=0, linked=30_000), Nodes(1, cpus=8), ROUND
+    )
     assert made.unpack == pytest.approx(0.25 + 0.3 + BLOCK * 1e-9 / 8)
 
 
@@ -150,7 +152,7 @@ def test_torchrun_begins_while_nodes_that_are_ready_are_probed() -> None:
 
 
 def test_more_takes_longer() -> None:
-    def total(count: int, work: Work = TEN_BLOCKS) -> float:
+    def total(count: int, work: StagingWork = TEN_BLOCKS) -> float:
         nodes = Nodes(count, cpus=4)
         return forecast([staging(work, nodes)], nodes).total
 
@@ -170,10 +172,10 @@ def test_more_takes_longer() -> None:
 
 def test_the_work_of_layers(standard: Packed) -> None:
     layers = standard.manifest.layers
-    made = Work.of(layers[:2], layers, 4096)
+    made = StagingWork.of(layers[:2], layers, 4096)
     assert made.files + made.linked == standard.manifest.files
     assert made.bytes == sum(layer.unpacked_size for layer in layers[:2])
-    assert Work.of(layers, layers, 1).linked == 0
+    assert StagingWork.of(layers, layers, 1).linked == 0
 
 
 # --- rates ---------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
 from bundle.format.partial_bundle import write_excerpt
 from bundle.protocol.rates import ASSUMED
-from bundle.transfer.forecast import Nodes, Work, staging
-from bundle.transfer.plan import Group, Plan, excerpt_size, make_plan, where
+from bundle.transfer.forecast import Nodes, StagingWork, staging
+from bundle.transfer.plan import NodeGroup, Plan, excerpt_size, make_plan, where
 from stager.pack.bundle import Packed
 
 Facts = dict[str, dict[str, Any]]
@@ -137,7 +137,7 @@ def test_nodes_with_other_roots_are_served_apart(manifest: Manifest) -> None:
 # --- only what is missing ------------------------------------------------------------------------
 
 
-def sent(manifest: Manifest, *nodes: dict[str, Any]) -> Group:
+def sent(manifest: Manifest, *nodes: dict[str, Any]) -> NodeGroup:
     facts = {f"n{number}": node(None, **one) for number, one in enumerate(nodes)}
     plan, _ = make_plan(facts, "auto", manifest, SIZE)
     (group,) = plan.groups
@@ -201,7 +201,7 @@ def test_as_json(manifest: Manifest) -> None:
             "linked": manifest.files - manifest.layers[1].files,
         },
     }
-    assert Group(nodes=("n0",), how="present", root="/tmp/stager-7").to_json()["work"] is None
+    assert NodeGroup(nodes=("n0",), how="present", root="/tmp/stager-7").to_json()["work"] is None
 
 
 # --- how long it takes ---------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_as_json(manifest: Manifest) -> None:
 def test_each_group_that_has_something_to_do_is_foretold(manifest: Manifest) -> None:
     facts: Facts = {"n1": node(None), "n2": READY, "n3": node(None, root="/scratch/stager-7")}
     plan, _ = make_plan(facts, "auto", manifest, SIZE)
-    work = Work.of(manifest.layers, manifest.layers, SIZE)
+    work = StagingWork.of(manifest.layers, manifest.layers, SIZE)
     assert plan.staged == (staging(work, Nodes(1, cpus=1)),) * 2
     assert make_plan({"n2": READY}, "auto", manifest, SIZE)[0].staged == ()
     plan, _ = make_plan({"n1": node()}, "auto", manifest, SIZE)

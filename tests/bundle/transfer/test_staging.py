@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bundle.channel.frames import Reader
+from bundle.channel.frames import FrameReader
 from bundle.format.archive import BundleFile
 from bundle.format.partial_bundle import write_excerpt
 from bundle.node.root import secure_root
@@ -42,7 +42,7 @@ class Agent:
             pass_fds=[handle],
         )
         os.close(handle)
-        self._reader = Reader()
+        self._reader = FrameReader()
 
     def event(self) -> dict[str, Any]:
         """The next one."""

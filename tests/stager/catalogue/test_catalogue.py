@@ -18,7 +18,7 @@ import tomllib
 from typer.main import get_command
 
 from stager.catalogue import catalogue
-from stager.catalogue.catalogue import CLASSES, ROLES, TELLS, Entry, entry, match
+from stager.catalogue.catalogue import CLASSES, ROLES, TELLS, CatalogueEntry, entry, match
 from stager.cli import app
 from stager.diagnosis.diagnose import diagnose
 from stager.logs.files import find
@@ -70,7 +70,7 @@ def settings() -> set[str]:
     return found
 
 
-def entry_of(sample: Path) -> Entry:
+def entry_of(sample: Path) -> CatalogueEntry:
     """A second sample of an entry has a number behind its name."""
     return entry(re.sub(r"-\d$", "", sample.stem))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from stager.catalogue.prefilter import Prefilter
 from stager.logs.error_lines import errors_of
 from stager.logs.files import LogFile
-from stager.logs.lines import Line, Reader
+from stager.logs.lines import Line, LogReader
 from stager.logs.suspects import Suspects
 
 TEXTS = ("No space left on device", "ignal", "' not found", "error: ", "oom", "REQUEST_FILE_BCAST")
@@ -68,7 +68,7 @@ def test_errors_are_the_same_as_in_all_lines(tmp_path: Path) -> None:
     def told(found: list[Line]) -> list[tuple[int, str]]:
         return [(line.number, line.text) for line in found]
 
-    picked = Reader(log, Suspects())
+    picked = LogReader(log, Suspects())
     some = list(picked.rest())
     assert len(some) < len(lines) * 0.9
-    assert told(list(errors_of(some))) == told(list(errors_of(Reader(log).rest())))
+    assert told(list(errors_of(some))) == told(list(errors_of(LogReader(log).rest())))

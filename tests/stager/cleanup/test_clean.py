@@ -15,7 +15,7 @@ import pytest
 
 from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
-from stager.cleanup.clean import Cleaned, Item, Rules, apply, nodes_keep, plan
+from stager.cleanup.clean import Rules, StoreCleanup, UnusedItem, apply, nodes_keep, plan
 from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.pack.existing import node_program
@@ -30,11 +30,11 @@ def later() -> float:
     return time.time() + DAYS
 
 
-def names(items: Iterable[Item]) -> set[tuple[str, str]]:
+def names(items: Iterable[UnusedItem]) -> set[tuple[str, str]]:
     return {(item.kind, item.path.name) for item in items}
 
 
-def sweep(store: Store, **rules: object) -> Cleaned:
+def sweep(store: Store, **rules: object) -> StoreCleanup:
     """Clean after some days; the plan must have said the same, and touched nothing."""
     before = digests(store.root)
     now, chosen = later(), Rules(**rules)  # type: ignore[arg-type]
@@ -274,7 +274,7 @@ def test_it_waits_for_a_build_and_decides_then(project: Project) -> None:
 def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     store = Store(tmp_path / "none")
     assert plan(store, Rules(wheels=True), later()) == ()
-    assert apply(store, Rules(), later()) == Cleaned(removed=(), left=())
+    assert apply(store, Rules(), later()) == StoreCleanup(removed=(), left=())
     assert not store.root.exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.requires import Requires
-from bundle.transfer.forecast import Nodes, Work, forecast, staging
+from bundle.transfer.forecast import Nodes, StagingWork, forecast, staging
 from bundle.transfer.plan import excerpt_size
 from stager.forecast.estimate import (
     Setting,
@@ -58,13 +58,13 @@ SETTING = Setting(
 
 def test_the_three_cases() -> None:
     nodes = Nodes(8, cpus=4, ranks=2)
-    work = Work.of(MANIFEST.layers, MANIFEST.layers, SETTING.size)
+    work = StagingWork.of(MANIFEST.layers, MANIFEST.layers, SETTING.size)
     assert cold(SETTING, 8) == forecast([staging(work, nodes)], nodes)
     assert unchanged(SETTING, 8) == forecast([], nodes)
     assert SETTING.changed is not None
     assert SETTING.changed.name == "middling"
     sent = excerpt_size(SETTING.changed.members)
-    delta = Work(sent=sent, bytes=1_600_000, files=60, linked=MANIFEST.files - 60)
+    delta = StagingWork(sent=sent, bytes=1_600_000, files=60, linked=MANIFEST.files - 60)
     assert one_changed(SETTING, 8) == forecast([staging(delta, nodes)], nodes)
     assert unchanged(SETTING, 8).total < one_changed(SETTING, 8).total < cold(SETTING, 8).total  # type: ignore[union-attr]
 

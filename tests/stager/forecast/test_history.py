@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bundle.protocol.rates import ASSUMED
-from bundle.transfer.forecast import Nodes, Work, a_step, staging
+from bundle.transfer.forecast import Nodes, StagingWork, a_step, staging
 from stager.core.store import Store
 from stager.forecast import history
-from stager.forecast.history import FILE, KEPT, Basis, Seen, Watch, basis, known, read, record
+from stager.forecast.history import FILE, KEPT, Basis, JobTimer, Seen, basis, known, read, record
 from tests.support.past_jobs import SEEN, WORK, as_expected
 
 
@@ -117,7 +117,7 @@ def test_where_only_the_whole_is_known_it_stands_for_both() -> None:
 
 
 def test_a_small_delivery_says_nothing_of_rates() -> None:
-    small = Work(sent=200_000, bytes=500_000, files=80, linked=34_000)
+    small = StagingWork(sent=200_000, bytes=500_000, files=80, linked=34_000)
     found = basis([as_expected(work=small, send=9.0, unpack=9.0)]).rates
     assert asdict(found) == pytest.approx(asdict(ASSUMED))
 
@@ -150,7 +150,7 @@ def unpacked(*seconds: float, ok: bool = True) -> list[dict[str, Any]]:
 
 
 def seen(*events: dict[str, Any]) -> Seen | None:
-    watch = Watch()
+    watch = JobTimer()
     for event in events:
         watch.take(event)
     return watch.seen()

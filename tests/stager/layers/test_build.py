@@ -15,7 +15,7 @@ from stager.core.errors import SpaceError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.layers.build import make_layers
-from stager.layers.source import Source, layer_id
+from stager.layers.source import LayerSource, layer_id
 from stager.layers.tree import Tree, TreeFile
 from tests.support.building import (
     HOST,
@@ -37,7 +37,9 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def make(sources: list[Source], store: Store, jobs: int = 2, target: Target = HOST) -> list[str]:
+def make(
+    sources: list[LayerSource], store: Store, jobs: int = 2, target: Target = HOST
+) -> list[str]:
     """Make layers and give their digests; nothing may be left over."""
     with store.lock():
         made = make_layers(sources, store=store, target=target, jobs=jobs)
@@ -164,8 +166,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_project_gets_bytecode_and_an_asset_does_not(folder: Path, store: Store) -> None:
-    project = Source.of_tree("project", "p", tree_of(folder), "project")
-    asset = Source.of_tree("asset", "a", tree_of(folder), "assets")
+    project = LayerSource.of_tree("project", "p", tree_of(folder), "project")
+    asset = LayerSource.of_tree("asset", "a", tree_of(folder), "assets")
     make([project, asset], store)
     tag = f"cpython-{HOST.python.replace('.', '')}"
     assert set(contents(store.layer(layer_id(project, HOST)))) == {
@@ -181,7 +183,7 @@ def test_a_project_gets_bytecode_and_an_asset_does_not(folder: Path, store: Stor
 
 @pytest.mark.parametrize("name", ["train.py", "data.csv"])
 def test_a_file_that_changes_meanwhile_is_noticed(name: str, folder: Path, store: Store) -> None:
-    source = Source.of_tree("project", "mine", tree_of(folder), "project")
+    source = LayerSource.of_tree("project", "mine", tree_of(folder), "project")
     (folder / name).write_text("something else\n")
     with store.lock(), pytest.raises(StagerError, match="project mine changed") as caught:
         make_layers([source], store=store, target=HOST, jobs=1)
@@ -190,14 +192,14 @@ def test_a_file_that_changes_meanwhile_is_noticed(name: str, folder: Path, store
 
 
 def test_a_file_that_goes_away_meanwhile_is_named(folder: Path, store: Store) -> None:
-    source = Source.of_tree("project", "mine", tree_of(folder), "project")
+    source = LayerSource.of_tree("project", "mine", tree_of(folder), "project")
     (folder / "data.csv").unlink()
     with store.lock(), pytest.raises(StagerError, match=r"data\.csv: No such file"):
         make_layers([source], store=store, target=HOST, jobs=1)
 
 
 def test_an_empty_project_is_a_layer_too(tmp_path: Path, store: Store) -> None:
-    source = Source.of_tree("project", "p", Tree(files=(), links=(), skipped=()), "project")
+    source = LayerSource.of_tree("project", "p", Tree(files=(), links=(), skipped=()), "project")
     make([source], store)
     assert contents(store.layer(layer_id(source, HOST))) == {}
 
@@ -221,7 +223,7 @@ def test_without_bytecode_there_is_a_note_that_says_what_it_costs(
 
 def test_room_is_asked_for_before_anything_is_written(tmp_path: Path, store: Store) -> None:
     wheel = make_wheel(tmp_path, "alpha")
-    huge = Source(
+    huge = LayerSource(
         kind="wheel", name="alpha", digest=source_of(wheel).digest, wheel=wheel, size=1 << 60
     )
     with store.lock(), pytest.raises(SpaceError, match="the layers: need"):
@@ -229,14 +231,16 @@ def test_room_is_asked_for_before_anything_is_written(tmp_path: Path, store: Sto
     assert list(store.layers.iterdir()) == []
 
 
-def blocked_source(tmp_path: Path) -> Source:
+def blocked_source(tmp_path: Path) -> LayerSource:
     """A source whose layer is never done: reading it waits for a writer that does not come."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     digest = source_of(make_wheel(tmp_path, "alpha")).digest
     file = TreeFile(path="pipe", source=pipe, mode=0o644, size=0)
     tree = Tree(files=(file,), links=(), skipped=())
-    return Source(kind="asset", name="stuck", digest=digest, tree=tree, prefix="assets", size=1)
+    return LayerSource(
+        kind="asset", name="stuck", digest=digest, tree=tree, prefix="assets", size=1
+    )
 
 
 def layer_processes() -> list[int]:

@@ -21,7 +21,7 @@ from stager.layers import parallel_compile as ahead_module
 from stager.layers.build import make_layers
 from stager.layers.bytecode import bytecode_path, compile_module
 from stager.layers.parallel_compile import LARGE, compiling
-from stager.layers.source import Source
+from stager.layers.source import LayerSource
 from tests.support.building import HOST, contents, left_in_tmp, source_of, wheel_of
 from tests.support.wheelhouse import make_wheel
 
@@ -221,7 +221,7 @@ def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path: Path, jobs:
     data = wheel.read_bytes()
     assert data.count(crc) == 2
     wheel.write_bytes(data.replace(crc, bytes(4)))
-    source = Source.of_wheel(wheel_of(wheel), ("tests",))
+    source = LayerSource.of_wheel(wheel_of(wheel), ("tests",))
     store = Store(tmp_path / "store")
     with store.lock():
         made = make_layers([source], store=store, target=HOST, jobs=jobs)

@@ -14,7 +14,7 @@ from stager.core.errors import WheelError
 from stager.layers import prune
 from stager.layers.layer_file import LayerWriter
 from stager.layers.prune import NOTE, RULES, concerned, left_out
-from stager.layers.source import Source, layer_id
+from stager.layers.source import LayerSource, layer_id
 from stager.layers.wheel import add_wheel
 from stager.pack.inspect import inspect
 from tests.support.building import (
@@ -183,9 +183,9 @@ def test_the_id_changes_where_something_is_concerned(tmp_path: Path) -> None:
     plain = source_of(wheel_with(tmp_path / "1", KEPT))
     headed = source_of(wheel_with(tmp_path / "2", {**KEPT, **HEADERS}))
 
-    def pruned(source: Source, *words: str) -> Source:
+    def pruned(source: LayerSource, *words: str) -> LayerSource:
         assert source.wheel is not None
-        return Source(
+        return LayerSource(
             kind="wheel",
             name=source.name,
             version=source.version,
@@ -205,7 +205,7 @@ def test_the_id_changes_where_something_is_concerned(tmp_path: Path) -> None:
 def test_the_id_changes_with_the_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = wheel_with(tmp_path, HEADERS)
     source = source_of(wheel)
-    pruned = Source(
+    pruned = LayerSource(
         kind="wheel", name="p", digest=source.digest, size=1, prune=concerned(wheel, BOTH)
     )
     before = layer_id(pruned, HOST)

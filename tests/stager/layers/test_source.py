@@ -12,16 +12,16 @@ import pytest
 from stager.config.load import load
 from stager.core.values import Digest, Target
 from stager.layers import source as layersource
-from stager.layers.source import Source, layer_id, project_sources
+from stager.layers.source import LayerSource, layer_id, project_sources
 from tests.support.building import HOST, source_of, tree_of
 from tests.support.wheelhouse import make_wheel
 
-WHEEL = Source(kind="wheel", name="a", version="1", digest=Digest.of(b"a"), size=1)
-PROJECT = Source(kind="project", name="p", digest=Digest.of(b"p"), prefix="project", size=1)
+WHEEL = LayerSource(kind="wheel", name="a", version="1", digest=Digest.of(b"a"), size=1)
+PROJECT = LayerSource(kind="project", name="p", digest=Digest.of(b"p"), prefix="project", size=1)
 
 
 @pytest.mark.parametrize("source", [WHEEL, PROJECT])
-def test_sizes_places_and_labels_do_not_count(source: Source) -> None:
+def test_sizes_places_and_labels_do_not_count(source: LayerSource) -> None:
     if source.kind == "project":
         source = replace(source, name="other")
         assert layer_id(source, HOST) == layer_id(PROJECT, HOST)
@@ -41,7 +41,7 @@ def test_sizes_places_and_labels_do_not_count(source: Source) -> None:
         (PROJECT, {"kind": "asset"}),
     ],
 )
-def test_content_kind_names_and_place_count(source: Source, changes: dict[str, Any]) -> None:
+def test_content_kind_names_and_place_count(source: LayerSource, changes: dict[str, Any]) -> None:
     assert layer_id(replace(source, **changes), HOST) != layer_id(source, HOST)
 
 
@@ -81,7 +81,7 @@ def test_a_tree_is_named_by_its_content(tmp_path: Path) -> None:
         folder = tmp_path / str(len(ids))
         folder.mkdir()
         (folder / "f").write_text(content)
-        ids.append(layer_id(Source.of_tree("project", "p", tree_of(folder), "project"), HOST))
+        ids.append(layer_id(LayerSource.of_tree("project", "p", tree_of(folder), "project"), HOST))
     assert ids[0] == ids[1] != ids[2]
 
 

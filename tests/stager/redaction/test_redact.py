@@ -14,7 +14,7 @@ import pytest
 
 from bundle.redaction.secret_names import meaning
 from stager.redaction import redact
-from stager.redaction.known_values import Known, worth_looking_for
+from stager.redaction.known_values import KnownValues, worth_looking_for
 from stager.redaction.pseudonyms import Pseudonyms
 from stager.redaction.redact import BLOCK, HELD, LONGEST, Kept, Redactor
 from stager.redaction.views import views
@@ -421,7 +421,7 @@ def in_disguise(value: str) -> Iterator[str]:
 @pytest.mark.parametrize("text", list(in_disguise(VALUE)))
 def test_a_known_value_is_found_in_any_disguise(text: str) -> None:
     text = f"before {text} behind"
-    shown = Redactor(Known([VALUE.encode()])).text(text.encode("latin-1"))
+    shown = Redactor(KnownValues([VALUE.encode()])).text(text.encode("latin-1"))
     assert b"[redacted: known-value]" in shown
     assert shown.startswith(b"before ")
     assert shown.endswith(b" behind")
@@ -434,10 +434,10 @@ def test_a_known_value_is_found_in_any_disguise(text: str) -> None:
 
 def test_a_long_known_value_goes_to_its_end() -> None:
     value = base64.b64encode(random.Random(3).randbytes(3000)).decode()
-    shown = Redactor(Known([value.encode()])).words(f"before {value} behind")
+    shown = Redactor(KnownValues([value.encode()])).words(f"before {value} behind")
     assert re.fullmatch(r"before (\[redacted: known-value\])+ behind", shown)
     wrapped = "\n".join(value[at : at + 70] for at in range(0, len(value), 70))
-    shown = Redactor(Known([value.encode()])).words(f"before {wrapped} behind")
+    shown = Redactor(KnownValues([value.encode()])).words(f"before {wrapped} behind")
     assert re.fullmatch(
         r"before \[redacted: known-value\](\n|\[redacted: known-value\])+ behind", shown
     )
@@ -454,7 +454,7 @@ def test_a_token_that_was_wrapped_goes_to_its_end(width: int) -> None:
 def test_values_that_are_words_are_not_looked_for() -> None:
     for value in ("true", "none", "abc", "12345", "aaaaaaaa", " ", "Bearer", "default"):
         assert not worth_looking_for(value.encode())
-    known = Known([b"true", b"correct horse battery staple"])
+    known = KnownValues([b"true", b"correct horse battery staple"])
     redactor = Redactor(known)
     assert redactor.words("it is true: correct is not horse") == "it is true: correct is not horse"
     assert redactor.words("correct-horse\nbattery staple!") == "[redacted: known-value]\n!"
@@ -494,9 +494,9 @@ def test_pieces_do_not_matter(size: int) -> None:
     taught = Redactor()
     taught.text(text)
     known = list(taught.known.values)  # what is learned depends on what was seen before
-    whole = Redactor(Known(known)).text(text)
+    whole = Redactor(KnownValues(known)).text(text)
     pieces = (text[at : at + size] for at in range(0, len(text), size))
-    shown = b"".join(Redactor(Known(known)).stream(pieces))
+    shown = b"".join(Redactor(KnownValues(known)).stream(pieces))
     assert shown == whole
     assert SHORT.encode() not in whole
     assert LONG.encode() not in whole
@@ -590,7 +590,7 @@ PATTERNS = [
 
 
 def seconds(line: bytes) -> float:
-    redactor = Redactor(Known([VALUE.encode()]), Pseudonyms(["alice"], ["hpc07", "hpc08"]))
+    redactor = Redactor(KnownValues([VALUE.encode()]), Pseudonyms(["alice"], ["hpc07", "hpc08"]))
     begun = time.process_time()
     redactor.text(line)
     return time.process_time() - begun
@@ -612,7 +612,7 @@ def test_a_line_of_a_megabyte_takes_time_in_proportion() -> None:
 
 def test_garbage_is_survived() -> None:
     chance = random.Random(9)
-    redactor = Redactor(Known([VALUE.encode()]), Pseudonyms(["alice"], ["hpc07"]))
+    redactor = Redactor(KnownValues([VALUE.encode()]), Pseudonyms(["alice"], ["hpc07"]))
     words = [form.format(SHORT).encode() for form in forms()] + PATTERNS
     for _ in range(400):
         parts = [

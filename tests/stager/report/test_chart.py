@@ -8,7 +8,7 @@ import random
 import pytest
 
 from bundle.protocol.counts import counted
-from stager.report.chart import Lines, bar, in_words, labels, line_chart, thinned
+from stager.report.chart import LineChart, bar, in_words, labels, line_chart, thinned
 from stager.report.numbers import decimal, duration, percent, ticks, time_ticks
 from tests.support.stories import Parsed
 
@@ -83,9 +83,9 @@ def test_a_line_keeps_its_peaks() -> None:
     assert thinned(points[:400]) == points[:400]
 
 
-def chart(points: list[tuple[float, float]], **more: object) -> Lines:
+def chart(points: list[tuple[float, float]], **more: object) -> LineChart:
     said = {"title": "Loss", "unit": "mean", "across": "step", "points": points, **more}
-    return Lines(**said)  # type: ignore[arg-type]
+    return LineChart(**said)  # type: ignore[arg-type]
 
 
 def test_a_line_is_where_its_numbers_are() -> None:

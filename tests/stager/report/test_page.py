@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.report.phases import Row, Span
+from stager.report.phases import NodePhases, PhaseSpan
 from stager.report.report import report
 from stager.report.timeline import chosen, shortened
 from tests.support.browser import Browser, Page, browsing
@@ -150,8 +150,8 @@ def test_of_many_nodes_those_are_drawn_that_matter(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_is_drawn_whatever_failed_after_it() -> None:
-    spans = [Span(phase="probe", begin=0, end=number, state="failed") for number in range(100)]
-    rows = [Row(node=f"n{number}", spans=(span,)) for number, span in enumerate(spans)]
+    spans = [PhaseSpan(phase="probe", begin=0, end=number, state="failed") for number in range(100)]
+    rows = [NodePhases(node=f"n{number}", spans=(span,)) for number, span in enumerate(spans)]
     drawn = [row.node for row in chosen(rows, "n3")]
     assert drawn == ["n3", *(f"n{number}" for number in range(61, 100))]
     assert chosen(rows[:40], "") == rows[:40]

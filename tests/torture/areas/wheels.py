@@ -21,7 +21,7 @@ from bundle.protocol.problem import NodeError
 from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.layers.build import make_layers
-from stager.layers.source import Source
+from stager.layers.source import LayerSource
 from tests.support.bundles import BASE_PYTHON, HERE, make_bundle, wheel
 from tests.support.wheelhouse import EPOCH, Member, Parts, parts
 
@@ -97,7 +97,7 @@ def _by_call(round_: Round, draft: Draft, path: Path) -> str:
     store = Store(round_.offline)
     store.wheels.joinpath(path.name).write_bytes(path.read_bytes())
     path = store.wheels / path.name
-    source = Source.of_wheel(wheel(path))
+    source = LayerSource.of_wheel(wheel(path))
     # A fork of this process instead of one of a server's: as fresh, and many times as quick.
     forking = patch.object(
         multiprocessing, "get_context", partial(_fork, multiprocessing.get_context)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config import TrainerError, parse
-from trainer.data.texts import Row, load, read_csv
+from trainer.data.texts import LabelledText, load, read_csv
 
 REPO = Path(__file__).resolve().parents[3]
 AG_NEWS = REPO / ".." / "shared" / "data" / "ag_news.csv"
@@ -33,8 +33,8 @@ def test_quotes_line_breaks_and_backslashes(tmp_path):
         tmp_path, '"3","He said ""no""","first\\second\nthird,  fourth"\n"1","b","ünïcode"\n'
     )
     assert read_csv(path) == [
-        Row(label=2, text='He said "no" first second third, fourth'),
-        Row(label=0, text="b ünïcode"),
+        LabelledText(label=2, text='He said "no" first second third, fourth'),
+        LabelledText(label=0, text="b ünïcode"),
     ]
 
 
@@ -43,7 +43,7 @@ def test_quotes_line_breaks_and_backslashes(tmp_path):
 )
 def test_a_header_or_none_gives_the_same_rows(tmp_path, header):
     path = written(tmp_path, header + "1,a,b\n4,c,d\n\n")
-    assert read_csv(path) == [Row(label=0, text="a b"), Row(label=3, text="c d")]
+    assert read_csv(path) == [LabelledText(label=0, text="a b"), LabelledText(label=3, text="c d")]
 
 
 def test_wrong_rows_are_all_counted_and_the_first_named(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config import TrainerError, parse
-from trainer.data.texts import Row
+from trainer.data.texts import LabelledText
 from trainer.data.tokens import (
     SPECIAL,
     Example,
@@ -60,7 +60,7 @@ def test_more_than_half_unknown_is_refused_and_half_is_not():
 def test_words_become_pieces_and_the_ends_are_marked(tmp_path):
     pytest.importorskip("transformers")
     tokenizer = from_vocabulary(vocabulary(tmp_path, "crab", "##s", "."))
-    (found,) = encode(tokenizer, [Row(label=2, text="Crabs zebra.")], 128)
+    (found,) = encode(tokenizer, [LabelledText(label=2, text="Crabs zebra.")], 128)
     words = tokenizer.convert_ids_to_tokens(found.tokens)
     assert words == ["[CLS]", "crab", "##s", "[UNK]", ".", "[SEP]"]
     assert found.label == 2
@@ -78,7 +78,7 @@ def test_a_cased_vocabulary_keeps_letter_case(tmp_path):
 def test_texts_are_cut_to_the_most_tokens(tmp_path):
     pytest.importorskip("transformers")
     tokenizer = from_vocabulary(vocabulary(tmp_path, "crab"))
-    (found,) = encode(tokenizer, [Row(label=0, text="crab " * 50)], 10)
+    (found,) = encode(tokenizer, [LabelledText(label=0, text="crab " * 50)], 10)
     assert len(found.tokens) == 10
     assert found.tokens[-1] == tokenizer.sep_token_id
 

@@ -17,7 +17,7 @@ import pytest
 from tests.support.namespaces import needs_root, not_here
 from trainer.config import TrainerError
 from trainer.network import mesh
-from trainer.network.all_reduce import MOST_NODES, PREFIX, Options, parse, schedule
+from trainer.network.all_reduce import MOST_NODES, PREFIX, AllReduceOptions, parse, schedule
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -26,8 +26,8 @@ REPO = Path(__file__).resolve().parents[3]
 
 
 def test_options():
-    assert parse([]) == Options(size_mb=16, timeout=60)
-    assert parse(["--size-mb", "1", "--timeout", "5"]) == Options(size_mb=1, timeout=5)
+    assert parse([]) == AllReduceOptions(size_mb=16, timeout=60)
+    assert parse(["--size-mb", "1", "--timeout", "5"]) == AllReduceOptions(size_mb=1, timeout=5)
 
 
 @pytest.mark.parametrize("wrong", [["--size-mb", "0"], ["--size-mb", "1025"], ["--timeout", "x"]])
