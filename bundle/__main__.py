@@ -23,7 +23,7 @@ from .protocol.problem import NodeError
 if TYPE_CHECKING:
     from .environment import unpack
     from .format.manifest import Manifest
-    from .launch import commands as launch
+    from .launch.directories import JobDirectories
 
 # Each command imports what it needs when it is known: an agent is started for every node.
 
@@ -205,23 +205,23 @@ def _is_running(version: str) -> bool:
     return running == ("cpython", version, False)
 
 
-def _place(environment: unpack.Environment) -> launch.JobDirectories:
-    from .launch import commands as launch
+def _place(environment: unpack.Environment) -> JobDirectories:
+    from .launch.directories import JobDirectories
 
     root = os.path.dirname(os.path.dirname(environment.path))
     job_dir = os.path.join(root, "jobs", f"exec-{os.getpid()}")
-    return launch.JobDirectories(root=root, environment=environment.path, job_dir=job_dir)
+    return JobDirectories(root=root, environment=environment.path, job_dir=job_dir)
 
 
 def _probe(path: str, environment: unpack.Environment) -> int:
     from .agent import agent
     from .checks import probe
     from .format.archive import BundleFile
-    from .launch import commands as launch
+    from .launch.variables import environment_variables
 
     with BundleFile(path, os.path.basename(environment.path)) as bundle:
         manifest = bundle.manifest
-    variables = launch.environment_variables(_place(environment), os.environ)
+    variables = environment_variables(_place(environment), os.environ)
     facts = probe.environment_facts(
         environment.path, manifest.packages, manifest.imports, variables, True, agent.PROBE_SECONDS
     )
@@ -231,11 +231,11 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command, in the environment that is held already."""
-    from .launch import commands as launch
+    from .launch.variables import environment_variables
 
     place = _place(environment)
     # It is the user's own command on the user's own machine, as in a shell: it gets everything.
-    variables = launch.environment_variables(place, os.environ, os.environ)
+    variables = environment_variables(place, os.environ, os.environ)
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
     try:
         os.execvpe(command[0], command, variables)

@@ -203,13 +203,13 @@ def _unpack(job: Job, channel: AgentChannel) -> Answer:
 def _probe(job: Job, channel: AgentChannel) -> Answer:
     """Ask the environment's own Python for its facts; it imports modules where the job says so."""
     from ..checks import probe
-    from ..launch import commands
     from ..launch.directories import place_of
+    from ..launch.variables import environment_variables
     from ..system import network
 
     request = channel.request
     place = place_of(job, request)
-    variables = commands.environment_variables(place, os.environ)
+    variables = environment_variables(place, os.environ)
     deep = job.import_modules
     path = place.environment
     facts = probe.environment_facts(path, job.packages, job.imports, variables, deep, PROBE_SECONDS)

@@ -15,7 +15,7 @@ from typing import Any
 from ..checks import findings, network_agreement, reachability
 from ..checks.findings import Problems
 from ..checks.network_agreement import ClockReading
-from ..launch import commands
+from ..launch.choices import choose_backend
 from ..protocol import output
 from ..protocol.problem import Problem
 from ..system import network
@@ -133,7 +133,7 @@ def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
     all_gpus = state.gpus()
     gpus = {node: all_gpus[node] for node in nodes}
     try:
-        backend = commands.choose_backend(state.job.launch.backend, gpus)
+        backend = choose_backend(state.job.launch.backend, gpus)
     except ValueError as exc:
         problem = Problem("the backend cannot be used", "", str(exc), "use --backend gloo")
         return _Measured(problems={node: [problem] for node in nodes if not gpus[node]})

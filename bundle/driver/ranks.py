@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch import commands
+from ..launch.choices import choose_backend, must_use_cpus
+from ..launch.variables import USE_CPU
 from ..protocol.problem import NodeError, Problem
 from .state import State
 from .transports.transport import Event, OnEvent
@@ -37,7 +38,7 @@ def _group(state: State) -> dict[str, Any]:
     """Return how the ranks find each other."""
     job, gpus = state.job, state.gpus()
     try:
-        backend = commands.choose_backend(job.launch.backend, gpus)
+        backend = choose_backend(job.launch.backend, gpus)
     except ValueError as exc:
         fix = "use --backend gloo"
         raise NodeError(Problem("the backend cannot be used", "", str(exc), fix)) from exc
@@ -51,7 +52,7 @@ def _group(state: State) -> dict[str, Any]:
         "port": head["port"],
         "backend": backend,
         "nproc": state.nproc,
-        "on_cpus": commands.must_use_cpus(backend, gpus),
+        "on_cpus": must_use_cpus(backend, gpus),
     }
 
 
@@ -77,10 +78,10 @@ def _log_starter(state: State) -> OnEvent:
 
 def _note_cpus(state: State) -> None:
     """Report the variable set for accelerate, unless the user has set it or has no use for it."""
-    if commands.USE_CPU in os.environ or not _may_have_accelerate(state):
+    if USE_CPU in os.environ or not _may_have_accelerate(state):
         return
     why = "not every node has a GPU, and without it accelerate's ranks would not meet"
-    state.note(f"{commands.USE_CPU}=true: {why}")
+    state.note(f"{USE_CPU}=true: {why}")
 
 
 def _may_have_accelerate(state: State) -> bool:

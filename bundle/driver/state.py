@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from ..format.archive import BundleFile
-from ..launch import commands
+from ..launch.choices import choose_nproc
 from ..protocol import output
 from ..protocol.job import Job
 from ..protocol.problem import Problem
@@ -176,7 +176,7 @@ class State:
 
     def choose_nproc(self) -> None:
         """Decide how many ranks each node gets."""
-        self.nproc = commands.choose_nproc(self.job.launch.nproc_per_node, self.gpus())
+        self.nproc = choose_nproc(self.job.launch.nproc_per_node, self.gpus())
 
     def paths(self, node: str) -> dict[str, Any]:
         """Return the node root and the interpreter that the preflight found on a node."""

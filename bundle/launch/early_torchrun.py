@@ -19,8 +19,8 @@ from ..node.root import secure_root
 from ..protocol.job import Job
 from ..protocol.problem import NodeError
 from ..system import files, processes
-from . import commands
-from .commands import JobDirectories
+from .directories import JobDirectories
+from .variables import environment_variables
 
 # Runs in the environment, under its own Python. It must not find modules in a working directory,
 # and must not pass its standard input on.
@@ -61,7 +61,7 @@ class EarlyLauncher:
         """
         self._python = os.path.join(place.environment, "bin", "python")
         self._real = os.path.realpath(self._python)
-        variables = commands.environment_variables(place, os.environ)
+        variables = environment_variables(place, os.environ)
         variables.pop("STAGER_PATCHES", None)  # they are for ranks, and would print too early
         self._running = processes.start(
             [self._python, "-c", _PROGRAM],

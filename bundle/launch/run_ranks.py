@@ -22,10 +22,13 @@ from ..protocol.problem import NodeError, Problem
 from ..redaction.masking import masked
 from ..system import network, open_files
 from . import commands, rank_results
-from .directories import place_of, work_dir
+from .choices import choose_threads
+from .directories import JobDirectories, place_of, work_dir
 from .early_torchrun import EarlyLauncher
+from .group import RankGroup
 from .output_reader import RANKS_ENDED, Outputs, RecentOutput, run_launcher
 from .rank_monitor import Rank, RankMonitor
+from .variables import native_variables, rank_variables
 
 _SHOWN = 30
 
@@ -45,7 +48,7 @@ class _Start:
 class _Ended:
     """The ranks of this task after their end."""
 
-    place: commands.JobDirectories
+    place: JobDirectories
     node: str
     start: _Start
     code: int
@@ -168,17 +171,17 @@ def _lingering(rank: Rank) -> dict[str, Any]:
     }
 
 
-def _group(job: Job, request: Mapping[str, Any]) -> tuple[commands.RankGroup, network.Route]:
+def _group(job: Job, request: Mapping[str, Any]) -> tuple[RankGroup, network.Route]:
     settings, node = request["group"], str(request["node"])
     nproc = int(settings["nproc"])
     link = network.choose_link(job.launch.interface, node, str(settings["address"]))
     if job.launch.launcher == "srun":
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-        threads = commands.choose_threads(job.launch.omp_num_threads, cpus, 1)
+        threads = choose_threads(job.launch.omp_num_threads, cpus, 1)
     else:
         cpus = int(str(probe.host_facts()["cpus"])) // int(request["nodes_here"])
-        threads = commands.choose_threads(job.launch.omp_num_threads, cpus, nproc)
-    group = commands.RankGroup(
+        threads = choose_threads(job.launch.omp_num_threads, cpus, nproc)
+    group = RankGroup(
         node=node,
         node_rank=int(request["node_rank"]),
         nnodes=len(job.nodes),
@@ -197,11 +200,9 @@ def _group(job: Job, request: Mapping[str, Any]) -> tuple[commands.RankGroup, ne
     return group, link
 
 
-def _start(
-    job: Job, place: commands.JobDirectories, group: commands.RankGroup, request: Mapping[str, Any]
-) -> _Start:
+def _start(job: Job, place: JobDirectories, group: RankGroup, request: Mapping[str, Any]) -> _Start:
     program = commands.wrapper(place, job.launch.command)
-    variables = commands.rank_variables(place, group, os.environ, job.launch.pass_env)
+    variables = rank_variables(place, group, os.environ, job.launch.pass_env)
     cwd = job.run_dir
     if request.get("own"):  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]
@@ -210,7 +211,7 @@ def _start(
         cwd = work_dir(job, place.root)
         os.makedirs(cwd, mode=0o700, exist_ok=True)
     if job.launch.launcher == "srun":
-        variables |= commands.native_variables(group, os.environ)
+        variables |= native_variables(group, os.environ)
         return _Start(commands.native(place, program), variables, cwd, [])
     argv = commands.torchrun(place, group, f"{job.id}.{job.attempt}", program)
     return _Start(argv, variables, cwd, commands.possible_ranks(group))
@@ -252,7 +253,7 @@ def _limit(seconds: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _open_outputs(place: commands.JobDirectories, start: _Start, grace: float) -> Outputs:
+def _open_outputs(place: JobDirectories, start: _Start, grace: float) -> Outputs:
     """Make the pipes of the ranks.
 
     Raises:
@@ -264,7 +265,7 @@ def _open_outputs(place: commands.JobDirectories, start: _Start, grace: float) -
         raise NodeError(_no_pipes(place, exc, len(start.ranks))) from exc
 
 
-def _no_pipes(place: commands.JobDirectories, exc: OSError, ranks: int) -> Problem:
+def _no_pipes(place: JobDirectories, exc: OSError, ranks: int) -> Problem:
     why, fix = str(exc.strerror or exc), "see the space and the inodes there"
     if exc.errno == errno.EMFILE:
         most = counted(open_files.open_files(), "open file")

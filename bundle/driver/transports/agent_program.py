@@ -37,6 +37,7 @@ OF_PHASES = {
     "deep": ("checks/reachability", "checks/deep_node", "checks/deep"),
     "launch": (
         *("launch/wrapper", "launch/watch", "launch/early_torchrun", "launch/output_reader"),
+        *("launch/commands", "launch/choices"),
         *("launch/rank_monitor", "launch/run_ranks", "launch/rank_results"),
     ),
 }

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import commands
-from bundle.launch.commands import JobDirectories, RankGroup
+from bundle.launch.choices import choose_backend, choose_nproc, choose_threads, must_use_cpus
+from bundle.launch.directories import JobDirectories
+from bundle.launch.group import RankGroup
+from bundle.launch.variables import environment_variables, native_variables, rank_variables
 
 PLACE = JobDirectories(
     root="/n/stager-7", environment="/n/stager-7/envs/abc", job_dir="/n/stager-7/jobs/42.1"
@@ -114,7 +117,7 @@ def test_which_ranks_a_local_rank_may_be() -> None:
 
 @pytest.mark.parametrize(("grace", "said"), [(7, None), (30, None), (31, "31"), (600, "600")])
 def test_torchrun_waits_as_long_as_ranks_may_save(grace: int, said: str | None) -> None:
-    variables = commands.rank_variables(PLACE, replace(GROUP, grace_seconds=grace), {})
+    variables = rank_variables(PLACE, replace(GROUP, grace_seconds=grace), {})
     assert variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == said
 
 
@@ -128,7 +131,7 @@ def test_an_elastic_group(span: tuple[int, int], said: str) -> None:
 def test_a_rank_that_slurm_starts() -> None:
     assert commands.native(PLACE, PROGRAM) == ["/n/stager-7/envs/abc/bin/python", *PROGRAM]
     task = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
-    assert commands.native_variables(GROUP, {**task, "SLURM_JOB_ID": "42"}) == {
+    assert native_variables(GROUP, {**task, "SLURM_JOB_ID": "42"}) == {
         "RANK": "5",
         "WORLD_SIZE": "6",
         "LOCAL_RANK": "1",
@@ -144,13 +147,13 @@ def test_a_rank_that_slurm_starts() -> None:
 
 
 def test_the_variables_of_any_program() -> None:
-    assert commands.environment_variables(PLACE, {"PATH": "/usr/bin"}) == EVERY_PROGRAM
+    assert environment_variables(PLACE, {"PATH": "/usr/bin"}) == EVERY_PROGRAM
 
 
 def test_the_variables_of_a_rank() -> None:
-    assert commands.rank_variables(PLACE, GROUP, {"PATH": "/usr/bin"}) == EVERY_RANK
+    assert rank_variables(PLACE, GROUP, {"PATH": "/usr/bin"}) == EVERY_RANK
     nccl = RankGroup(**{**vars(GROUP), "backend": "nccl"})
-    assert commands.rank_variables(PLACE, nccl, {"PATH": "/usr/bin"}) == {
+    assert rank_variables(PLACE, nccl, {"PATH": "/usr/bin"}) == {
         **EVERY_RANK,
         "PYTORCH_DIST_BACKEND": "nccl",
         "NCCL_SOCKET_IFNAME": "=ens1f1",  # exactly this one; without = it would be a prefix
@@ -158,20 +161,20 @@ def test_the_variables_of_a_rank() -> None:
 
 
 def test_accelerate_is_told_to_use_cpus_where_gpus_are_missing() -> None:
-    assert commands.must_use_cpus("gloo", {"a": 0, "b": 4})
-    assert not commands.must_use_cpus("gloo", {"a": 1, "b": 4})  # the user's own choice of gloo
-    assert not commands.must_use_cpus("nccl", {"a": 1, "b": 4})
+    assert must_use_cpus("gloo", {"a": 0, "b": 4})
+    assert not must_use_cpus("gloo", {"a": 1, "b": 4})  # the user's own choice of gloo
+    assert not must_use_cpus("nccl", {"a": 1, "b": 4})
     group = replace(GROUP, on_cpus=True)
-    variables = commands.rank_variables(PLACE, group, {"PATH": "/usr/bin"})
+    variables = rank_variables(PLACE, group, {"PATH": "/usr/bin"})
     assert variables == {**EVERY_RANK, "ACCELERATE_USE_CPU": "true"}
-    kept = commands.rank_variables(PLACE, group, {"ACCELERATE_USE_CPU": "0"})
+    kept = rank_variables(PLACE, group, {"ACCELERATE_USE_CPU": "0"})
     assert kept["ACCELERATE_USE_CPU"] == "0"
 
 
 @pytest.mark.parametrize("path", [None, ""])
 def test_without_a_path_the_working_directory_is_not_searched(path: str | None) -> None:
     base = {} if path is None else {"PATH": path}
-    found = commands.environment_variables(PLACE, base)["PATH"].split(":")
+    found = environment_variables(PLACE, base)["PATH"].split(":")
     assert found == ["/n/stager-7/envs/abc/bin", *os.defpath.split(":")]
     assert "" not in found
 
@@ -195,13 +198,13 @@ KEPT = [
 @pytest.mark.parametrize("name", DECOYS)
 def test_what_would_lead_astray_is_dropped(name: str) -> None:
     given = {"PATH": "/usr/bin", name: "/decoy"}
-    assert commands.rank_variables(PLACE, GROUP, given) == EVERY_RANK
+    assert rank_variables(PLACE, GROUP, given) == EVERY_RANK
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_the_users_own_is_kept(name: str) -> None:
     given = {"PATH": "/usr/bin", name: "/own"}
-    assert commands.rank_variables(PLACE, GROUP, given) == {**EVERY_RANK, name: "/own"}
+    assert rank_variables(PLACE, GROUP, given) == {**EVERY_RANK, name: "/own"}
 
 
 @pytest.mark.parametrize(
@@ -209,13 +212,13 @@ def test_what_is_the_users_own_is_kept(name: str) -> None:
 )
 def test_what_isolates_cannot_be_set_from_outside(name: str) -> None:
     given = {"PATH": "/usr/bin", name: ""}
-    assert commands.environment_variables(PLACE, given)[name] == EVERY_PROGRAM[name]
+    assert environment_variables(PLACE, given)[name] == EVERY_PROGRAM[name]
 
 
 @pytest.mark.parametrize("name", ["HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"])
 def test_caches_may_be_elsewhere(name: str) -> None:
     given = {"PATH": "/usr/bin", name: "/elsewhere"}
-    assert commands.environment_variables(PLACE, given)[name] == "/elsewhere"
+    assert environment_variables(PLACE, given)[name] == "/elsewhere"
 
 
 def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path) -> None:
@@ -231,7 +234,7 @@ def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path
     place = JobDirectories(root=str(env.parents[1]), environment=str(env), job_dir=str(tmp_path))
     code = "import alpha, subprocess; print(alpha.__file__, flush=True); "
     code += "subprocess.run(['python', '-c', 'import alpha; print(alpha.__file__)'], check=True)"
-    variables = commands.environment_variables(place, base)
+    variables = environment_variables(place, base)
     argv = [env / "bin" / "python", "-c", code]
     done = subprocess.run(argv, env=variables, cwd="/", capture_output=True, text=True, check=True)
     site = env / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -256,12 +259,12 @@ def test_in_a_real_environment_decoys_are_not_imported(env: Path, tmp_path: Path
     ],
 )
 def test_the_backend(setting: str, gpus: dict[str, int], chosen: str) -> None:
-    assert commands.choose_backend(setting, gpus) == chosen
+    assert choose_backend(setting, gpus) == chosen
 
 
 def test_nccl_without_gpus_names_the_nodes() -> None:
     with pytest.raises(ValueError, match="needs a GPU on every node; none on hpc02, hpc10"):
-        commands.choose_backend("nccl", {"hpc10": 0, "hpc01": 4, "hpc02": 0})
+        choose_backend("nccl", {"hpc10": 0, "hpc01": 4, "hpc02": 0})
 
 
 @pytest.mark.parametrize(
@@ -269,7 +272,7 @@ def test_nccl_without_gpus_names_the_nodes() -> None:
     [(None, {"a": 4, "b": 2}, 2), (None, {"a": 0, "b": 2}, 1), (3, {"a": 0}, 3), (1, {"a": 8}, 1)],
 )
 def test_ranks_on_a_node(setting: int | None, gpus: dict[str, int], chosen: int) -> None:
-    assert commands.choose_nproc(setting, gpus) == chosen
+    assert choose_nproc(setting, gpus) == chosen
 
 
 @pytest.mark.parametrize(
@@ -277,13 +280,13 @@ def test_ranks_on_a_node(setting: int | None, gpus: dict[str, int], chosen: int)
     [(None, 16, 4, 4), (None, 17, 4, 4), (None, 2, 4, 1), (None, 1, 1, 1), (8, 2, 4, 8)],
 )
 def test_threads_of_a_rank(setting: int | None, cpus: int, nproc: int, chosen: int) -> None:
-    assert commands.choose_threads(setting, cpus, nproc) == chosen
+    assert choose_threads(setting, cpus, nproc) == chosen
 
 
 def test_a_program_of_an_environment_gets_no_secret() -> None:
     """Whatever reached the node: a rank, a launcher and the imports of the proof all ask here."""
     base = {"PATH": "/usr/bin", "HF_TOKEN": "t", "SLURM_JWT": "j", "MYPASS": "p"}
-    assert commands.environment_variables(PLACE, base) == EVERY_PROGRAM
-    assert commands.rank_variables(PLACE, GROUP, base) == EVERY_RANK
-    named = commands.rank_variables(PLACE, GROUP, base, ["MYPASS"])
+    assert environment_variables(PLACE, base) == EVERY_PROGRAM
+    assert rank_variables(PLACE, GROUP, base) == EVERY_RANK
+    named = rank_variables(PLACE, GROUP, base, ["MYPASS"])
     assert named == {**EVERY_RANK, "MYPASS": "p"}

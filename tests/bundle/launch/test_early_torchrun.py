@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bundle.launch import early_torchrun
-from bundle.launch.commands import JobDirectories
+from bundle.launch.directories import JobDirectories
 from bundle.launch.early_torchrun import EarlyLauncher
 from bundle.system import processes
 from stager.core.store import Store

@@ -1,0 +1,127 @@
+"""The variables of a rank, and of any program in an environment: pure functions."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Collection, Mapping
+
+from ..environment.merge import STATE
+from ..redaction.masking import without_secrets
+from .directories import JobDirectories
+from .group import RankGroup
+
+DROPPED = re.compile(
+    r"PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|PLATLIBDIR|SAFEPATH|INSPECT|PYCACHEPREFIX)$"
+    r"|VIRTUAL_ENV|CONDA_PREFIX$"
+    r"|__PYVENV_LAUNCHER__$|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
+    r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_|STAGER_(ENV|PROJECT|JOB)"
+    r"|STAGER_OUTPUT(_NONCE)?$"
+)
+"""Variables of the caller that would lead a rank out of its environment or give it a wrong rank.
+
+``PYTHONINSPECT`` would turn the exit status of a rank that failed into 0, ``PYTHONPYCACHEPREFIX``
+would hide the bytecode that came with the bundle. ``LD_PRELOAD`` and the like are the user's own.
+"""
+USE_CPU = "ACCELERATE_USE_CPU"
+"""Makes accelerate, and so the Trainer of transformers, use gloo."""
+_TORCHRUN_SECONDS = 30
+"""Seconds until torchrun itself kills ranks that it told to end (``LaunchConfig``, torch 2.13)."""
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def environment_variables(
+    place: JobDirectories, base: Mapping[str, str], passed: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the variables of any program in an environment: isolated from the node, and offline.
+
+    The virtual environment keeps the node's own site-packages out; ``PYTHONNOUSERSITE`` keeps
+    ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has set is kept. No bytecode
+    is written: a published environment brings its own and is never modified. Secrets are removed:
+    every program of an environment gets its variables here, however its node was reached.
+
+    Args:
+        place: the directories, with the environment's.
+        base: the caller's variables.
+        passed: names of the secrets that it gets nevertheless.
+    """
+    kept = without_secrets(base, passed)
+    env = {name: value for name, value in kept.items() if not DROPPED.match(name)}
+    caches = os.path.join(place.root, "cache")
+    return {
+        **{
+            "HF_HOME": os.path.join(caches, "huggingface"),
+            # fsspec, and so datasets, otherwise looks into the home as it is imported.
+            "FSSPEC_CONFIG_DIR": os.path.join(caches, "fsspec"),
+            "TRITON_CACHE_DIR": os.path.join(caches, "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
+        },
+        **env,
+        **_OFFLINE,
+        "PATH": os.pathsep.join(
+            [os.path.join(place.environment, "bin"), env.get("PATH") or os.defpath]
+        ),
+        "VIRTUAL_ENV": place.environment,
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "STAGER_ENV": place.environment,
+        "STAGER_PROJECT": os.path.join(place.environment, "project"),
+        "STAGER_ASSETS": os.path.join(place.environment, "assets"),
+        "STAGER_TRAINER": os.path.join(place.environment, STATE, "site"),
+        "STAGER_JOB_DIR": place.job_dir,
+    }
+
+
+def rank_variables(
+    place: JobDirectories, group: RankGroup, base: Mapping[str, str], passed: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the variables that ``torchrun`` gets on one node and passes to its ranks.
+
+    Gloo's interface is an exact name; NCCL's is a prefix unless it begins with ``=`` (NCCL user
+    guide, ``NCCL_SOCKET_IFNAME``).
+    """
+    env = {
+        **environment_variables(place, base, passed),
+        "STAGER_NODE": group.node,
+        "PYTORCH_DIST_BACKEND": group.backend,
+        "OMP_NUM_THREADS": str(group.threads),
+        "GLOO_SOCKET_IFNAME": group.interface,
+    }
+    if group.on_cpus:
+        # Without it the Trainer of transformers starts no process group where there is no GPU, and
+        # each rank trains on all of the data by itself (ParallelMode.NOT_PARALLEL).
+        env.setdefault(USE_CPU, "true")
+    if group.backend == "nccl":
+        env["NCCL_SOCKET_IFNAME"] = f"={group.interface}"
+    if group.grace_seconds > _TORCHRUN_SECONDS:
+        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(group.grace_seconds)
+    if group.moving:
+        # Else restarted ranks use the store of the first attempt, where they read addresses of
+        # ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return env
+
+
+def native_variables(group: RankGroup, slurm: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torchrun would set for a rank, from those of a Slurm task.
+
+    Args:
+        group: the node's part in the process group.
+        slurm: the task's variables.
+    """
+    return {
+        "RANK": slurm["SLURM_PROCID"],
+        "WORLD_SIZE": slurm["SLURM_NTASKS"],
+        "LOCAL_RANK": slurm["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(group.nproc),
+        "GROUP_RANK": slurm["SLURM_NODEID"],
+        "NODE_RANK": slurm["SLURM_NODEID"],
+        "MASTER_ADDR": group.address,
+        "MASTER_PORT": str(group.port),
+    }
