@@ -306,10 +306,10 @@ def test_clean_without_slurm_cleans_what_is_there(project: Project) -> None:
     done = project.stager("clean", "-q", env=without)
     assert (done.returncode, stale.exists()) == (0, False), done.stderr
     assert done.stderr.startswith("warning: the nodes were not cleaned: the job needs 3 nodes")
-    assert "no Slurm here" in done.stderr
+    assert "Slurm is not available here" in done.stderr
     report = json.loads(project.stager("clean", "--json", env=without).stdout)
     assert report["ok"]
-    assert "no Slurm here" in report["nodes_skipped"]
+    assert "Slurm is not available here" in report["nodes_skipped"]
     for asked in (["--nodes-only"], ["--allocation", "slurm"]):
         assert project.stager("clean", *asked, env=without).returncode == 1
     only = json.loads(project.stager("clean", "--json", "--store-only", env=without).stdout)

@@ -201,6 +201,6 @@ def test_no_room_at_home(veiled: Cluster, at_home: Project) -> None:
     assert problem["where"] == str(tiny)
     assert "free" in problem["why"]
     place = collected["from"]
-    assert f"it is still on node01 in {place}" in said
+    assert f"they are still on node01 in {place}" in said
     size = veiled.on("node01", ["stat", "-c", "%s", f"{place}/out/large0"]).stdout
     assert int(size) == 3 << 20

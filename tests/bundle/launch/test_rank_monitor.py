@@ -73,8 +73,8 @@ elif what == "garbage":
 @pytest.fixture
 def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job's directory on a node, with the wrapper in it."""
-    shutil.copy(FAR_SIDE / "launch" / "wrapper.py", tmp_path / "run_wrapper.py")
-    shutil.copy(FAR_SIDE / "launch" / "watch.py", tmp_path / "_stager_watch.py")
+    shutil.copy(FAR_SIDE / "wrapper.py", tmp_path / "run_wrapper.py")
+    shutil.copy(FAR_SIDE / "watch.py", tmp_path / "_stager_watch.py")
     (tmp_path / "program.py").write_text(PROGRAM)
     for name in ("STAGER_PROJECT", "STAGER_ENV", "STAGER_OUTPUT"):
         monkeypatch.delenv(name, raising=False)

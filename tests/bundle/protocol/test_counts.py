@@ -25,10 +25,10 @@ ALWAYS_SEVERAL = {
     "stager/layers/wheel.py": "len(self._faults)",
     "stager/layers/build.py": "len(faults)",
     "stager/report/page.py": "every",
-    "stager/report/tables.py": "len(asked)",
+    "stager/report/tables.py": "len(checked)",
     "stager/report/failure.py": "len(first.lines)",
     "stager/layers/project.py": "len(problems)",
-    "bundle/driver/driver.py": "world",
+    "bundle/driver/ranks.py": "world_size",
 }
 """Where one of a thing is said in other words, or cannot be: the one value that may stand there."""
 
