@@ -15,7 +15,7 @@ import pytest
 from tests.support import architecture as house
 from tests.support.architecture import Module, parse
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[1]
 STAGER, BUNDLE, TRAINER = (house.load(REPO, name) for name in ("stager", "bundle", "trainer"))
 ALL = [*STAGER, *BUNDLE, *TRAINER]
 TESTS = house.load(REPO, "tests")
