@@ -1,0 +1,304 @@
+"""Dataclasses as JSON and back: one codec for all that travels between the two sides.
+
+A type is read from its annotation as text, as Python 3.9 cannot evaluate ``int | None``. It may be
+``None``, ``bool``, ``int``, ``float``, ``str``, ``object`` (any JSON value), ``tuple[T, ...]``,
+``tuple[A, B]``, ``dict[str, T]``, a class, or several of these with ``|``. A class is an
+enumeration, a kind of text that checks itself (:class:`~bundle.protocol.digest.Digest`), another
+dataclass, or one with ``to_json`` and ``from_json`` of its own. Classes are looked up in the module
+that declares the field, so it must import them when it runs, not only for a type checker.
+
+A field's JSON name is its own, or ``json`` of its metadata: ``field(metadata={"json": "class"})``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+_Reader = Callable[[object, str], object]
+"""Turns a JSON value into a value of one type; its second argument is the key path."""
+_NUMBER_LIMIT = 1 << 62
+"""No count, size or number of seconds is as large as this."""
+
+
+class DecodeError(ValueError):
+    """A JSON value is not what it should be.
+
+    Attributes:
+        path: the key path of the wrong value, ``nodes[2].address``; empty for all of it.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path, self.reason = path, reason
+
+
+def encode(value: object, *, short: bool = False) -> dict[str, Any]:
+    """Return a dataclass of the types above as a JSON object.
+
+    Args:
+        value: the dataclass.
+        short: leave out the fields that have their default.
+    """
+    return {
+        field.json_name: _encoded(getattr(value, field.name), short)
+        for field in _fields(type(value))
+        if not (short and field.is_default(getattr(value, field.name)))
+    }
+
+
+def _encoded(value: object, short: bool) -> object:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, dict):
+        return {key: _encoded(item, short) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_encoded(item, short) for item in value]
+    if dataclasses.is_dataclass(value):
+        return encode(value, short=short)
+    return value
+
+
+def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) -> _T:
+    """Read a dataclass from a JSON object.
+
+    Args:
+        kind: the dataclass.
+        raw: the JSON value.
+        path: the key path of this object, for messages.
+        strict: refuse keys that the dataclass has no field for; else ignore them.
+
+    Raises:
+        DecodeError: a field is missing, unknown, or holds something else than it declares.
+    """
+    if not isinstance(raw, dict):
+        raise DecodeError(path, f"is {_shown(raw)}, not an object")
+    values = {}
+    fields = _fields(kind, strict)
+    for field in fields:
+        if field.json_name in raw:
+            place = f"{path}.{field.json_name}" if path else field.json_name
+            values[field.name] = field.read(raw[field.json_name], place)
+    missing = [field.json_name for field in fields if field.required and field.name not in values]
+    if missing:
+        raise DecodeError(path, f"{', '.join(missing)}: missing")
+    unknown = sorted(map(str, raw.keys() - {field.json_name for field in fields}))
+    if strict and unknown:
+        raise DecodeError(path, f"{', '.join(unknown)}: unknown")
+    return kind(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """A field of a dataclass as the codec sees it."""
+
+    name: str
+    json_name: str
+    default: object
+    """The default, or ``dataclasses.MISSING``."""
+    read: _Reader
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    def is_default(self, value: object) -> bool:
+        return type(value) is type(self.default) and value == self.default
+
+
+_FIELDS: dict[tuple[type, bool], tuple[_Field, ...]] = {}
+
+
+def _fields(kind: type, strict: bool = True) -> tuple[_Field, ...]:
+    """Return the fields of a dataclass, made once; raises TypeError for another class."""
+    if (kind, strict) not in _FIELDS:
+        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind)
+        _FIELDS[kind, strict] = tuple(
+            _Field(
+                field.name,
+                field.metadata.get("json", field.name),
+                _default(field),
+                _reader(str(field.type), _module_of(kind, field), strict),
+            )
+            for field in fields
+        )
+    return _FIELDS[kind, strict]
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _module_of(kind: type, field: dataclasses.Field[Any]) -> str:
+    """Return the module of the class, this one or a base, that declares a field."""
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base) and field in dataclasses.fields(base):
+            return base.__module__
+    return kind.__module__
+
+
+@functools.lru_cache(maxsize=None)
+def _reader(declared: str, module: str, strict: bool) -> _Reader:
+    """Return the reader of a type that is written in a module."""
+    alternatives = list(_split(declared, "|"))
+    if len(alternatives) > 1:
+        readers = [_reader(alternative, module, strict) for alternative in alternatives]
+        return _union(readers, declared)
+    name, bracket, inner = declared.partition("[")
+    items = list(_split(inner[:-1], ",")) if bracket else []
+    if name == "tuple" and items[-1] == "...":
+        return _list_reader(_reader(items[0], module, strict))
+    if name == "tuple":
+        return _tuple_reader([_reader(item, module, strict) for item in items])
+    if name == "dict":
+        return _dict_reader(_reader(items[1], module, strict))
+    if name in _PLAIN:
+        return _PLAIN[name]
+    return _class_reader(getattr(sys.modules[module], name), strict)
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """Yield the parts of a type, split where no bracket is open."""
+    depth, part = 0, ""
+    for char in text:
+        depth += (char == "[") - (char == "]")
+        if char == separator and not depth:
+            yield part.strip()
+            part = ""
+        else:
+            part += char
+    yield part.strip()
+
+
+def _union(readers: list[_Reader], declared: str) -> _Reader:
+    def read(raw: object, path: str) -> object:
+        inner = None
+        for reader in readers:
+            try:
+                return reader(raw, path)
+            except DecodeError as exc:
+                if exc.path != path:
+                    inner = exc
+        # A fault inside an object or a list says more than the names of all types.
+        raise inner or DecodeError(path, f"is {_shown(raw)}, not {declared}")
+
+    return read
+
+
+def _list_reader(item: _Reader) -> _Reader:
+    def read(raw: object, path: str) -> object:
+        values = enumerate(_list(raw, path))
+        return tuple(item(value, f"{path}[{place}]") for place, value in values)
+
+    return read
+
+
+def _tuple_reader(items: list[_Reader]) -> _Reader:
+    def read(raw: object, path: str) -> object:
+        values = _list(raw, path)
+        if len(values) != len(items):
+            raise DecodeError(path, f"has {len(values)} items, not {len(items)}")
+        pairs = enumerate(zip(items, values))
+        return tuple(item(value, f"{path}[{place}]") for place, (item, value) in pairs)
+
+    return read
+
+
+def _list(raw: object, path: str) -> list[object] | tuple[object, ...]:
+    if not isinstance(raw, (list, tuple)):
+        raise DecodeError(path, f"is {_shown(raw)}, not a list")
+    return raw
+
+
+def _dict_reader(item: _Reader) -> _Reader:
+    def read(raw: object, path: str) -> object:
+        if not isinstance(raw, dict):
+            raise DecodeError(path, f"is {_shown(raw)}, not an object")
+        return {_text(key, path): item(value, f"{path}.{key}") for key, value in raw.items()}
+
+    return read
+
+
+def _class_reader(kind: Any, strict: bool) -> _Reader:  # noqa: ANN401 - any class
+    if hasattr(kind, "from_json"):
+        return _converter(kind.from_json)
+    if hasattr(kind, "__dataclass_fields__"):
+        return functools.partial(decode, kind, strict=strict)
+    if not issubclass(kind, enum.Enum):
+        return _converter(kind)
+    choices = ", ".join(str(member.value) for member in kind)
+    return _converter(kind, f"none of {choices}")
+
+
+def _converter(convert: Callable[[Any], object], reason: str = "") -> _Reader:
+    """Return a reader that calls a function, whose errors say what is wrong with a value."""
+
+    def read(raw: object, path: str) -> object:
+        try:
+            return convert(raw)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise DecodeError(path, f"is {_shown(raw)}, {reason or exc}") from exc
+
+    return read
+
+
+def _none(raw: object, path: str) -> None:
+    if raw is not None:
+        raise DecodeError(path, f"is {_shown(raw)}, not null")
+
+
+def _boolean(raw: object, path: str) -> bool:
+    if not isinstance(raw, bool):
+        raise DecodeError(path, f"is {_shown(raw)}, not true or false")
+    return raw
+
+
+def _integer(raw: object, path: str) -> int:
+    if type(raw) is not int or not -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
+        raise DecodeError(path, f"is {_shown(raw)}, not a whole number of a usual size")
+    return raw
+
+
+def _number(raw: object, path: str) -> float:
+    if type(raw) is int and -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
+        return float(raw)
+    if not isinstance(raw, float) or not math.isfinite(raw):
+        raise DecodeError(path, f"is {_shown(raw)}, not a finite number")
+    return raw
+
+
+def _text(raw: object, path: str) -> str:
+    if not isinstance(raw, str) or "\0" in raw:
+        raise DecodeError(path, f"is {_shown(raw)}, not a text")
+    return raw
+
+
+def _anything(raw: object, _: str) -> object:
+    return raw
+
+
+_PLAIN: dict[str, _Reader] = {
+    "None": _none,
+    "bool": _boolean,
+    "int": _integer,
+    "float": _number,
+    "str": _text,
+    "object": _anything,
+}
+"""Readers by the text of a type; any other text is the name of a class."""
+
+
+def _shown(raw: object) -> str:
+    shown = repr(raw)
+    return shown if len(shown) <= 80 else f"{shown[:80]}..."

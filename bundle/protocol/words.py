@@ -1,0 +1,113 @@
+"""The words that both sides share, as enumerations: a job is told by them, and so is its end."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Word(str, enum.Enum):
+    """A text out of a few; it reads, and goes into JSON, as its value."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Action(Word):
+    """The purpose of a job."""
+
+    VERIFY = "verify"
+    RUN = "run"
+    CLEAN = "clean"
+
+
+class Allocation(Word):
+    """The place where a job's nodes come from."""
+
+    LOCAL = "local"
+    """Processes on this machine."""
+    SLURM = "slurm"
+    """Nodes of a Slurm allocation."""
+
+
+class Launcher(Word):
+    """The program that starts the ranks."""
+
+    TORCHRUN = "torchrun"
+    SRUN = "srun"
+
+
+class Backend(Word):
+    """The backend of torch.distributed."""
+
+    AUTO = "auto"
+    """``nccl`` where every node has a GPU, else ``gloo``."""
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+class Stage(Word):
+    """The rule by which the bundle is sent to nodes."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class LogMode(Word):
+    """The readers of a job's files."""
+
+    PRIVATE = "private"
+    """Its user alone."""
+    GROUP = "group"
+    """Also the group of the log directory."""
+
+
+class PhaseName(Word):
+    """A step of a job that its driver takes with all nodes, or asks of their agents."""
+
+    PREFLIGHT = "preflight"
+    PLACE = "place"
+    UNPACK = "unpack"
+    PROBE = "probe"
+    DEEP = "deep"
+    ALL_REDUCE = "all_reduce"
+    LAUNCH = "launch"
+    COLLECT = "collect"
+    TIDY = "tidy"
+    CLEAN = "clean"
+    SESSION = "session"
+    """Phases that one agent is asked for one after the other."""
+    EARLY = "early"
+    """The start of the launcher before all other phases; it has no answer."""
+
+
+class Ending(Word):
+    """The reason why Slurm ended an allocation."""
+
+    TIME_LIMIT = "time-limit"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    NODE_FAILURE = "node-failure"
+
+
+class FailureClass(Word):
+    """The class of a failure, as ``stager diagnose`` reports it."""
+
+    PYTHON_ERROR = "python-error"
+    OUT_OF_MEMORY = "out-of-memory"
+    KILLED = "killed"
+    PORT = "port"
+    RENDEZVOUS = "rendezvous"
+    INTERFACE = "interface"
+    NAME_RESOLUTION = "name-resolution"
+    MISSING_ASSET = "missing-asset"
+    MISSING_MODULE = "missing-module"
+    DAMAGED_COPY = "damaged-copy"
+    DISK_FULL = "disk-full"
+    TIME_LIMIT = "time-limit"
+    PREEMPTION = "preemption"
+    NODE_FAILURE = "node-failure"
+    HANG = "hang"
+    ENVIRONMENT = "environment"
+    UNKNOWN = "unknown"

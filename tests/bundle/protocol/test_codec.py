@@ -1,0 +1,163 @@
+"""The codec turns dataclasses into JSON and back, and says where a value is wrong."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+
+from bundle.protocol.codec import DecodeError, decode, encode
+from bundle.protocol.digest import Digest
+
+
+class Colour(str, enum.Enum):
+    """An enumeration."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A dataclass with a form of its own."""
+
+    first: int
+    last: int
+
+    def to_json(self) -> str:
+        """Return ``first-last``."""
+        return f"{self.first}-{self.last}"
+
+    @classmethod
+    def from_json(cls, raw: str) -> Span:
+        """Read ``first-last``."""
+        first, last = raw.split("-")
+        return cls(int(first), int(last))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A dataclass inside another one."""
+
+    size: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A dataclass with a field of each type."""
+
+    KIND: ClassVar[str] = "tree"
+
+    colour: Colour
+    leaves: tuple[Leaf, ...]
+    place: tuple[float, str] | None
+    by_name: dict[str, tuple[int, ...]]
+    interface: str | dict[str, str]
+    free: object
+    span: Span
+    digest: Digest
+    kind: str = field(default="oak", metadata={"json": "class"})
+    dead: bool = False
+    nested: Leaf | None = None
+    listed: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grown(Tree):
+    """A dataclass with fields of a base."""
+
+    years: int = 0
+
+
+TREE = Tree(
+    colour=Colour.RED,
+    leaves=(Leaf(1), Leaf(2, "two")),
+    place=(1.5, "x"),
+    by_name={"a": (1, 2), "b": ()},
+    interface={"n[1-2]": "eth0"},
+    free=[1, {"any": None}],
+    span=Span(3, 4),
+    digest=Digest("0" * 64),
+)
+RAW = {
+    "colour": "red",
+    "leaves": [{"size": 1, "name": ""}, {"size": 2, "name": "two"}],
+    "place": [1.5, "x"],
+    "by_name": {"a": [1, 2], "b": []},
+    "interface": {"n[1-2]": "eth0"},
+    "free": [1, {"any": None}],
+    "span": "3-4",
+    "digest": "0" * 64,
+    "class": "oak",
+    "dead": False,
+    "nested": None,
+    "listed": {},
+}
+
+
+def test_a_dataclass_becomes_json() -> None:
+    assert encode(TREE) == RAW
+
+
+def test_short_json_leaves_out_defaults() -> None:
+    short = encode(TREE, short=True)
+    assert "class" not in short
+    assert "listed" not in short
+    assert short["leaves"] == [{"size": 1}, {"size": 2, "name": "two"}]
+    assert decode(Tree, short) == TREE
+
+
+def test_json_becomes_the_same_dataclass() -> None:
+    assert decode(Tree, json.loads(json.dumps(encode(TREE)))) == TREE
+    assert decode(Grown, {**RAW, "years": 3}).years == 3
+
+
+def test_zero_is_not_false() -> None:
+    """A default is left out only for a value of its own type."""
+    assert encode(Leaf(1, name=""), short=True) == {"size": 1}
+    assert encode(Grown(**{**vars(TREE), "years": False}), short=True)["years"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": "green"}, "colour: is 'green', none of red, blue"),
+        ({"leaves": {}}, "leaves: is {}, not a list"),
+        ({"leaves": [{"size": 1}, {"size": True}]}, "leaves[1].size: is True, not a whole number"),
+        ({"leaves": [{"size": 1, "x": 2}]}, "leaves[0]: x: unknown"),
+        ({"leaves": [{}]}, "leaves[0]: size: missing"),
+        ({"leaves": [3]}, "leaves[0]: is 3, not an object"),
+        ({"place": [1.0]}, "place: is [1.0], not tuple[float, str] | None"),
+        ({"place": [float("nan"), "x"]}, "place[0]: is nan, not a finite number"),
+        ({"place": ["far", "x"]}, "place[0]: is 'far', not a finite number"),
+        ({"by_name": {"a": [1, None]}}, "by_name.a[1]: is None, not a whole number"),
+        ({"by_name": []}, "by_name: is [], not an object"),
+        ({"interface": 4}, "interface: is 4, not str | dict[str, str]"),
+        ({"interface": {"a": 4}}, "interface.a: is 4, not a text"),
+        ({"class": "a\0b"}, "class: is 'a\\x00b', not a text"),
+        ({"span": "3"}, "span: is '3', not enough values to unpack"),
+        ({"digest": "0"}, "digest: is '0', not a sha256"),
+        ({"dead": 0}, "dead: is 0, not true or false"),
+        ({"nested": {"size": 10**30}}, "nested.size: is 1000000"),
+        ({"more": 1, "other": 2}, "more, other: unknown"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_key_path(change: dict[str, object], message: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode(Tree, {**RAW, **change})
+    assert str(caught.value).startswith(message)
+
+
+def test_a_missing_key_is_named() -> None:
+    raw = {key: value for key, value in RAW.items() if key not in ("colour", "free")}
+    with pytest.raises(DecodeError, match=r"^tree: colour, free: missing$"):
+        decode(Tree, raw, "tree")
+
+
+def test_unknown_keys_may_be_ignored() -> None:
+    leaves = [{"size": 1, "new": 3}, {"size": 2, "name": "two"}]
+    assert decode(Tree, {**RAW, "more": 1, "leaves": leaves}, strict=False) == TREE
