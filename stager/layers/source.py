@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from bundle.format.layer import INDEX_FORMAT
+from bundle.format.layer_head import INDEX_FORMAT
 from bundle.format.layer_origin import Origin
 from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest

@@ -10,7 +10,8 @@ from typing import BinaryIO
 
 from packaging.utils import parse_wheel_filename
 
-from bundle.format.layer import Index, LayerError, decode_head
+from bundle.format.layer import Index, LayerError
+from bundle.format.layer_head import decode_head
 from bundle.format.manifest import (
     BLOCK,
     MANIFEST_NAME,
