@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import counted, sized
 from bundle.protocol.problem import Problem
 
 from ..slurm import messages
-from .output import size
 from .reports import Reports
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Events(Reports):
         """Return a line about nodes that are sent the same layers."""
         layers = group["layers"]
         names = f": {', '.join(layers)}" if self.verbose and layers else ""
-        sent = f"{size(group['bytes'])}, {counted(len(layers), 'layer')}"
+        sent = f"{sized(group['bytes'])}, {counted(len(layers), 'layer')}"
         return f"{','.join(group['nodes'])} {group['how']} {sent}{names}"
 
     def _on_left_out(self, event: Mapping[str, Any]) -> None:
@@ -104,7 +103,7 @@ class Events(Reports):
             self._write(f"warning: {node} is left out: {reasons}", "warning")
 
     def _on_collected(self, event: Mapping[str, Any]) -> None:
-        what = f"{counted(event['files'], 'file')}, {size(event['bytes'])}"
+        what = f"{counted(event['files'], 'file')}, {sized(event['bytes'])}"
         self.say(f"  {event['node']}: {what}: {event['from']} -> {event['to']}")
         for old, new in event.get("renamed", {}).items():
             self.say(f"  {old} was there already; this one is {new}")

@@ -1,10 +1,8 @@
-"""Amounts for a person: seconds, bytes, and the round numbers of an axis."""
+"""Amounts for a person: seconds, shares, and the round numbers of an axis."""
 
 from __future__ import annotations
 
 import math
-
-from bundle.system.files import size
 
 _STEPS = (1.0, 2.0, 5.0)
 _CLOCK = (1, 2, 5, 10, 15, 30)
@@ -13,7 +11,7 @@ _CLOCK = (1, 2, 5, 10, 15, 30)
 _ALIKE = 1e-9
 """Numbers that differ by less than this part of them are one to an axis."""
 
-__all__ = ["decimal", "duration", "nice", "percent", "size", "ticks", "time_ticks"]
+__all__ = ["decimal", "duration", "nice", "percent", "ticks", "time_ticks"]
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import counted, sized
 
 from ..diagnosis.failure import Diagnosis
 from ..diagnosis.wording import when
@@ -19,7 +19,7 @@ from .facts import FAILED, INTERRUPTED, RUNNING, UNKNOWN, WELL, JobFacts
 from .failure import box, trouble
 from .markup import Html, element
 from .nodes import Node
-from .numbers import decimal, duration, size
+from .numbers import decimal, duration
 from .phases import Passage
 from .tables import bundle_table, node_table
 from .timeline import MOST, as_table, chosen, legend, patterns, timelines
@@ -180,7 +180,7 @@ def _duration(story: Story) -> str:
 
 def _staging(facts: JobFacts) -> str:
     """Return how the bundle came to the nodes, and how much of it was sent."""
-    sent = f"; {size(int(facts.sent))} were broadcast" if facts.sent else ""
+    sent = f"; {sized(int(facts.sent))} were broadcast" if facts.sent else ""
     return f"{facts.plan}{sent}"
 
 

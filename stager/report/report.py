@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from bundle.system import permissions
 
 from .. import __version__
+from ..core.atomic_write import replacing
 from ..core.errors import StagerError
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
@@ -103,13 +103,8 @@ def _write(path: Path, data: bytes, mode: str) -> None:
     hint = "name another one with --output"
     if final.exists() and not final.is_file():
         raise StagerError(f"{path} is no file, and cannot become the report", hint=hint)
-    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
     try:
-        try:
-            with open(partial, "xb", opener=permissions.opener(mode)) as handle:
-                handle.write(data)
-            partial.replace(final)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(final, permissions.opener(mode)) as file:
+            file.write(data)
     except OSError as exc:
         raise StagerError(f"{path} cannot be written: {exc.strerror or exc}", hint=hint) from exc

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import counted, sized
 
 from .chart import bar
 from .contents import BundleContents, BundlePart
 from .failure import box
 from .markup import Content, Html, clipped, element
 from .nodes import FAILED, LEFT_OUT, WELL, Node, apart
-from .numbers import size
 
 LARGEST = 15
 """Parts of a bundle that are shown one by one."""
@@ -101,8 +100,8 @@ def bundle_table(contents: BundleContents) -> list[Html]:
         return [path, element("p", f"What was in it cannot be said: {contents.missing}.")]
     parts = contents.parts
     total = f"{counted(len(parts), 'part')}, {counted(sum(p.files for p in parts), 'file')}: "
-    total += f"{size(sum(p.packed for p in parts))} in the bundle, "
-    total += f"{size(sum(p.unpacked for p in parts))} on a node."
+    total += f"{sized(sum(p.packed for p in parts))} in the bundle, "
+    total += f"{sized(sum(p.unpacked for p in parts))} on a node."
     return [path, element("p", total), box(_parts(parts), "Contents of the bundle")]
 
 
@@ -138,7 +137,7 @@ def _part(name: str, kind: str, part: BundlePart, share: float | None) -> Html:
         "tr",
         element("th", name, note, scope="row"),
         element("td", None if share is None else bar(share), class_="bars"),
-        element("td", size(part.packed), class_="number"),
-        element("td", size(part.unpacked), class_="number"),
+        element("td", sized(part.packed), class_="number"),
+        element("td", sized(part.unpacked), class_="number"),
         element("td", f"{part.files:,}", class_="number"),
     )

@@ -16,7 +16,8 @@ import pytest
 
 from bundle.protocol.problem import NodeError
 from bundle.results import pack as module
-from bundle.results.pack import Sizes, leads_out, pack, select, sizes
+from bundle.results.pack import pack
+from bundle.results.selection import Sizes, leads_out, measure, select
 from tests.support.namespaces import needs_root
 
 
@@ -61,7 +62,8 @@ def test_the_stream_is_what_it_says(tmp_path: Path) -> None:
             "out/sub/" + "n" * 200,
         ]
         assert archive.getmember("out/link").linkname == "sub"
-    assert sizes(str(tmp_path), ["out", "*.txt"]) == Sizes(files=3, bytes=707, entries=6)
+    selected = select(str(tmp_path), ["out", "*.txt"])
+    assert measure(selected.entries) == Sizes(files=3, bytes=707, entries=6)
 
 
 def test_outputs_inside_another_are_sent_once(tmp_path: Path) -> None:

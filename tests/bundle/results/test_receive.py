@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 
 from bundle.protocol.problem import NodeError
+from bundle.results.pack import pack
 from bundle.results.publish import sweep
-from bundle.results.receive import Received, pack, receive, sizes
+from bundle.results.receive import Received, receive
+from bundle.results.selection import measure, select
 from tests.support.namespaces import namespace, needs_root
 from tests.support.processes import until
 
@@ -28,7 +30,7 @@ REPO = Path(__file__).resolve().parents[3]
 SENDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from bundle.results.receive import pack
+from bundle.results.pack import pack
 pack(sys.argv[2], sys.argv[3:], sys.stdout.buffer)
 print(open("/proc/self/status").read(), file=sys.stderr)
 """
@@ -124,7 +126,7 @@ def test_results_come_home_through_a_process(work: Path, home: Path) -> None:
     kind, _, *rest = wanted["out/run.sh"]
     wanted["out/run.sh"] = (kind, 0o755, *rest)  # set-uid stays behind
     assert tree(home) == wanted
-    found = sizes(str(work), ["out", "*.txt"])
+    found = measure(select(str(work), ["out", "*.txt"]).entries)
     assert got == Received(
         complete=True,
         files=found.files,
