@@ -13,6 +13,7 @@ import pytest
 from bundle.checks import probe
 from bundle.protocol.problem import Problem
 from bundle.protocol.requires import Requires
+from tests.support.needs import lacks
 
 REPO = Path(__file__).resolve().parents[3]
 RANK_ENV = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
@@ -273,7 +274,7 @@ def python39() -> str:
             ).returncode
         ):
             return str(program)
-    pytest.skip("this machine has no Python 3.9")
+    lacks("each python", "there is no Python 3.9")
 
 
 @pytest.mark.parametrize("which", ["3.9", "own"])

@@ -17,7 +17,7 @@ import pytest
 from bundle.protocol.problem import NodeError
 from bundle.results import pack as module
 from bundle.results.pack import Sizes, leads_out, pack, select, sizes
-from tests.support.namespaces import needs_root
+from tests.support.needs import needs
 
 
 def parts(stream: bytes) -> tuple[dict, bytes, dict]:
@@ -160,7 +160,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_what_may_not_be_read_is_named(open_folder: Path) -> None:
-    needs_root()
+    needs("root")
     (open_folder / "out" / "closed").mkdir(parents=True)
     (open_folder / "out" / "closed" / "x").touch()
     (open_folder / "out" / "mine").write_text("mine")

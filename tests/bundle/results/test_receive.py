@@ -21,7 +21,8 @@ import pytest
 from bundle.protocol.problem import NodeError
 from bundle.results.publish import sweep
 from bundle.results.receive import Received, pack, receive, sizes
-from tests.support.namespaces import namespace, needs_root
+from tests.support.namespaces import namespace
+from tests.support.needs import needs
 from tests.support.processes import until
 
 REPO = Path(__file__).resolve().parents[3]
@@ -157,7 +158,7 @@ def test_nothing_that_is_there_is_touched(work: Path, home: Path) -> None:
 
 
 def test_a_user_without_privileges_gets_closed_directories_home(work: Path) -> None:
-    needs_root()
+    needs("root")
     (work / "out").chmod(0o550)
     data = stream_of(work, "out")
     folder = Path(tempfile.mkdtemp())
@@ -597,7 +598,7 @@ def test_a_place_that_is_not_there(work: Path, home: Path) -> None:
 
 
 def test_an_output_that_cannot_be_put_in_place_is_not_lost(tmp_path: Path, home: Path) -> None:
-    needs_root()
+    needs("root")
     (tmp_path / "work" / "runs" / ("n" * 250)).mkdir(parents=True)
     (tmp_path / "work" / "runs" / ("n" * 250) / "x").write_text("x")
     data = stream_of(tmp_path / "work", "runs/*")[:-1]  # too long with ".partial" behind it
