@@ -120,6 +120,11 @@ REQUIREMENTS = {
     "other python": Requirement(
         title="a second version of Python", advice="install one, with pyenv for example"
     ),
+    "pip": Requirement(
+        title="pip in the installed Python",
+        advice="apt-get install python3-pip",
+        optional=True,
+    ),
     "root": Requirement(title="root", root=True),
     "slurm": Requirement(
         title="Slurm",

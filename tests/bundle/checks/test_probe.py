@@ -149,7 +149,7 @@ def test_site_packages_of_the_interpreter_are_not_the_standard_library(env: Path
     config.write_text(config.read_text().replace("= false", "= true"))
     facts = ask(env, [], ["pip"])
     if any("missing" in text for text in problems(facts)):
-        pytest.skip("the base interpreter has no pip")
+        lacks("pip", "there is none")
     assert facts["origin_ok"] is False
 
 

@@ -367,6 +367,7 @@ def forged(members: Sequence[tuple], **header: object) -> bytes:
     for name, kind, content, *link in members:
         info = tarfile.TarInfo(name)
         info.type, info.size = kind, len(content)
+        info.mode = 0o755 if kind == DIR else 0o644
         info.linkname = link[0] if link else ""
         tar += info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
     tar += bytes(1024)
