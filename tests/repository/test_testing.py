@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.namespaces import needs_root
+from tests.support.needs import needs
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 STUBS = """
@@ -20,7 +20,7 @@ say() { :; }
 """
 # In place of the environment's Python: notes which signals are ignored.
 SHOW = """#!/bin/sh
-case $1 in -c) echo /; exit ;; esac
+case $1 in tests/support/requirements.py) exit ;; esac
 exec grep SigIgn /proc/self/status >>"$TRACE"
 """
 CTRL_C = 0b110
@@ -65,7 +65,7 @@ def run(folder: Path, *arguments: str, before: str = ":") -> tuple[int, str, lis
 
 @pytest.mark.parametrize("arguments", [(), ("-x", "tests/slurm/test_ends.py"), ("tests/",)])
 def test_a_checkout_that_slurm_nodes_cannot_see(arguments: tuple[str, ...], folder: Path) -> None:
-    needs_root()
+    needs("root")
     code, said, started = run(folder, *arguments)
     if folder.is_relative_to("/tmp"):
         assert (code, started) == (1, [])

@@ -17,10 +17,10 @@ from tests.support.cluster import (
     REPO,
     Cluster,
     make_cluster,
-    needs_slurm,
     remove_abandoned,
     remove_cluster,
 )
+from tests.support.needs import needs
 from tests.support.provoking import bench, large_bench, large_project, small_project  # noqa: F401 - fixtures
 from tests.support.slurm_torch import SlurmTorch
 from tests.support.torch_project import TorchProject
@@ -44,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
 
     A test that uses it has ``SLURM_CONF`` set, and leaves it to the next one with all nodes idle.
     """
-    needs_slurm()
+    needs("slurm")
     remove_abandoned()
     name = f"test-{os.getpid()}"
     try:
@@ -64,7 +64,7 @@ def private_home() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def veiled(private_home: Path) -> Iterator[Cluster]:
     """Three more nodes, that see neither ``private_home`` nor the tool that is tested here."""
-    needs_slurm()
+    needs("slurm")
     name = f"test-{os.getpid()}-veiled"
     tool = Path(sys.prefix).resolve()  # often a directory of the repository, which hides it
     hidden = [private_home, REPO, *([] if tool.is_relative_to(REPO) else [tool])]

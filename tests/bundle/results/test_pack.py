@@ -18,7 +18,7 @@ from bundle.protocol.problem import NodeError
 from bundle.results import pack as module
 from bundle.results.pack import pack
 from bundle.results.selection import Sizes, leads_out, measure, select
-from tests.support.namespaces import needs_root
+from tests.support.needs import needs
 
 
 def parts(stream: bytes) -> tuple[dict, bytes, dict]:
@@ -162,7 +162,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_what_may_not_be_read_is_named(open_folder: Path) -> None:
-    needs_root()
+    needs("root")
     (open_folder / "out" / "closed").mkdir(parents=True)
     (open_folder / "out" / "closed" / "x").touch()
     (open_folder / "out" / "mine").write_text("mine")
