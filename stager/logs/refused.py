@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
-from bundle.protocol import log_modes
+from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
 from ..core.errors import StagerError
@@ -67,7 +67,7 @@ def _leave(path: Path, command: str, error: StagerError) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):  # the failure itself must be shown
         with open(
-            partial, "w", encoding="utf-8", opener=permissions.opener(log_modes.PRIVATE)
+            partial, "w", encoding="utf-8", opener=permissions.opener(LogMode.PRIVATE)
         ) as handle:
             handle.write(json.dumps(note) + "\n")
         partial.replace(path)
