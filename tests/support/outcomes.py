@@ -8,12 +8,12 @@ from typing import Any
 
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.requires import Requires
-from bundle.protocol.words import Action, Allocation
+from bundle.protocol.words import Action, Allocation, Backend, Launcher
 from stager.jobs.result import Outcome
 
 
 def job() -> Job:
-    launch = Launch(("t.py",), 2, "torchrun", "auto", "auto", None, 0)
+    launch = Launch(("t.py",), 2, Launcher.TORCHRUN, Backend.AUTO, "auto", None, 0)
     return Job(
         id="77", name="demo", allocation=Allocation.LOCAL, nodes=("local1", "local2"),
         bundle="/b.tar",

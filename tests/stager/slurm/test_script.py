@@ -318,7 +318,8 @@ def test_no_python(tmp_path: Path, tmp: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "bits", "folder_bits"), [(LogMode.PRIVATE, 0o600, 0o700), (LogMode.GROUP, 0o640, 0o750)]
+    ("mode", "bits", "folder_bits"),
+    [(LogMode.PRIVATE, 0o600, 0o700), (LogMode.GROUP, 0o640, 0o750)],
 )
 def test_the_log_is_for_those_who_may_read_it(
     tmp_path: Path, mode: LogMode, bits: int, folder_bits: int
