@@ -250,6 +250,7 @@ def _tidy(job: Job, channel: AgentChannel) -> Answer:
 def _clean(job: Job, channel: AgentChannel) -> Answer:
     """Remove the environments on this node that nobody uses."""
     from ..environment import clean
+    from ..protocol.codec import encode
     from ..system import files
 
     roots = clean.roots(job.node_root, os.environ)
@@ -259,7 +260,7 @@ def _clean(job: Job, channel: AgentChannel) -> Answer:
         user_root = os.path.dirname(os.path.dirname(os.environ[files.ROOT_VARIABLE]))
         cleaned.append(clean.clean(user_root, job.keep, job.dry_run, nodes=False))
     problems = [problem.to_json() for root in cleaned for problem in root.problems]
-    return {"roots": [root.to_json() for root in cleaned], "problems": problems}
+    return {"roots": [encode(root) for root in cleaned], "problems": problems}
 
 
 PHASES: dict[str, Phase] = {

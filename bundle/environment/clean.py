@@ -19,12 +19,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from ..node import removal
 from ..node.locks import ROOT_LOCK, taken
 from ..node.root import SUBDIRECTORIES, secure_root
+from ..protocol.clean_answers import NodeCleanup
 from ..protocol.problem import NodeError, Problem
 from ..system import files
 from .unpack import env_path, lock_path
@@ -37,33 +37,6 @@ _BUNDLE_ID = re.compile(r"[0-9a-f]{64}")
 _OF_BUNDLE = re.compile(r"([0-9a-f]{64})\.")
 _OF_JOB = "job-"
 _RECENT = "written to less than an hour ago"
-
-
-@dataclass(frozen=True)
-class NodeCleanup:
-    """The result of cleaning one node root; in a dry run, the plan."""
-
-    root: str
-    """The node root."""
-    removed: tuple[tuple[str, int], ...] = ()
-    """Environments: the bundle's id, and the bytes that became free."""
-    kept: tuple[tuple[str, str], ...] = ()
-    """Everything that stays: the bundle's id or the path in the root, and the reason."""
-    left_overs: tuple[tuple[str, int], ...] = ()
-    """Everything else that was removed: its path in the root, and the bytes that became free."""
-    problems: tuple[Problem, ...] = ()
-    """The failures to remove something."""
-    gone: bool = False
-    """True if nothing was left and the root itself was removed."""
-
-    @property
-    def freed(self) -> int:
-        """Bytes that became free, without files that other environments share."""
-        return sum(size for _, size in self.removed + self.left_overs)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
-        return {**asdict(self), "freed": self.freed}
 
 
 def roots(setting: str, env: Mapping[str, str]) -> list[str]:
@@ -150,6 +123,7 @@ class _Cleaning:
             left_overs=tuple(self.left_overs),
             problems=tuple(self.problems),
             gone=gone,
+            freed=sum(size for _, size in self.removed + self.left_overs),
         )
 
     def _path(self, *names: str) -> str:

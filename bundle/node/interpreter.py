@@ -28,7 +28,7 @@ print(json.dumps([
 
 
 @dataclass(frozen=True)
-class Answer:
+class InterpreterFacts:
     """An interpreter's description of itself."""
 
     version: str
@@ -94,7 +94,7 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
     )
 
 
-def ask(program: str, env: Mapping[str, str]) -> Answer:
+def ask(program: str, env: Mapping[str, str]) -> InterpreterFacts:
     """Return the description of an interpreter: of the running one at once, else by running it.
 
     Raises:
@@ -106,7 +106,7 @@ def ask(program: str, env: Mapping[str, str]) -> Answer:
     done = processes.run(argv, env=env, timeout=TIMEOUT_SECONDS)
     try:
         fields = [str(field) for field in json.loads(done.stdout.strip().splitlines()[-1])]
-        return Answer(*fields)
+        return InterpreterFacts(*fields)
     except (ValueError, IndexError, TypeError) as exc:
         output = done.stdout + done.stderr
         raise processes.ProcessError(argv, 0, output, reason="is not a Python interpreter") from exc
@@ -120,8 +120,8 @@ def _is_running(program: str) -> bool:
         return False
 
 
-def _running_interpreter() -> Answer:
-    return Answer(
+def _running_interpreter() -> InterpreterFacts:
+    return InterpreterFacts(
         "%d.%d.%d" % sys.version_info[:3],
         sys.implementation.name,
         sys.abiflags,
@@ -130,7 +130,7 @@ def _running_interpreter() -> Answer:
     )
 
 
-def _base(version: str, answer: Answer, env: Mapping[str, str]) -> str:
+def _base(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
     """Return the program of the installation behind an interpreter, which must run by itself.
 
     The prefix is tried before ``sys._base_executable``, which before Python 3.11 names the virtual

@@ -8,6 +8,8 @@ dataclass, or one with ``to_json`` and ``from_json`` of its own. Classes are loo
 that declares the field, so it must import them when it runs, not only for a type checker.
 
 A field's JSON name is its own, or ``json`` of its metadata: ``field(metadata={"json": "class"})``.
+One with :data:`REQUIRED` as its metadata is always written, and must be there when it is read, also
+where it has a default.
 """
 
 from __future__ import annotations
@@ -17,10 +19,14 @@ import enum
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+AnyText = str
+"""Text that a program wrote, in annotations: any character may be in it, NUL too."""
+REQUIRED = {"required": True}
+"""Metadata of a field that is always in JSON: its default is for those who make a value only."""
 _Reader = Callable[[object, str], object]
 """Turns a JSON value into a value of one type; its second argument is the key path."""
 _NUMBER_LIMIT = 1 << 62
@@ -40,18 +46,24 @@ class DecodeError(ValueError):
         self.path, self.reason = path, reason
 
 
-def encode(value: object, *, short: bool = False) -> dict[str, Any]:
+def encode(
+    value: object, *, short: bool = False, names: Collection[str] | None = None
+) -> dict[str, Any]:
     """Return a dataclass of the types above as a JSON object.
 
     Args:
         value: the dataclass.
         short: leave out the fields that have their default.
+        names: the fields to encode; None for all.
     """
-    return {
-        field.json_name: _encoded(getattr(value, field.name), short)
-        for field in _fields(type(value))
-        if not (short and field.is_default(getattr(value, field.name)))
-    }
+    encoded = {}
+    for field in _fields(type(value)):
+        if names is not None and field.name not in names:
+            continue
+        held = getattr(value, field.name)
+        if not (short and field.is_default(held)):
+            encoded[field.json_name] = _encoded(held, short)
+    return encoded
 
 
 def _encoded(value: object, short: bool) -> object:
@@ -104,7 +116,7 @@ class _Field:
     name: str
     json_name: str
     default: object
-    """The default, or ``dataclasses.MISSING``."""
+    """The default; ``dataclasses.MISSING`` for a field that is required."""
     read: _Reader
 
     @property
@@ -135,6 +147,8 @@ def _fields(kind: type, strict: bool = True) -> tuple[_Field, ...]:
 
 
 def _default(field: dataclasses.Field[Any]) -> object:
+    if field.metadata.get("required"):
+        return dataclasses.MISSING
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
@@ -231,6 +245,8 @@ def _dict_reader(item: _Reader) -> _Reader:
 
 
 def _class_reader(kind: Any, strict: bool) -> _Reader:  # noqa: ANN401 - any class
+    if kind is AnyText:
+        return _any_text
     if hasattr(kind, "from_json"):
         return _converter(kind.from_json)
     if hasattr(kind, "__dataclass_fields__"):
@@ -280,6 +296,12 @@ def _number(raw: object, path: str) -> float:
 
 def _text(raw: object, path: str) -> str:
     if not isinstance(raw, str) or "\0" in raw:
+        raise DecodeError(path, f"is {_shown(raw)}, not a text")
+    return raw
+
+
+def _any_text(raw: object, path: str) -> str:
+    if not isinstance(raw, str):
         raise DecodeError(path, f"is {_shown(raw)}, not a text")
     return raw
 

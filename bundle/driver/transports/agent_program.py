@@ -33,12 +33,13 @@ DRIVERS = frozenset(
 """The modules outside ``driver/`` that no agent of a step uses."""
 OF_PHASES = {
     "collect": ("results/pack", "results/patterns"),
-    "clean": ("environment/clean",),
-    "deep": ("checks/reachability", "checks/deep_node", "checks/deep"),
+    "clean": ("environment/clean", "protocol/clean_answers"),
+    "deep": ("checks/reachability", "checks/deep_node", "checks/deep", "protocol/deep_answers"),
     "launch": (
         *("launch/wrapper", "launch/watch", "launch/early_torchrun", "launch/output_reader"),
         *("launch/commands", "launch/choices"),
         *("launch/rank_monitor", "launch/run_ranks", "launch/rank_results"),
+        "protocol/launch_answers",
     ),
 }
 """The modules that only agents of one phase use."""

@@ -20,6 +20,7 @@ import pytest
 from bundle.environment.clean import IDLE_SECONDS, NOT_OURS, NodeCleanup, clean, roots
 from bundle.node.locks import take, using_root
 from bundle.node.root import secure_root
+from bundle.protocol.codec import encode
 from bundle.protocol.problem import NodeError
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -95,7 +96,7 @@ def test_only_what_is_to_be_kept_stays(
     assert os.listdir(root / "incoming") == []
     locks = [f"{second.name}.lock", f"{second.name}.making"]
     assert sorted(os.listdir(root / "locks")) == locks
-    raw = json.loads(json.dumps(done.to_json()))
+    raw = json.loads(json.dumps(encode(done)))
     assert (raw["freed"], raw["removed"]) == (size, [[first.name, size]])
 
 
@@ -375,7 +376,8 @@ def test_where_something_is_mounted_nothing_is_touched(
     mount = "mount -t tmpfs none" if kind == "tmpfs" else f"mount --bind {tmp_path / 'data'}"
     code = f"""
 from bundle.environment.clean import clean
-print(json.dumps([clean({str(base / OWN)!r}, [], dry).to_json() for dry in (True, False)]))
+from bundle.protocol.codec import encode
+print(json.dumps([encode(clean({str(base / OWN)!r}, [], dry)) for dry in (True, False)]))
 """
     answers = namespace("-m", f"{mount} {point}", code)
     assert isinstance(answers, Sequence)

@@ -121,8 +121,10 @@ def test_a_failure_lists_every_candidate(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_other_implementations_and_free_threading_do_not_fit() -> None:
-    def answer(version: str, implementation: str, flags: str) -> interpreter.Answer:
-        return interpreter.Answer(version, implementation, flags, "/usr", "/usr/bin/python3")
+    def answer(version: str, implementation: str, flags: str) -> interpreter.InterpreterFacts:
+        return interpreter.InterpreterFacts(
+            version, implementation, flags, "/usr", "/usr/bin/python3"
+        )
 
     assert answer("3.11.7", "cpython", "").misfit("3.11") == ""
     assert answer("3.11.7", "cpython", "").misfit("3.1") == "3.11.7"
@@ -134,7 +136,7 @@ def test_an_environment_s_copy_is_never_taken_for_a_base(tmp_path: Path) -> None
     folder = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--copies", folder], check=True)
     copy = str(folder / "bin" / "python")
-    answer = interpreter.Answer(f"{OWN}.0", "cpython", "", str(tmp_path / "gone"), copy)
+    answer = interpreter.InterpreterFacts(f"{OWN}.0", "cpython", "", str(tmp_path / "gone"), copy)
     with pytest.raises(ProcessError, match="no program of its own"):
         interpreter._base(OWN, answer, os.environ)
 

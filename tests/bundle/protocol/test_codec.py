@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from bundle.protocol.codec import DecodeError, decode, encode
+from bundle.protocol.codec import REQUIRED, AnyText, DecodeError, decode, encode
 from bundle.protocol.digest import Digest
 
 
@@ -161,3 +161,29 @@ def test_a_missing_key_is_named() -> None:
 def test_unknown_keys_may_be_ignored() -> None:
     leaves = [{"size": 1, "new": 3}, {"size": 2, "name": "two"}]
     assert decode(Tree, {**RAW, "more": 1, "leaves": leaves}, strict=False) == TREE
+
+
+@dataclass(frozen=True)
+class Made:
+    """A dataclass whose fields have defaults for those who make it."""
+
+    name: str = field(default="", metadata=REQUIRED)
+    printed: AnyText = ""
+
+
+def test_a_required_field_is_written_with_its_default_and_missed_without() -> None:
+    assert encode(Made(), short=True) == {"name": ""}
+    with pytest.raises(DecodeError, match=r"^at: name: missing$"):
+        decode(Made, {"printed": "x"}, "at")
+
+
+def test_text_of_programs_may_hold_any_character_and_is_text() -> None:
+    assert decode(Made, {"name": "", "printed": "a\0b"}) == Made(printed="a\0b")
+    with pytest.raises(DecodeError, match=r"^printed: is 5, not a text$"):
+        decode(Made, {"name": "", "printed": 5})
+    with pytest.raises(DecodeError, match=r"^name: "):
+        decode(Made, {"name": "a\0b"})
+
+
+def test_only_some_fields_are_encoded() -> None:
+    assert encode(Made("n", "p"), names=("printed",)) == {"printed": "p"}

@@ -134,10 +134,10 @@ def test_what_is_sent_of_a_compiled_program_is_the_same() -> None:
 
 def test_it_is_small() -> None:
     """The program takes nearly all of what a step is given."""
-    assert len(started("verify")[0]) < 66_500
-    assert len(started("run", "launch")[0]) < 80_000
-    assert len(started("launch")[0]) < 80_000
-    assert len(started("verify", "deep", "launch")[0]) < 84_500
+    assert len(started("verify")[0]) < 70_000
+    assert len(started("run", "launch")[0]) < 84_000
+    assert len(started("launch")[0]) < 84_000
+    assert len(started("verify", "deep", "launch")[0]) < 88_500
 
 
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:

@@ -1,0 +1,157 @@
+"""The events of a node's agent: its answer to each phase, and what it reports on the way.
+
+On the wire each is one JSON object with ``v``, the protocol's version, and ``event``, the name of
+its class. Output of ranks has a form of its own (:mod:`bundle.protocol.output`). What only one
+phase needs is in modules of their own: ``deep_answers``, ``launch_answers``, ``clean_answers``.
+:mod:`bundle.protocol.agent_events` reads all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from .codec import REQUIRED, AnyText, encode
+from .digest import Digest
+from .facts import HostFacts
+from .problem import Problem
+
+VERSION = 1
+"""Version of the protocol between a driver and its agents."""
+
+
+@dataclass(frozen=True)
+class AgentEvent:
+    """An event of a node's agent."""
+
+    event: ClassVar[str]
+    """Its name on the wire."""
+
+    node: str = field(default="", metadata=REQUIRED)
+    """The node's name."""
+
+    def to_json(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """Return the event as a JSON object, without the fields that have their default."""
+        return {"v": VERSION, "event": self.event, **encode(self, short=True, names=names)}
+
+
+@dataclass(frozen=True)
+class Answer(AgentEvent):
+    """A node's answer to a phase."""
+
+    ok: bool = field(default=True, metadata=REQUIRED)
+    """True if the node has done its part."""
+    seconds: float = field(default=0.0, metadata=REQUIRED)
+    """Time that it took."""
+    problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED)
+    """Everything that keeps the node from running the job."""
+    exit_code: int | None = None
+    """Exit status of a launch; of a node that gave no answer, that of its agent."""
+    task: int | None = None
+    """The number of the task that answers, where Slurm starts several on a node."""
+    tasks: int = 1
+    """The number of tasks whose answers these are."""
+    lost: bool = False
+    """True if the node gave no answer, and the driver made up this one."""
+    unreachable: bool = False
+    """True if no rank has begun anywhere because none could begin here."""
+
+
+@dataclass(frozen=True)
+class PreflightAnswer(Answer):
+    """Everything about a node that matters before anything is sent to it."""
+
+    event: ClassVar[str] = "preflight"
+
+    root: str = field(default="", metadata=REQUIRED)
+    """The node root; empty if no directory fits."""
+    python: str = field(default="", metadata=REQUIRED)
+    """An interpreter for the environment; empty if there is none."""
+    address: str = field(default="", metadata=REQUIRED)
+    """Address that the node has as the head."""
+    port: int = field(default=0, metadata=REQUIRED)
+    """Free port that it has as the head; 0 if it cannot be the head."""
+    proj: bool = field(default=False, metadata=REQUIRED)
+    """True if the node sees the run directory."""
+    pkgs: bool = field(default=False, metadata=REQUIRED)
+    """True if the node has the environment, or can read the bundle."""
+    ready: bool = field(default=False, metadata=REQUIRED)
+    """True if it has the environment, undamaged."""
+    rate: float | None = field(default=None, metadata=REQUIRED)
+    """Bytes a second at which it reads the bundle; None if it cannot, or need not."""
+    check_seconds: float = field(default=0.0, metadata=REQUIRED)
+    """Time that the check of the environment took."""
+    damage: Problem | None = None
+    """The damage of its environment."""
+    lacks: tuple[int, ...] | None = None
+    """The numbers of the layers that no environment there has; None if that is unknown."""
+    has_wheel: bool = False
+    """True if an environment there has the bundle's decompressor, or none is needed."""
+    host: HostFacts | None = None
+    """The machine."""
+
+
+@dataclass(frozen=True)
+class UnpackAnswer(Answer):
+    """The environment that a node has made, or had already."""
+
+    event: ClassVar[str] = "unpack"
+
+    path: str = field(default="", metadata=REQUIRED)
+    """The environment's directory."""
+    reused: bool = field(default=False, metadata=REQUIRED)
+    """True if it was there already."""
+    files_linked: int = field(default=0, metadata=REQUIRED)
+    """Files that were taken from older environments by hard link."""
+    files_written: int = field(default=0, metadata=REQUIRED)
+    """Files that were written from the bundle."""
+    unpack_seconds: float | None = None
+    """Time that the unpacking took, without the wait for bytes; None where nothing was unpacked."""
+    mended: Problem | None = None
+    """The damage of the environment that was there before."""
+    lacking: bool = False
+    """True if layers are missing that were not sent: an older environment has gone meanwhile."""
+    arrived: Digest | None = None
+    """Of a damaged file that was sent, the digest of the bytes that arrived."""
+
+
+@dataclass(frozen=True)
+class ProbeAnswer(Answer):
+    """An environment, as its own Python describes it."""
+
+    event: ClassVar[str] = "probe"
+
+    python: str = field(default="", metadata=REQUIRED)
+    """Its full version."""
+    prefix: str = field(default="", metadata=REQUIRED)
+    """Its ``sys.prefix``."""
+    packages: dict[str, str | None] = field(default_factory=dict, metadata=REQUIRED)
+    """Version of each package that was asked for; None for one that is missing."""
+    origins: dict[str, str] = field(default_factory=dict, metadata=REQUIRED)
+    """File or directory of each module."""
+    origin_ok: bool = field(default=False, metadata=REQUIRED)
+    """True if every module comes from the environment."""
+    line: AnyText = ""
+    """The line that people look for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1``."""
+    interface: str = field(default="", metadata=REQUIRED)
+    """The network interface by which the node reaches the head."""
+    address: str = field(default="", metadata=REQUIRED)
+    """Its address there."""
+
+
+@dataclass(frozen=True)
+class TidyAnswer(Answer):
+    """The files that the job has left on the node are removed."""
+
+    event: ClassVar[str] = "tidy"
+
+
+@dataclass(frozen=True)
+class Ready(AgentEvent):
+    """An agent waits for a word: for a file, or to let its ranks begin."""
+
+    event: ClassVar[str] = "ready"
+
+    step: str = ""
+    """The Slurm step that a file is to be sent to."""
