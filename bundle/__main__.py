@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .protocol.problem import NodeError
+from .protocol.words import Allocation
 
 if TYPE_CHECKING:
     from .environment import unpack
@@ -84,7 +85,7 @@ def _drive(path: str) -> int:
     signal_at_parent_death(signal.SIGTERM)
     job = load(path)
     begun = None
-    if job.allocation == "local":
+    if job.allocation is Allocation.LOCAL:
         from .driver.transports import local
         from .system import processes
 

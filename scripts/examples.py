@@ -21,6 +21,7 @@ sys.path.insert(0, str(REPO))
 from bundle.protocol.digest import Digest  # noqa: E402
 from bundle.protocol.job import Job, Launch  # noqa: E402
 from bundle.protocol.requires import Requires  # noqa: E402
+from bundle.protocol.words import Action, Allocation, Backend, Launcher  # noqa: E402
 from stager import __version__  # noqa: E402
 from stager.slurm.script import ScriptFacts, batch_script  # noqa: E402
 
@@ -30,8 +31,8 @@ HOME = "/shared/home/you"
 LAUNCH = Launch(
     command=("-m", "trainer", "tiny-bert", "--subset", "2000", "--epochs", "3"),
     nproc_per_node=2,
-    launcher="torchrun",
-    backend="auto",
+    launcher=Launcher.TORCHRUN,
+    backend=Backend.AUTO,
     interface="auto",
     omp_num_threads=None,
     max_restarts=0,
@@ -39,7 +40,7 @@ LAUNCH = Launch(
 JOB = Job(
     id="",
     name="ag-news",
-    allocation="slurm",
+    allocation=Allocation.SLURM,
     nodes=(),
     bundle=f"{HOME}/offline_repo_py311/bundles/ag-news-{BUNDLE_ID[:12]}.pkgs.tar",
     bundle_id=BUNDLE_ID,
@@ -50,7 +51,7 @@ JOB = Job(
     node_root="auto",
     run_dir=f"{HOME}/ag-news",
     log_dir=f"{HOME}/slurm_logs",
-    action="run",
+    action=Action.RUN,
     import_modules=False,
     python_hints=("python3.11",),
     launch=LAUNCH,

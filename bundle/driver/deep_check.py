@@ -18,6 +18,7 @@ from ..checks.network_agreement import ClockReading
 from ..launch.choices import choose_backend
 from ..protocol import output
 from ..protocol.problem import Problem
+from ..protocol.words import Allocation
 from ..system import network
 from .state import Answer, State
 from .transports.transport import Event
@@ -30,7 +31,9 @@ ALL_REDUCE_SECONDS = 1800
 def check_nodes(state: State) -> None:
     """Let every node check itself; ``state.answers`` then has this beside the probe's answers."""
     probed, job = state.answers, state.job
-    between_nodes = job.allocation != "local"  # one machine has one clock and one resolver
+    between_nodes = (
+        job.allocation is not Allocation.LOCAL
+    )  # one machine has one clock and one resolver
     request: dict[str, Any] = {}
     if between_nodes:
         names = reachability.resolution(job.nodes)

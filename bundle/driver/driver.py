@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from ..format.archive import BundleFile
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
+from ..protocol.words import Allocation
 from ..system import open_files, signals
 from . import collect
 from .logs import Logs
@@ -95,7 +96,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     """
     signals.end_on_signals()
     open_files.raise_open_files()
-    if job.allocation == "slurm":
+    if job.allocation is Allocation.SLURM:
         job = slurm_commands.bind(job, os.environ)
     state = State(job, Logs(job))
     outcome = _Outcome()
@@ -118,7 +119,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
 
 
 def _transport(job: Job) -> Callable[[Job], Transport]:
-    if job.allocation == "local":
+    if job.allocation is Allocation.LOCAL:
         return LocalTransport
     from .transports.slurm import SlurmTransport
 
@@ -145,7 +146,7 @@ def _open(job: Job, kept_open: contextlib.ExitStack) -> BundleFile | None:
     try:
         return kept_open.enter_context(BundleFile(job.bundle, job.bundle_id))
     except NodeError:
-        if job.allocation == "slurm" and not os.path.exists(job.bundle):
+        if job.allocation is Allocation.SLURM and not os.path.exists(job.bundle):
             return None
         raise
 

@@ -9,6 +9,7 @@ from ..checks import preflight
 from ..format.manifest import room_for
 from ..protocol.job import Job
 from ..protocol.problem import Problem
+from ..protocol.words import Action
 from . import collect, ranks, staging
 from .state import State
 
@@ -28,16 +29,16 @@ class Phase:
 
 def phases_of(job: Job) -> tuple[Phase, ...]:
     """Return the phases of a job."""
-    if job.action == "clean":
+    if job.action is Action.CLEAN:
         return (CleanPhase(),)
     check = (PreflightPhase(), PlacePhase(), UnpackPhase(), ProbePhase())
     if _checks_deeply(job):
         return (*check, DeepCheckPhase(), AllReducePhase())
-    return (*check, LaunchPhase()) if job.action == "run" else check
+    return (*check, LaunchPhase()) if job.action is Action.RUN else check
 
 
 def _checks_deeply(job: Job) -> bool:
-    return job.deep and job.action == "verify"
+    return job.deep and job.action is Action.VERIFY
 
 
 class PreflightPhase(Phase):

@@ -16,6 +16,7 @@ from ..launch.choices import choose_nproc
 from ..protocol import output
 from ..protocol.job import Job
 from ..protocol.problem import Problem
+from ..protocol.words import Launcher
 from ..transfer.plan import Plan
 from .logs import Logs
 from .output_account import Loss, OutputAccount
@@ -331,7 +332,7 @@ class State:
 
     def _tasks_per_node(self, phase: str) -> int:
         """Return how many answers a node gives: one for each rank that Slurm starts."""
-        if phase == "launch" and self.job.launch.launcher == "srun":
+        if phase == "launch" and self.job.launch.launcher is Launcher.SRUN:
             return self.nproc
         return 1
 

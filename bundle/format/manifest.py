@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..protocol.digest import Digest, canonical_json
-from ..protocol.requires import Requires, check_requires, printable
+from ..protocol.requires import Requires, printable
 
 FORMAT = 3
 """Version of the bundle's layout; raised with each change that an older program cannot read."""
@@ -287,7 +287,6 @@ def _check(manifest: Manifest) -> None:
     Raises:
         ValueError: a value is of another type, or out of bounds; the message names it.
     """
-    check_requires(manifest.requires)
     for value in (manifest.name, *manifest.packages, *manifest.imports):
         printable(value, "name, packages or imports")
     _check_part(manifest.node)

@@ -11,22 +11,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from . import fields as kinds
-from . import log_modes
+from .codec import DecodeError, decode, encode
 from .digest import Digest
 from .problem import NodeError, Problem
-from .rates import Rates, rates_from
-from .requires import Requires, check_requires
+from .rates import Rates
+from .requires import Requires
+from .words import Action, Allocation, Backend, Launcher, LogMode, Stage
 
 VERSION = 4
 NAME_BYTES = 200
 """Bytes that a job's name, its id and a node may have together: a file's name has 255."""
-_JOB_LISTS = ("nodes", "room", "packages", "imports", "python_hints", "outputs", "keep")
-_LAUNCH_LISTS = ("command", "pass_env", "container_mounts")
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,10 @@ class Launch:
     """A script or ``-m MODULE``, and its arguments; empty when nothing is launched."""
     nproc_per_node: int | None
     """Ranks on each node; None for one for each GPU, or one."""
-    launcher: str
-    """``torchrun`` or ``srun``."""
-    backend: str
-    """``gloo``, ``nccl`` or ``auto``."""
+    launcher: Launcher
+    """The program that starts them."""
+    backend: Backend
+    """The backend of torch.distributed."""
     interface: str | dict[str, str]
     """``auto``, a name, or names by node pattern."""
     omp_num_threads: int | None
@@ -67,13 +65,13 @@ class Job:
     """The allocation's id, or one made up for a local job."""
     name: str
     """The job's name, first part of every log's name."""
-    allocation: str
-    """``local``: nodes are processes on this machine; ``slurm``: those of an allocation."""
+    allocation: Allocation
+    """The place where the nodes come from."""
     nodes: tuple[str, ...]
     """Names of the nodes; the first one is the head."""
     bundle: str
     """Path of the bundle as seen from where the driver runs."""
-    bundle_id: str
+    bundle_id: Digest
     """The bundle's id."""
     requires: Requires
     """Requirements that each node must meet."""
@@ -89,8 +87,8 @@ class Job:
     """Directory that ranks run in, if the node sees it."""
     log_dir: str
     """Directory that the driver writes logs to."""
-    action: str
-    """``verify`` or ``run``."""
+    action: Action
+    """The purpose of the job."""
     import_modules: bool
     """True if the probe imports the modules; else it only looks for them."""
     python_hints: tuple[str, ...]
@@ -103,8 +101,8 @@ class Job:
     """Minimum and maximum of nodes to take from an allocation; None: all that it has."""
     min_nodes: int | None = None
     """Nodes that fail are left out as long as so many remain; None: all must do."""
-    stage: str = "auto"
-    """``auto``, ``always`` or ``never``: when the bundle is broadcast."""
+    stage: Stage = Stage.AUTO
+    """The rule by which the bundle is broadcast."""
     cpus_per_task: int | None = None
     """CPUs of each node's part; None for all that the allocation has there."""
     outputs: tuple[str, ...] = ()
@@ -117,8 +115,8 @@ class Job:
     """True if ``verify`` also reads every file again and tries the network."""
     rates: Rates | None = None
     """Speed of the cluster as earlier jobs have shown it; None for the assumed one."""
-    log_mode: str = log_modes.PRIVATE
-    """Readers of its files: ``private``, its user alone; ``group``, the log directory's group."""
+    log_mode: LogMode = LogMode.PRIVATE
+    """The readers of its files."""
     trusted_bundle: bool = False
     """True if the offline root that sends the bundle also built it; else each of its files is
     compared with its digest while it is unpacked."""
@@ -133,11 +131,11 @@ class Job:
         step alone; and nodes cannot come and go in the step of all phases.
         """
         settings = self.launch
-        return not (settings.launcher == "srun" or settings.pass_env or settings.elastic)
+        return not (settings.launcher is Launcher.SRUN or settings.pass_env or settings.elastic)
 
     def to_json(self) -> dict[str, Any]:
         """Return the job as a JSON object."""
-        return {"v": VERSION, **asdict(self)}
+        return {"v": VERSION, **encode(self)}
 
 
 def parse(raw: Mapping[str, Any]) -> Job:
@@ -147,11 +145,14 @@ def parse(raw: Mapping[str, Any]) -> Job:
         NodeError: it is of another version, or a field is missing, unknown or wrong.
     """
     try:
-        job = _from_json(raw)
-        for value in (job, job.launch, job.requires):
-            kinds.check(value)
+        fields = dict(raw)
+        version = fields.pop("v", None)
+        if version != VERSION:
+            raise ValueError(f"version {version!r}, this program speaks {VERSION}")
+        _require_all_fields(fields)
+        job = decode(Job, fields)
         check(job)
-    except (KeyError, TypeError, ValueError) as exc:
+    except (TypeError, ValueError) as exc:
         raise NodeError(
             Problem(
                 what="the job description cannot be read",
@@ -163,44 +164,18 @@ def parse(raw: Mapping[str, Any]) -> Job:
     return job
 
 
-def _from_json(raw: Mapping[str, Any]) -> Job:
-    """Build a job whose fields may still hold values of any type.
+def _require_all_fields(raw: Mapping[str, Any]) -> None:
+    """Refuse a job in which a field is missing, also one that has a default: another wrote it.
 
     Raises:
-        KeyError, TypeError, ValueError: a field is missing or unknown, or is no list.
+        DecodeError: a field is missing; the message names all of its table.
     """
-    fields = dict(raw)
-    version = fields.pop("v")
-    if version != VERSION:
-        raise ValueError(f"version {version!r}, this program speaks {VERSION}")
-    launch = dict(fields.pop("launch"))
-    _require_fields(launch, Launch)
-    _require_fields(fields, Job, nested="launch")
-    requires = fields.pop("requires")
-    fields["rates"] = rates_from(fields["rates"])
-    _make_tuples(launch, _LAUNCH_LISTS, "elastic")
-    _make_tuples(fields, _JOB_LISTS, "wanted")
-    return Job(requires=Requires(**requires), launch=Launch(**launch), **fields)
-
-
-def _require_fields(values: Mapping[str, Any], kind: type, nested: str = "") -> None:
-    """Refuse a table in which a field of the dataclass is missing.
-
-    Raises:
-        ValueError: a field is missing; the message names all of them.
-    """
-    names = {field.name for field in dataclasses.fields(kind)}
-    missing = sorted(names - {nested} - values.keys())
-    if missing:
-        raise ValueError(f"{', '.join(missing)}: missing")
-
-
-def _make_tuples(values: dict[str, Any], lists: Iterable[str], optional: str) -> None:
-    """Turn the lists of a table into tuples, in place; one of them may be null."""
-    for name in lists:
-        values[name] = tuple(values[name])
-    if values[optional] is not None:
-        values[optional] = tuple(values[optional])
+    for name, kind in (("", Job), ("launch", Launch), ("rates", Rates)):
+        table = raw.get(name) if name else raw
+        if isinstance(table, dict):  # else it is null, or the codec refuses it
+            missing = sorted({field.name for field in dataclasses.fields(kind)} - table.keys())
+            if missing:
+                raise DecodeError(name, f"{', '.join(missing)}: missing")
 
 
 def redacted(job: Job) -> Job:
@@ -242,20 +217,10 @@ def check(job: Job) -> None:
     Raises:
         ValueError: a field cannot be used; the message names it.
     """
-    Digest(job.bundle_id)
-    check_requires(job.requires)
-    _check_choice("allocation", job.allocation, ("local", "slurm"))
-    if job.allocation == "slurm" and not job.id and not job.nodes:
+    if job.allocation is Allocation.SLURM and not job.id and not job.nodes:
         # To be bound to an allocation first; slurm.bind then checks it again.
         job = replace(job, id="unbound", nodes=("unbound",))
     _check_names(job)
-    _check_choice("log_mode", job.log_mode, log_modes.MODES)
-    _check_choice("action", job.action, ("verify", "run", "clean"))
-
-
-def _check_choice(field: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{field} {value!r} is none of {', '.join(choices)}")
 
 
 def _check_names(job: Job) -> None:

@@ -6,9 +6,7 @@ Once earlier jobs have measured the rates, they travel in a job as JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -79,20 +77,3 @@ class Rates:
 
 
 ASSUMED = Rates()
-
-
-def rates_from(raw: Mapping[str, Any] | None) -> Rates | None:
-    """Read rates from JSON; None stands for the assumed ones.
-
-    Raises:
-        TypeError: a rate is missing or unknown.
-        ValueError: one is not a number above zero.
-    """
-    if raw is None:
-        return None
-    if not isinstance(raw, Mapping):
-        raise TypeError("rates: no object")
-    missing = sorted(asdict(ASSUMED).keys() - raw.keys())
-    if missing:
-        raise TypeError(f"rates: {', '.join(missing)}: missing")
-    return Rates(**raw)

@@ -22,19 +22,18 @@ class Requires:
     libc_version: str
     """The lowest version of the C library that every wheel inside accepts, ``2.28``."""
 
+    def __post_init__(self) -> None:
+        """Refuse requirements that no node can be compared with.
 
-def check_requires(needs: Requires) -> None:
-    """Refuse requirements that no node can be compared with.
-
-    Raises:
-        ValueError: a value is of another type or form; the message names it.
-    """
-    for value in (needs.machine, needs.libc, needs.libc_version):
-        printable(value, "requires")
-    if not _LIBC_VERSION.fullmatch(needs.libc_version):
-        raise ValueError(f"requires.libc_version is {needs.libc_version[:20]!r}")
-    if not _PYTHON.fullmatch(printable(needs.python, "requires.python")):
-        raise ValueError(f"requires.python is {needs.python[:20]!r}")
+        Raises:
+            ValueError: a value is of another type or form; the message names it.
+        """
+        for value in (self.machine, self.libc, self.libc_version):
+            printable(value, "requires")
+        if not _LIBC_VERSION.fullmatch(self.libc_version):
+            raise ValueError(f"requires.libc_version is {self.libc_version[:20]!r}")
+        if not _PYTHON.fullmatch(printable(self.python, "requires.python")):
+            raise ValueError(f"requires.python is {self.python[:20]!r}")
 
 
 def printable(value: object, what: str) -> str:

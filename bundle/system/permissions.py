@@ -11,16 +11,16 @@ import os
 import stat
 from typing import Callable
 
-from ..protocol.log_modes import GROUP, PRIVATE
+from ..protocol.words import LogMode
 
-_FOLDER = {PRIVATE: 0o700, GROUP: 0o750}
-_FILE = {PRIVATE: 0o600, GROUP: 0o640}
+_FOLDER = {LogMode.PRIVATE: 0o700, LogMode.GROUP: 0o750}
+_FILE = {LogMode.PRIVATE: 0o600, LogMode.GROUP: 0o640}
 
 Opener = Callable[[str, int], int]
 """The type of the ``opener`` of :func:`open`."""
 
 
-def make_folder(path: str, mode: str) -> None:
+def make_folder(path: str, mode: LogMode) -> None:
     """Make a directory, and those above it that are missing.
 
     Raises:
@@ -43,7 +43,7 @@ def make_folder(path: str, mode: str) -> None:
         os.close(handle)
 
 
-def opener(mode: str) -> Opener:
+def opener(mode: LogMode) -> Opener:
     """Return a function that opens, or creates, the files of a job for writing.
 
     A file that exists is examined before it is written to, or emptied: it may be planted.
@@ -97,9 +97,9 @@ def _refusal(status: os.stat_result, folder: str) -> str:
     return ""
 
 
-def _share(handle: int, folder: str, bits: int, mode: str) -> None:
+def _share(handle: int, folder: str, bits: int, mode: LogMode) -> None:
     """Set the mode of a new file; only the directory's own group may ever read it."""
-    if mode == GROUP:
+    if mode is LogMode.GROUP:
         try:
             os.fchown(handle, -1, os.stat(folder).st_gid)
         except OSError:  # the user is not in that group: nobody else may read it

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from bundle.protocol.words import Action
+
 from .grouped import grouped
 from .options import CleanFlags, LaunchFlags, LogDir, PlaceFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
@@ -99,7 +101,7 @@ def _clean_nodes(
 
     source = source_of(options, config, batch=False)
     path, manifest = named_bundle(config, place.bundle, place.asked)
-    prepared = prepare(config, options, (path, manifest), action="clean", source=source)
+    prepared = prepare(config, options, (path, manifest), action=Action.CLEAN, source=source)
     driver = way(prepared, os.environ)
     if options.dry_run and driver.asks_slurm:
         command = shlex.join(masked(driver.argv))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from bundle.protocol.words import Action
+
 from .options import BatchFlags, PlaceFlags
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def remember_refusal(options: JobOptions, command: str) -> AbstractContextManage
 
 
 def run_job(
-    console: Console, place: PlaceFlags, options: JobOptions, action: str, flags: BatchFlags
+    console: Console, place: PlaceFlags, options: JobOptions, action: Action, flags: BatchFlags
 ) -> Outcome:
     """Return the outcome of a job; one that is only planned or submitted ends the command here."""
     from ..building.current_bundle import offline_root
@@ -66,7 +68,7 @@ def _announced(console: Console, prepared: Prepared, basis: Basis) -> Prepared:
 
     for note in prepared.notes:
         console.note(note)
-    if prepared.job.action == "run":
+    if prepared.job.action is Action.RUN:
         refuse_absent(prepared.job.launch.command[0], prepared.bundle)
     job = replace(numbered(prepared.job), show_all=console.verbose)
     if basis.jobs:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
+from bundle.protocol.words import Backend, Launcher, Stage, Word
+
 from ..console import Console
 from .program import make_console
 
@@ -19,11 +21,9 @@ if TYPE_CHECKING:
     from ..logs.files import JobFiles
 
 T = TypeVar("T")
+WordT = TypeVar("WordT", bound=Word)
 
 RESOLVERS = ("auto", "uv", "pip-tools")
-LAUNCHERS = ("torchrun", "srun")
-BACKENDS = ("auto", "gloo", "nccl")
-STAGES = ("auto", "always", "never")
 ALLOCATIONS = ("auto", "slurm", "local")
 
 LogDir = Annotated[Path | None, typer.Option("--log-dir", help="Default: ~/slurm_logs.")]
@@ -207,12 +207,12 @@ def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobO
         exclude=_checked(checks.node_list, slurm.exclude, "--exclude", nodes),
         account=_checked(checks.word, slurm.account, "--account", "one word"),
         nproc_per_node=launch.nproc_per_node,
-        launcher=one_of(LAUNCHERS, launch.launcher, "--launcher"),
-        backend=one_of(BACKENDS, launch.backend, "--backend"),
+        launcher=word_of(Launcher, launch.launcher, "--launcher"),
+        backend=word_of(Backend, launch.backend, "--backend"),
         interface=_checked(
             checks.interface_name, launch.interface, "--interface", "an interface's name"
         ),
-        stage=one_of(STAGES, launch.stage, "--stage"),
+        stage=word_of(Stage, launch.stage, "--stage"),
         min_nodes=launch.min_nodes,
         log_dir=launch.log_dir,
         pass_env=_each(name, launch.pass_env, "--pass-env", "a name, without a value"),
@@ -260,6 +260,12 @@ def one_of(allowed: tuple[str, ...], text: str | None, option: str) -> str | Non
     if text is None or text in allowed:
         return text
     raise typer.BadParameter(f"{text!r} is none of {', '.join(allowed)}", param_hint=option)
+
+
+def word_of(kind: type[WordT], text: str | None, option: str) -> WordT | None:
+    """Return an option's value as a word of an enumeration; another one is a usage error."""
+    chosen = one_of(tuple(str(word) for word in kind), text, option)
+    return None if chosen is None else kind(chosen)
 
 
 def _checked(check: Callable[[object], T], text: str | None, option: str, allowed: str) -> T | None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import typer
 
+from bundle.protocol.words import Action
+
 from .grouped import grouped
 from .job import remember_refusal, run_job
 from .options import BatchFlags, Command, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
@@ -35,7 +37,7 @@ def run(
     console = talk.console()
     with boundary(console):
         with remember_refusal(options, "run"):
-            outcome = run_job(console, place, options, "run", batch)
+            outcome = run_job(console, place, options, Action.RUN, batch)
         if talk.json:
             console.emit(run_report(outcome))
         raise typer.Exit(console.ran(outcome))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from bundle.protocol.words import Action
+
 from .grouped import grouped
 from .options import BundleFlags, Command, LaunchFlags, ScriptFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
@@ -31,7 +33,7 @@ def script(
     with boundary(console):
         config = project(chosen.bundle, wanted_id)
         bundle = bundle_of(config, chosen.bundle, console, wanted_id)
-        prepared = prepare(config, options, bundle, action="run", source="sbatch")
+        prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
         for note in prepared.notes:
             console.note(note)
         text = script_of(prepared, os.environ, requeue=kind.requeue, embed=not kind.no_embed).script

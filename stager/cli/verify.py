@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from bundle.protocol.words import Action
+
 from .grouped import grouped
 from .job import remember_refusal, run_job
 from .options import BatchFlags, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
@@ -36,7 +38,7 @@ def verify(
     console = talk.console()
     with boundary(console):
         with remember_refusal(options, "verify"):
-            outcome = run_job(console, place, options, "verify", batch)
+            outcome = run_job(console, place, options, Action.VERIFY, batch)
         if talk.json:
             console.emit(verify_report(outcome))
         raise typer.Exit(console.verified(outcome))

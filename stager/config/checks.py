@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from bundle.protocol.words import Word
+
 T = TypeVar("T")
+WordT = TypeVar("WordT", bound=Word)
 
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 """The name of an environment variable, as a regular expression."""
@@ -72,13 +75,11 @@ def _full_match(pattern: re.Pattern[str], value: object) -> str:
     return string
 
 
-def choice(*allowed: str) -> Callable[[object], str]:
-    """One of a few strings."""
+def word_of(kind: type[WordT]) -> Callable[[object], WordT]:
+    """A word of an enumeration."""
 
-    def chosen(value: object) -> str:
-        if value not in allowed:
-            raise ValueError
-        return str(value)
+    def chosen(value: object) -> WordT:
+        return kind(text(value))
 
     return chosen
 

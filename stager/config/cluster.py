@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bundle.protocol import log_modes
+from bundle.protocol.words import LogMode, Stage
 
 from . import checks
 from .table import Table
@@ -34,10 +34,10 @@ class ClusterConfig:
     """Further options, passed on as they are."""
     node_root: str
     """Directory on each node under which the store is made; ``auto`` looks for a local one."""
-    stage: str
-    """``auto``, ``always`` or ``never``: broadcast the bundle to the nodes."""
-    log_mode: str
-    """Readers of a job's files: ``private``, its user; ``group``, the log directory's group."""
+    stage: Stage
+    """The rule by which the bundle is broadcast to the nodes."""
+    log_mode: LogMode
+    """The readers of a job's files."""
     container_image: str | None
     """Image that the ranks run in, for Slurm's pyxis plugin."""
     container_mounts: tuple[str, ...]
@@ -75,14 +75,9 @@ def cluster(table: Table) -> ClusterConfig:
             checks.node_path,
             'an absolute path, a path that starts with a $VARIABLE of the node, or "auto"',
         ),
-        stage=table.take(
-            "stage",
-            "auto",
-            checks.choice("auto", "always", "never"),
-            '"auto", "always" or "never"',
-        ),
+        stage=table.take("stage", Stage.AUTO, checks.word_of(Stage), '"auto", "always" or "never"'),
         log_mode=table.take(
-            "log-mode", log_modes.PRIVATE, checks.choice(*log_modes.MODES), '"private" or "group"'
+            "log-mode", LogMode.PRIVATE, checks.word_of(LogMode), '"private" or "group"'
         ),
         container_image=table.take(
             "container-image", None, checks.word, "the name of an image, or the path of one"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bundle.protocol.words import Backend, Launcher
+
 from . import checks
 from .table import Table
 
@@ -17,10 +19,10 @@ class LaunchConfig:
 
     nproc_per_node: int | None
     """Ranks on each node, 1 or more; None for one a GPU, else 1."""
-    launcher: str
-    """``torchrun`` or ``srun``."""
-    backend: str
-    """``nccl``, ``gloo``, or ``auto``: nccl where every node has a GPU."""
+    launcher: Launcher
+    """The program that starts the ranks."""
+    backend: Backend
+    """The backend of torch.distributed."""
     interface: str | tuple[tuple[str, str], ...]
     """``auto``, one interface's name, or pairs of a node pattern and an interface's name."""
     omp_num_threads: int | None
@@ -39,10 +41,10 @@ def launch(table: Table) -> LaunchConfig:
     return LaunchConfig(
         nproc_per_node=table.take("nproc-per-node", None, checks.whole_or_auto(1), count),
         launcher=table.take(
-            "launcher", "torchrun", checks.choice("torchrun", "srun"), '"torchrun" or "srun"'
+            "launcher", Launcher.TORCHRUN, checks.word_of(Launcher), '"torchrun" or "srun"'
         ),
         backend=table.take(
-            "backend", "auto", checks.choice("auto", "nccl", "gloo"), '"auto", "nccl" or "gloo"'
+            "backend", Backend.AUTO, checks.word_of(Backend), '"auto", "nccl" or "gloo"'
         ),
         interface=table.take(
             "interface",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.problem import Problem
+from bundle.protocol.words import Action, Allocation
 
 from ..slurm import messages
 from .reports import Reports
@@ -29,7 +30,7 @@ _MAX_NAMED = 8
 class Events(Reports):
     """The output of a job while it runs."""
 
-    _action = "verify"
+    _action = Action.VERIFY
     _launcher_reports = False
     _restarts = 0
     _dry_run = False
@@ -53,13 +54,17 @@ class Events(Reports):
         self._action, self._restarts = job.action, job.launch.max_restarts
         self._moving = bool(self._restarts or job.launch.elastic)
         self._each = job.launch.nproc_per_node or 1
-        self._dry_run, self._slurm, self._job_id = job.dry_run, job.allocation == "slurm", job.id
-        if job.allocation == "local":
+        self._dry_run, self._slurm, self._job_id = (
+            job.dry_run,
+            job.allocation is Allocation.SLURM,
+            job.id,
+        )
+        if job.allocation is Allocation.LOCAL:
             nodes = counted(len(job.nodes), "local node")
             self.say(f"job {job.id}: {nodes}, bundle {bundle.name}")
         else:  # its number and nodes come with its first event
             self.say(f"bundle {bundle.name}")
-        if job.action == "verify":
+        if job.action is Action.VERIFY:
             self.say(f"bundle id {job.bundle_id}")
 
     def talk(self, line: str) -> None:
@@ -167,9 +172,9 @@ class Events(Reports):
 
     def _on_probe(self, event: Mapping[str, Any]) -> None:
         line = str(event.get("line", f"NODE {event['node']} FAILED"))
-        if self._action == "verify" and self._table:
+        if self._action is Action.VERIFY and self._table:
             return
-        if self._action == "verify":
+        if self._action is Action.VERIFY:
             self.data(line)
         else:  # standard output belongs to the program
             self.say(line)
@@ -184,7 +189,7 @@ class Events(Reports):
         for line in event["lines"]:
             if self.verbose:
                 self.data(f"{who}: {line}")
-            elif self._action == "verify" and event.get("phase") == "launch":
+            elif self._action is Action.VERIFY and event.get("phase") == "launch":
                 return  # the ranks of the check: their result is shown at the end
             elif self._is_shown(event) and not self._is_launchers(line):
                 self.data(line)

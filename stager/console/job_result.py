@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol import output
 from bundle.protocol.counts import counted
+from bundle.protocol.words import Allocation
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
 from ..jobs import metrics
@@ -152,7 +153,7 @@ class Console(Events, JobLogs):
     def _advise(self, outcome: Outcome, bad: list[str]) -> None:
         """Show the option that leaves nodes out, unless none would be left."""
         pronoun = "it" if len(bad) == 1 else "them"
-        if bad and len(bad) < len(outcome.job.nodes) and outcome.job.allocation == "slurm":
+        if bad and len(bad) < len(outcome.job.nodes) and outcome.job.allocation is Allocation.SLURM:
             self._write(f"hint: without {pronoun}: --exclude={','.join(bad)}", "good")
 
     def _show_table(self, outcome: Outcome) -> None:

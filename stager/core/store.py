@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bundle.protocol import log_modes
 from bundle.protocol.counts import sized
+from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
 from .deletion import remove
@@ -262,14 +262,14 @@ def _try_lock(handle: int, operation: int) -> bool:
     return True
 
 
-def keep_out_of_projects(folder: Path, mode: str = log_modes.PRIVATE) -> bool:
+def keep_out_of_projects(folder: Path, mode: LogMode = LogMode.PRIVATE) -> bool:
     """Make git, and a project that happens to contain this directory, ignore it as a whole.
 
     Only an empty directory is marked, one that was made just now.
 
     Args:
         folder: the directory.
-        mode: the mark's readers, one of :data:`bundle.protocol.log_modes.MODES`, whatever the
+        mode: the mark's readers, whatever the
             umask is.
 
     Returns:

@@ -10,6 +10,7 @@ from typing import Any
 from bundle.launch.rank_results import CAUSE
 from bundle.protocol.job import load
 from bundle.protocol.problem import NodeError
+from bundle.protocol.words import Action
 
 from ..catalogue.catalogue import END
 from ..logs import events
@@ -140,7 +141,7 @@ def _failed_before_launch(case: _Case) -> bool:
     if not case.events.begun or case.events.launched:
         return False
     try:
-        return load(str(case.files.job)).action == "run"
+        return load(str(case.files.job)).action is Action.RUN
     except NodeError:
         return False
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from bundle.protocol.words import Backend
+
 from ..core.errors import ConfigError
 from . import launcher_options
 from .option_scan import Given, notes_on, scan
@@ -56,7 +58,7 @@ class Converted:
     """Fewest and most nodes; None for one node too, as every command for one machine has that."""
     max_restarts: int | None = None
     """The number of times that torchrun starts failed ranks again."""
-    backend: str | None = None
+    backend: Backend | None = None
     """``nccl`` or ``gloo``, where the command asks for GPUs or for CPUs."""
     notes: tuple[str, ...] = ()
     """A line for each option that was left out, with the reason; without values of variables."""
@@ -142,9 +144,9 @@ def _accelerate(arguments: Sequence[str]) -> Converted:
     notes = notes_on(program, launcher_options.ACCELERATE, options)
     given = {option.name: option.value for option in options}
     _refuse_accelerate_variables(given)
-    backend = "nccl" if "multi-gpu" in given else None
+    backend = Backend.NCCL if "multi-gpu" in given else None
     if "cpu" in given or "use-cpu" in given:
-        backend = "gloo"
+        backend = Backend.GLOO
         notes.append(f"{program} --cpu: on nodes with GPUs set ACCELERATE_USE_CPU=true, too")
     nnodes, about_nodes = _nnodes(program, "num-machines", given.get("num-machines", "1"))
     return Converted(
@@ -194,17 +196,17 @@ def _is_module(options: Sequence[Given]) -> bool:
     return any(option.name == "module" for option in options)
 
 
-def _nproc(program: str, text: str | None) -> tuple[int | None, str | None, list[str]]:
+def _nproc(program: str, text: str | None) -> tuple[int | None, Backend | None, list[str]]:
     """Return the ranks of a node, the backend that this asks for, and notes."""
     one_a_gpu = "one rank a GPU, and one on a node without"
     if text is None:
         return None, None, []
     if text in ("auto", "gpu"):
         notes = [f"{program} --nproc-per-node {text} becomes: {one_a_gpu}"]
-        return None, "nccl" if text == "gpu" else None, notes if text == "auto" else []
+        return None, Backend.NCCL if text == "gpu" else None, notes if text == "auto" else []
     if text in ("cpu", "xpu"):
         why = f"{program} --nproc-per-node {text} is left out; say how many with --nproc-per-node N"
-        return None, "gloo" if text == "cpu" else None, [f"{why} (default: {one_a_gpu})"]
+        return None, Backend.GLOO if text == "cpu" else None, [f"{why} (default: {one_a_gpu})"]
     if _variable(text):
         why = f"{program} --nproc-per-node {text} is left out: no shell has filled it in"
         return None, None, [f"{why} (default: {one_a_gpu})"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol import log_modes
 from bundle.protocol.job import Job
+from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
 from ..building.current_bundle import offline_root
@@ -174,7 +174,7 @@ def _job_file(job: Job) -> Iterator[Path]:
     file = Path(job.log_dir) / f".job.{os.getpid()}.{time.time_ns()}.json"
     try:
         with open(
-            file, "x", encoding="utf-8", opener=permissions.opener(log_modes.PRIVATE)
+            file, "x", encoding="utf-8", opener=permissions.opener(LogMode.PRIVATE)
         ) as handle:
             handle.write(json.dumps(job.to_json(), indent=1) + "\n")
     except OSError as exc:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bundle.format.manifest import Manifest, room_for
-from bundle.protocol import log_modes
 from bundle.protocol.counts import counted
 from bundle.protocol.job import Job, Launch
+from bundle.protocol.words import Action, Allocation, Backend, Launcher, LogMode, Stage
 from bundle.redaction.masking import masked
 from bundle.system import permissions
 
@@ -38,14 +38,14 @@ class JobOptions:
     """Nodes that must be able to run the job."""
     nproc_per_node: int | None = None
     """Ranks on each node."""
-    launcher: str | None = None
-    """``torchrun`` or ``srun``."""
-    backend: str | None = None
-    """``auto``, ``gloo`` or ``nccl``."""
+    launcher: Launcher | None = None
+    """The program that starts the ranks."""
+    backend: Backend | None = None
+    """The backend of torch.distributed."""
     interface: str | None = None
     """``auto`` or a network interface's name."""
-    stage: str | None = None
-    """``auto``, ``always`` or ``never``."""
+    stage: Stage | None = None
+    """The rule by which the bundle is broadcast."""
     partition: str | None = None
     """Slurm partition."""
     account: str | None = None
@@ -122,7 +122,7 @@ def _excluded(setting: str | None, option: str | None) -> str:
 
 
 def make_job(
-    config: Config, options: JobOptions, bundle: Path, manifest: Manifest, action: str
+    config: Config, options: JobOptions, bundle: Path, manifest: Manifest, action: Action
 ) -> Job:
     """Return the job as the far side gets it.
 
@@ -131,7 +131,7 @@ def make_job(
         options: what the command line overrides.
         bundle: the bundle's file.
         manifest: what is in it.
-        action: ``verify``, ``run`` or ``clean``.
+        action: the purpose of the job.
 
     Raises:
         ConfigError: there is nothing to run, or a value that this allocation cannot do.
@@ -146,7 +146,7 @@ def make_job(
     return Job(
         id="",
         name=config.name,
-        allocation="slurm" if slurm else "local",
+        allocation=Allocation.SLURM if slurm else Allocation.LOCAL,
         nodes=() if slurm else tuple(f"local{number}" for number in range(1, most + 1)),
         bundle=str(bundle),
         bundle_id=manifest.id,
@@ -159,7 +159,7 @@ def make_job(
         log_dir=str(log_dir),
         log_mode=settled.cluster.log_mode,
         action=action,
-        import_modules=action == "verify",
+        import_modules=action is Action.VERIFY,
         python_hints=(getattr(sys, "_base_executable", sys.executable),),
         launch=launch,
         # Without a word about nodes on the command line, all of an allocation that stands is used.
@@ -179,25 +179,25 @@ def numbered(job: Job) -> Job:
     Raises:
         StagerError: the log directory, in which the number is claimed, cannot be written.
     """
-    return job if job.allocation == "slurm" else replace(job, id=_new_id(job))
+    return job if job.allocation is Allocation.SLURM else replace(job, id=_new_id(job))
 
 
-def _launch(config: Config, manifest: Manifest, action: str, *, slurm: bool) -> Launch:
+def _launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) -> Launch:
     """Return how the ranks are started, from settings that have the options in them."""
     settings, (least, most) = config.launch, config.cluster.nodes
     elastic = None if least == most else (least, most)
-    if settings.launcher == "srun" and (elastic or settings.max_restarts):
+    if settings.launcher is Launcher.SRUN and (elastic or settings.max_restarts):
         what = "launch.max-restarts" if settings.max_restarts else f"--nodes {least}:{most}"
         raise ConfigError(
             f"{what}: ranks that srun starts are not started again",
             hint='use launcher = "torchrun", or a fixed number of nodes and max-restarts = 0',
         )
-    if action == "run":
+    if action is Action.RUN:
         _refuse_command(config.project.command)
         _refuse_launcher(settings.launcher, manifest, slurm=slurm)
     interface = settings.interface
     return Launch(
-        command=config.project.command if action == "run" else (),
+        command=config.project.command if action is Action.RUN else (),
         nproc_per_node=settings.nproc_per_node,
         launcher=settings.launcher,
         backend=settings.backend,
@@ -235,14 +235,14 @@ def _refuse_command(command: tuple[str, ...]) -> None:
         )
 
 
-def _refuse_launcher(launcher: str, manifest: Manifest, *, slurm: bool) -> None:
+def _refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> None:
     """Refuse a launcher that does not exist here, or not in the bundle."""
-    if launcher == "srun" and not slurm:
+    if launcher is Launcher.SRUN and not slurm:
         raise ConfigError(
             "launch.launcher: srun starts ranks through Slurm, which a local allocation has not",
             hint='use launcher = "torchrun"',
         )
-    if launcher == "torchrun" and "torch" not in {layer.name for layer in manifest.layers}:
+    if launcher is Launcher.TORCHRUN and "torch" not in {layer.name for layer in manifest.layers}:
         raise ConfigError(
             "torchrun is part of torch, and torch is not in the bundle",
             hint="add torch to environment.requirements and build again; "
@@ -250,7 +250,7 @@ def _refuse_launcher(launcher: str, manifest: Manifest, *, slurm: bool) -> None:
         )
 
 
-def _make_log_dir(log_dir: Path, mode: str) -> None:
+def _make_log_dir(log_dir: Path, mode: LogMode) -> None:
     """Make the log directory, which must not become part of a project's next bundle.
 
     Raises:
@@ -263,7 +263,7 @@ def _make_log_dir(log_dir: Path, mode: str) -> None:
         group = log_dir.stat().st_gid
     except OSError as exc:
         raise _unwritable(log_dir, exc) from exc
-    if mode == log_modes.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
+    if mode is LogMode.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(
             f"cluster.log-mode: you are not in the group of {log_dir}, which has number {group}",
             hint="give the directory to a group of yours with chgrp, name another directory with"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bundle.driver.transports.slurm_commands import CREDENTIALS
 from bundle.format.manifest import Manifest
 from bundle.protocol.job import Job
+from bundle.protocol.words import Action, Allocation
 from bundle.redaction.masking import masked, without_secrets
 
 from .. import __version__
@@ -116,7 +117,7 @@ def prepare(
     options: JobOptions,
     bundle: tuple[Path, Manifest],
     *,
-    action: str,
+    action: Action,
     source: Source,
 ) -> Prepared:
     """Return a job that only has to be started.
@@ -125,7 +126,7 @@ def prepare(
         config: the project's settings.
         options: what the command line overrides.
         bundle: the bundle and what is in it.
-        action: ``verify``, ``run`` or ``clean``.
+        action: the purpose of the job.
         source: the source of the nodes.
 
     Raises:
@@ -133,16 +134,16 @@ def prepare(
         StagerError: the log directory cannot be written.
     """
     notes: tuple[str, ...] = ()
-    if action == "run":
+    if action is Action.RUN:
         config, options, notes = _converted(config, options)
-    where = "local" if source == "local" else "slurm"
+    where = Allocation.LOCAL if source == "local" else Allocation.SLURM
     job = make_job(config, replace(options, allocation=where), *bundle, action)
     ours = made_here(Store(offline_root(config)), bundle[0], job.bundle_id)
     job = replace(job, trusted_bundle=ours)
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
         notes = (*notes, f"pass-env: {', '.join(absent)} not set here, so no rank gets a value")
-    if action == "run":
+    if action is Action.RUN:
         notes = (*notes, *_withheld(job.launch.pass_env, os.environ))
     return Prepared(
         config=settle(config, options), bundle=bundle[0], source=source, job=job, notes=notes

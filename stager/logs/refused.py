@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
-from bundle.protocol import log_modes
+from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
 from ..core.atomic_write import replacing
@@ -65,7 +65,7 @@ def _leave(path: Path, command: str, error: StagerError) -> None:
         "context": error.context,
     }
     text = json.dumps(note) + "\n"
-    opener = permissions.opener(log_modes.PRIVATE)
+    opener = permissions.opener(LogMode.PRIVATE)
     with suppress(OSError), replacing(path, opener) as file:  # the failure itself must be shown
         file.write(text.encode())
 

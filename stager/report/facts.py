@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol import log_modes
 from bundle.protocol.output import described
+from bundle.protocol.words import LogMode
 from bundle.redaction.masking import masked
 
 from ..core.regular_files import text_of
@@ -60,7 +60,7 @@ class JobFacts:
     """Bytes that were broadcast."""
     logs_lost: str = ""
     """The reason why its logs are not complete."""
-    log_mode: str = log_modes.PRIVATE
+    log_mode: LogMode = LogMode.PRIVATE
     """The mode of its files, and so of the page about it."""
 
     @property
@@ -91,7 +91,7 @@ def facts(files: JobFiles, attempt: Attempt) -> JobFacts:
         plan=text(plans[-1], "why") if plans else "",
         sent=number(result, "bytes_broadcast"),
         logs_lost=_losses(result),
-        log_mode=log_modes.GROUP if text(job, "log_mode") == log_modes.GROUP else log_modes.PRIVATE,
+        log_mode=LogMode.GROUP if text(job, "log_mode") == LogMode.GROUP else LogMode.PRIVATE,
     )
 
 

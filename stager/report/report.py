@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
 from .. import __version__
@@ -93,7 +94,7 @@ def _diagnosis(files: JobFiles) -> Diagnosis | None:
         return None
 
 
-def _write(path: Path, data: bytes, mode: str) -> None:
+def _write(path: Path, data: bytes, mode: LogMode) -> None:
     """Put a file into its place, all of it at once, for those who may read the job's logs.
 
     Raises:

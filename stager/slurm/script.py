@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.driver.transports.slurm_commands import CREDENTIALS
-from bundle.protocol import log_modes
 from bundle.protocol.job import Job
+from bundle.protocol.words import LogMode
 from bundle.redaction.masking import without_secrets
 
 from ..core.errors import ConfigError
@@ -248,7 +248,7 @@ def _shell_variables(facts: ScriptFacts) -> dict[str, str]:
         "bundle_id": job.bundle_id,
         "name": shlex.quote(job.name),
         "log_dir": shlex.quote(job.log_dir.rstrip("/")),
-        "log_umask": "027" if job.log_mode == log_modes.GROUP else "077",
+        "log_umask": "027" if job.log_mode is LogMode.GROUP else "077",
         "program_sha256": hashlib.sha256(facts.program).hexdigest(),
         "pythons": "\n".join(f"    {shlex.quote(python)}" for python in _pythons(job)),
         "most_restarts": str(MOST_RESTARTS),

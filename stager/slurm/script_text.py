@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted, sized
+from bundle.protocol.words import Action
 from bundle.redaction.masking import masked
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
 
 def _launches(facts: ScriptFacts) -> bool:
     """Return whether the job launches ranks; ``verify`` launches none."""
-    return facts.job.action == "run"
+    return facts.job.action is Action.RUN
 
 
 def _paragraph(text: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from bundle.protocol import log_modes
+from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
 from ..core.atomic_write import replacing
@@ -61,7 +61,7 @@ class ArchiveWriter:
             StagerError: it cannot be written.
         """
         try:
-            with replacing(target, permissions.opener(log_modes.PRIVATE)) as out:
+            with replacing(target, permissions.opener(LogMode.PRIVATE)) as out:
                 packed = gzip.GzipFile(
                     filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0
                 )

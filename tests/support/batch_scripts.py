@@ -9,6 +9,7 @@ from dataclasses import replace
 from bundle.protocol.digest import Digest
 from bundle.protocol.job import Job
 from bundle.protocol.requires import Requires
+from bundle.protocol.words import Action, Allocation
 from stager.slurm.script import ScriptFacts
 from tests.support.jobs import LAUNCH
 
@@ -17,7 +18,7 @@ EXAMPLES = ("run", "requeue")
 JOB = Job(
     id="",
     name="demo",
-    allocation="slurm",
+    allocation=Allocation.SLURM,
     nodes=(),
     bundle="/shared/bundles/demo-abababababab.pkgs.tar",
     bundle_id=Digest("ab" * 32),
@@ -28,7 +29,7 @@ JOB = Job(
     node_root="auto",
     run_dir="/shared/work",
     log_dir="/shared/slurm_logs",
-    action="run",
+    action=Action.RUN,
     import_modules=False,
     python_hints=("/usr/bin/python3.11",),
     launch=replace(LAUNCH, command=("train.py", "--epochs", "3"), nproc_per_node=2),

@@ -11,14 +11,15 @@ from typing import Any
 
 from bundle.format.manifest import room_for
 from bundle.protocol.job import Job, Launch
+from bundle.protocol.words import Action, Allocation, Backend, Launcher
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON
 
 LAUNCH = Launch(
     command=("t.py",),
     nproc_per_node=1,
-    launcher="torchrun",
-    backend="auto",
+    launcher=Launcher.TORCHRUN,
+    backend=Backend.AUTO,
     interface="auto",
     omp_num_threads=None,
     max_restarts=0,
@@ -31,7 +32,7 @@ def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:
     job = Job(
         id="4711",
         name="demo",
-        allocation="local",
+        allocation=Allocation.LOCAL,
         nodes=("local1", "local2"),
         bundle=str(packed.path),
         bundle_id=manifest.id,
@@ -42,7 +43,7 @@ def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:
         node_root="auto",
         run_dir=str(folder),
         log_dir=str(folder / "logs"),
-        action="verify",
+        action=Action.VERIFY,
         import_modules=False,
         python_hints=(BASE_PYTHON,),
         launch=LAUNCH,

@@ -8,15 +8,17 @@ from typing import Any
 
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.requires import Requires
+from bundle.protocol.words import Action, Allocation, Backend, Launcher
 from stager.jobs.result import Outcome
 
 
 def job() -> Job:
-    launch = Launch(("t.py",), 2, "torchrun", "auto", "auto", None, 0)
+    launch = Launch(("t.py",), 2, Launcher.TORCHRUN, Backend.AUTO, "auto", None, 0)
     return Job(
-        id="77", name="demo", allocation="local", nodes=("local1", "local2"), bundle="/b.tar",
+        id="77", name="demo", allocation=Allocation.LOCAL, nodes=("local1", "local2"),
+        bundle="/b.tar",
         bundle_id="0" * 64, requires=Requires("3.11", "x86_64", "glibc", "2.28"), room=(1, 1),
-        packages=(), imports=(), node_root="auto", run_dir="/w", log_dir="/logs", action="run",
+        packages=(), imports=(), node_root="auto", run_dir="/w", log_dir="/logs", action=Action.RUN,
         import_modules=False, python_hints=(), launch=launch,
     )  # fmt: skip
 
@@ -26,10 +28,10 @@ def outcome(**result: Any) -> Outcome:
 
 
 def slurm_job(**changed: Any) -> Job:
-    return replace(job(), allocation="slurm", id="", nodes=(), **changed)
+    return replace(job(), allocation=Allocation.SLURM, id="", nodes=(), **changed)
 
 
 def slurm_outcome(**result: Any) -> Outcome:
-    asked = replace(job(), allocation="slurm", nodes=("n1", "n2", "n3"))
+    asked = replace(job(), allocation=Allocation.SLURM, nodes=("n1", "n2", "n3"))
     whole = {"ok": False, "seconds": {}, "bytes_broadcast": 0, **result}
     return Outcome(job=asked, bundle=Path("/b.tar"), result=whole)

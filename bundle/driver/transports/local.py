@@ -22,9 +22,10 @@ from ...channel.lines import Lines
 from ...launch.output_reader import AGENT_SECONDS
 from ...node.location import base_for
 from ...node.root import secure_root
-from ...protocol import log_modes, output
+from ...protocol import output
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem
+from ...protocol.words import Action, LogMode
 from ...redaction.masking import without_secrets
 from ...system import files, permissions, processes, signals
 from .transport import Delivery, Ended, Event, OnEvent, Request, Requests, Transfer, saving_note
@@ -61,7 +62,7 @@ class LocalTransport:
         self._bases: dict[str, str] = {}
         for node in job.nodes:
             self._bases[node] = os.path.join(root, "nodes", node)
-            permissions.make_folder(self._bases[node], log_modes.PRIVATE)
+            permissions.make_folder(self._bases[node], LogMode.PRIVATE)
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes at the same time.
@@ -159,7 +160,7 @@ def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
         A function that returns the transport; None where the driver is to make it later, and to
         report what is in its way.
     """
-    if job.action != "run" or job.dry_run:
+    if job.action is not Action.RUN or job.dry_run:
         return None
     try:
         transport = LocalTransport(job)

@@ -7,6 +7,7 @@ import sys
 
 from ...agent.agent import SESSION
 from ...protocol.job import Job
+from ...protocol.words import Launcher
 from ...redaction.masking import without_secrets
 from . import slurm_commands
 from .agent_program import AgentProgram, factored
@@ -82,7 +83,7 @@ class StepStarter:
 
     def tasks(self, phase: str, requests: Requests) -> int:
         """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
-        if phase != "launch" or self._job.launch.launcher != "srun":
+        if phase != "launch" or self._job.launch.launcher is not Launcher.SRUN:
             return 1
         return max(int(request["group"]["nproc"]) for request in requests.values())
 
@@ -94,7 +95,7 @@ class StepStarter:
         """Return the phases that agents with this command may be asked for."""
         if command != SESSION:
             return {command}
-        phases = {self._job.action}
+        phases: set[str] = {self._job.action}
         if self._job.deep:
             phases.add("deep")
         # A deep check launches, too; and so may the session of a job that runs.

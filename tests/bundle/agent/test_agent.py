@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.digest import Digest
+from bundle.protocol.words import Action
 from stager.diagnosis.driver_verdict import first_failure
 from stager.logs.result import parse_result
 from stager.pack.bundle import Packed
@@ -146,7 +147,7 @@ def test_a_session_goes_on_under_the_python_that_is_named(
 def test_without_torch_the_launcher_says_so_and_nothing_is_left(
     single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
 ) -> None:
-    job = job_for(single, tmp_path, action="run")
+    job = job_for(single, tmp_path, action=Action.RUN)
     ask(program, "unpack", job, **found, bundle=str(single.path))
     code, events = ask(program, "launch", job, **found, group=GROUP, shared=True)
     assert code == 3

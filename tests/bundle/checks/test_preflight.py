@@ -23,6 +23,7 @@ from bundle.node import locks
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
 from bundle.protocol.requires import Requires
+from bundle.protocol.words import Allocation
 from bundle.system import network
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -102,7 +103,7 @@ def test_every_node_could_become_the_head(single: Packed, program: Path, tmp_pat
 def test_where_a_node_cannot_be_reached_matters_for_the_first_alone(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
-    job = job_for(single, tmp_path, allocation="slurm")
+    job = job_for(single, tmp_path, allocation=Allocation.SLURM)
     job = replace(job, launch=replace(job.launch, interface="nosuch0"))
     asked = [ask(program, "preflight", job, node_rank=rank)[1][0] for rank in (0, 1)]
     assert len(asked[0]["problems"]) == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bundle.protocol.job import Job
+from bundle.protocol.words import Action
 from stager.pack.bundle import Packed
 from tests.support.bundles import rot
 from tests.support.jobs import ask, job_for
@@ -94,7 +95,7 @@ def test_nodes_with_a_problem_are_left_out(single: Packed, program: Path, tmp_pa
 
 
 def test_a_run_is_not_slowed_down_by_it(single: Packed, program: Path, tmp_path: Path) -> None:
-    _, _, events = verify(program, job_for(single, tmp_path, action="run", deep=True))
+    _, _, events = verify(program, job_for(single, tmp_path, action=Action.RUN, deep=True))
     assert "deep" not in [event.get("phase") for event in events]
 
 

@@ -20,6 +20,7 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
+from bundle.protocol.words import Stage
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 
@@ -247,7 +248,7 @@ def test_the_plan_is_told(
 
 
 def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path) -> None:
-    job = job_for(single, tmp_path, nodes=("n1",), stage="never")
+    job = job_for(single, tmp_path, nodes=("n1",), stage=Stage.NEVER)
     state = State(job, Logs(job))
     state.transport = Sending()
     state.facts = {"n1": {"ready": False, "rate": None, "root": "/r"}}

@@ -20,6 +20,7 @@ from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.problem import Problem
+from bundle.protocol.words import Launcher
 from stager.pack.bundle import Packed
 from tests.support.jobs import LAUNCH, job_for
 
@@ -126,7 +127,9 @@ def test_without_better_advice_the_log_is_named(job: Job) -> None:
 
 
 def native(job: Job) -> State:
-    state = state_of(replace(job, nodes=NODES[:2], launch=replace(job.launch, launcher="srun")))
+    state = state_of(
+        replace(job, nodes=NODES[:2], launch=replace(job.launch, launcher=Launcher.SRUN))
+    )
     state.nproc = 2
     return state
 

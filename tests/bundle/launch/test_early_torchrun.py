@@ -17,6 +17,7 @@ import pytest
 from bundle.launch import early_torchrun
 from bundle.launch.directories import JobDirectories
 from bundle.launch.early_torchrun import EarlyLauncher
+from bundle.protocol.words import Action, Launcher
 from bundle.system import processes
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -144,17 +145,19 @@ def test_another_interpreter_since_is_noticed(
 
 
 def test_what_keeps_it_from_starting_is_left_to_the_launch(packed: Packed, tmp_path: Path) -> None:
-    job = job_for(packed, tmp_path, action="run")
+    job = job_for(packed, tmp_path, action=Action.RUN)
     assert early_torchrun.start(job) is None  # there is no environment yet
-    assert early_torchrun.start(replace(job, action="verify")) is None
+    assert early_torchrun.start(replace(job, action=Action.VERIFY)) is None
     assert early_torchrun.start(replace(job, dry_run=True)) is None
-    assert early_torchrun.start(replace(job, launch=replace(LAUNCH, launcher="srun"))) is None
+    assert (
+        early_torchrun.start(replace(job, launch=replace(LAUNCH, launcher=Launcher.SRUN))) is None
+    )
 
 
 def driven(program: Path, packed: Packed, folder: Path) -> list[dict[str, Any]]:
     """The events of a run on two local nodes."""
     folder.mkdir()
-    job = job_for(packed, folder, action="run")
+    job = job_for(packed, folder, action=Action.RUN)
     (folder / "job.json").write_text(json.dumps(job.to_json()))
     argv = [sys.executable, "-I", "-S", str(program), "drive", str(folder / "job.json")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)

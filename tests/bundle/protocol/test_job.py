@@ -14,11 +14,12 @@ from bundle.protocol.job import VERSION, Job, Launch, load, parse
 from bundle.protocol.problem import NodeError
 from bundle.protocol.rates import ASSUMED, Rates
 from bundle.protocol.requires import Requires
+from bundle.protocol.words import Action, Allocation, Backend, Launcher
 
 JOB = Job(
     id="4711",
     name="demo",
-    allocation="local",
+    allocation=Allocation.LOCAL,
     nodes=("local1", "local2"),
     bundle="/shared/demo.pkgs.tar",
     bundle_id=Digest.of(b"bundle"),
@@ -29,14 +30,14 @@ JOB = Job(
     node_root="auto",
     run_dir="/home/me/project",
     log_dir="/home/me/slurm_logs",
-    action="run",
+    action=Action.RUN,
     import_modules=False,
     python_hints=("/usr/bin/python3.11",),
     launch=Launch(
         command=("-m", "trainer", "--name", "mit Leerzeichen"),
         nproc_per_node=None,
-        launcher="torchrun",
-        backend="auto",
+        launcher=Launcher.TORCHRUN,
+        backend=Backend.AUTO,
         interface={"node0[1-3]": "ens1f1"},
         omp_num_threads=2,
         max_restarts=0,
@@ -135,7 +136,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps(JOB.to_json()))
     assert load(str(path)) == JOB
-    path.write_text(json.dumps(replace(JOB, action="verify").to_json()))
+    path.write_text(json.dumps(replace(JOB, action=Action.VERIFY).to_json()))
     assert load(str(path)).action == "verify"
 
 

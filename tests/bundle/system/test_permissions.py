@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol import log_modes
+from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
 
-def touch(path: Path, flags: str, mode: str = log_modes.PRIVATE) -> None:
+def touch(path: Path, flags: str, mode: LogMode = LogMode.PRIVATE) -> None:
     open(path, flags, opener=permissions.opener(mode)).close()
 
 
@@ -49,8 +49,8 @@ def test_what_was_there_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("a")
     path.chmod(0o664)
-    permissions.make_folder(str(tmp_path), log_modes.PRIVATE)
-    with open(path, "ab", opener=permissions.opener(log_modes.PRIVATE)) as out:
+    permissions.make_folder(str(tmp_path), LogMode.PRIVATE)
+    with open(path, "ab", opener=permissions.opener(LogMode.PRIVATE)) as out:
         out.write(b"b")
     assert (mode_of(tmp_path), mode_of(path), path.read_text()) == (0o751, 0o664, "ab")
     with pytest.raises(FileExistsError):
@@ -60,8 +60,8 @@ def test_what_was_there_keeps_its_mode(tmp_path: Path) -> None:
 @pytest.mark.needs("root")
 def test_the_group_is_that_of_the_directory(tmp_path: Path) -> None:
     os.chown(tmp_path, -1, 12345)
-    permissions.make_folder(str(tmp_path / "new"), log_modes.GROUP)
-    touch(tmp_path / "new" / "log", "ab", log_modes.GROUP)
+    permissions.make_folder(str(tmp_path / "new"), LogMode.GROUP)
+    touch(tmp_path / "new" / "log", "ab", LogMode.GROUP)
     assert (tmp_path / "new" / "log").stat().st_gid == 12345
     touch(tmp_path / "own", "ab")
     assert (tmp_path / "own").stat().st_gid == os.getegid()
@@ -78,7 +78,7 @@ def test_a_group_that_is_not_the_users_reads_nothing() -> None:
                 os.setgroups([])
                 os.setgid(54321)
                 os.setuid(54321)
-                touch(Path(name, "log"), "ab", log_modes.GROUP)
+                touch(Path(name, "log"), "ab", LogMode.GROUP)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
@@ -129,4 +129,4 @@ def test_a_file_that_somebody_else_has_planted_is_left_as_it_is(tmp_path: Path, 
 def test_a_file_in_the_way_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"File exists|Not a directory"):
-        permissions.make_folder(str(tmp_path / "file" / "logs"), log_modes.PRIVATE)
+        permissions.make_folder(str(tmp_path / "file" / "logs"), LogMode.PRIVATE)

@@ -7,7 +7,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from bundle.driver.transports import slurm_commands
-from bundle.protocol.rates import ASSUMED, Rates, rates_from
+from bundle.protocol.codec import DecodeError, decode, encode
+from bundle.protocol.rates import ASSUMED, Rates
+from bundle.protocol.words import Launcher
 from bundle.transfer.forecast import (
     BLOCK,
     Nodes,
@@ -142,7 +144,7 @@ def test_the_phases_by_hand() -> None:
 
 
 def test_nothing_to_stage_takes_no_time() -> None:
-    made = forecast([], Nodes(2), ROUND, launcher="srun")
+    made = forecast([], Nodes(2), ROUND, launcher=Launcher.SRUN)
     assert (made.send, made.unpack, made.stage) == (0, 0, 0)
     assert made.preflight == made.launch == pytest.approx(0.42)
 
@@ -193,17 +195,16 @@ def test_rates_that_are_scaled() -> None:
 
 
 def test_rates_travel_as_json() -> None:
-    assert rates_from(asdict(ROUND)) == ROUND
-    assert rates_from(None) is None
+    assert decode(Rates, encode(ROUND)) == ROUND
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "1", None, True])
 def test_a_rate_that_no_clock_has_shown_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=r"rates\.byte"):
-        rates_from({**asdict(ASSUMED), "byte": value})
+    with pytest.raises(ValueError, match=r"byte"):
+        decode(Rates, {**asdict(ASSUMED), "byte": value})
 
 
-@pytest.mark.parametrize("raw", [[], {}, {**asdict(ASSUMED), "colour": 1.0}, "fast"])
+@pytest.mark.parametrize("raw", [[], {**asdict(ASSUMED), "colour": 1.0}, "fast"])
 def test_what_are_no_rates_is_refused(raw: object) -> None:
-    with pytest.raises(TypeError):
-        rates_from(raw)  # type: ignore[arg-type]
+    with pytest.raises(DecodeError):
+        decode(Rates, raw)

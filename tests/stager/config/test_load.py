@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.words import Backend, Launcher, LogMode, Stage
 from stager.config import load
 from stager.core.errors import ConfigError
 
@@ -105,7 +106,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             nodes=(2, 3),
             min_nodes=2,
             gpus_per_node="8",
-            stage="always",
+            stage=Stage.ALWAYS,
             container_image="/images/train.sqsh",
             container_mounts=("/scratch:/scratch", "/data:/data:ro"),
             partition="torch",
@@ -114,13 +115,13 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             account="lab",
             exclude="node0[1-3]",
             salloc_args=("--mem=8G",),
-            log_mode="group",
+            log_mode=LogMode.GROUP,
             node_root="$SCRATCH/nodes",
         ),
         launch=load.LaunchConfig(
             nproc_per_node=2,
-            launcher="srun",
-            backend="gloo",
+            launcher=Launcher.SRUN,
+            backend=Backend.GLOO,
             interface=(("node0[1-3]", "ens1f1"), ("node05", "ens1f0np0")),
             omp_num_threads=2,
             max_restarts=1,

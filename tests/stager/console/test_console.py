@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.problem import Problem
+from bundle.protocol.words import Action
 from stager.console import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
@@ -116,16 +117,16 @@ def test_torchruns_report_is_left_to_the_log(
     assert len(shown) == 4 if not restarts else len(shown) > 4
 
 
-@pytest.mark.parametrize("action", ["verify", "run"])
+@pytest.mark.parametrize("action", [Action.VERIFY, Action.RUN])
 def test_node_lines_are_the_result_of_verify_and_talk_of_run(
-    action: str, capsys: pytest.CaptureFixture[str]
+    action: Action, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    console = Console(quiet=action == "verify")
+    console = Console(quiet=action is Action.VERIFY)
     console.job(replace(job(), action=action), Path("/b"))
     capsys.readouterr()
     console.event({"event": "probe", "node": "n1", "ok": True, "line": "NODE n1 OK"})
     out, err = capsys.readouterr()
-    assert (out, err) == (("NODE n1 OK\n", "") if action == "verify" else ("", "NODE n1 OK\n"))
+    assert (out, err) == (("NODE n1 OK\n", "") if action is Action.VERIFY else ("", "NODE n1 OK\n"))
 
 
 def test_a_slurm_job_is_named_when_it_has_its_nodes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
+from bundle.protocol.words import Action
 from stager.console import Console, network
 from stager.jobs.result import Outcome, verify_report
 from tests.support.outcomes import job
@@ -82,7 +83,7 @@ def test_the_ranks_own_words_are_for_the_log(
     verbose: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console = Console(verbose=verbose)
-    console.job(replace(job(), action="verify"), Path("/b"))
+    console.job(replace(job(), action=Action.VERIFY), Path("/b"))
     said = {"event": "output", "node": "local1", "head": True}
     console.event({**said, "phase": "launch", "lines": ["ALL-REDUCE {}"]})
     console.event({**said, "phase": "probe", "lines": ["a traceback"]})

@@ -10,6 +10,7 @@ import pytest
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.requires import Requires
+from bundle.protocol.words import Launcher
 from bundle.transfer.forecast import Nodes, StagingWork, forecast, staging
 from bundle.transfer.plan import excerpt_size
 from stager.forecast.estimate import (
@@ -51,7 +52,7 @@ SETTING = Setting(
     size=300_500_000,
     ranks=2,
     cpus=4,
-    launcher="torchrun",
+    launcher=Launcher.TORCHRUN,
     basis=Basis(),
 )
 

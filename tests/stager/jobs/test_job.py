@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from bundle.protocol.job import parse as parse_job
+from bundle.protocol.words import Action, Allocation, Backend, Stage
 from stager.core.errors import ConfigError, StagerError
 from stager.jobs.job import JobOptions, make_job, numbered, settle
 from tests.support.demo_project import config, manifest
 
 
-def make(root: Path, options: JobOptions, action: str = "run", **tables: Any) -> Any:
+def make(root: Path, options: JobOptions, action: Action = Action.RUN, **tables: Any) -> Any:
     bundle = root / "demo.pkgs.tar"
     return make_job(config(root, **tables), options, bundle, manifest("torch", "numpy"), action)
 
@@ -37,7 +38,7 @@ def test_options_win_over_settings(tmp_path: Path) -> None:
     options = JobOptions(
         nodes=(2, 2),
         nproc_per_node=4,
-        backend="gloo",
+        backend=Backend.GLOO,
         interface="lo",
         log_dir=logs,
         command=("b.py",),
@@ -62,7 +63,7 @@ def test_the_job_says_what_the_far_side_needs(
     assert job.packages == ("torch", "numpy")
     assert job.room[0] >= 2_000_000
     assert job.import_modules is False
-    assert make(tmp_path, JobOptions(), action="verify").import_modules is True
+    assert make(tmp_path, JobOptions(), action=Action.VERIFY).import_modules is True
     job = numbered(job)
     assert parse_job(job.to_json()) == job
 
@@ -106,15 +107,15 @@ def test_nothing_to_run(tmp_path: Path) -> None:
         make(tmp_path, JobOptions(log_dir=tmp_path / "logs"))
     assert "stager run -- train.py" in caught.value.hint
     assert not (tmp_path / "logs").exists()  # refused before anything is written
-    make(tmp_path, JobOptions(log_dir=tmp_path / "logs"), action="verify")
+    make(tmp_path, JobOptions(log_dir=tmp_path / "logs"), action=Action.VERIFY)
 
 
 def test_a_bundle_without_torch(tmp_path: Path) -> None:
     options = JobOptions(command=("a.py",), log_dir=tmp_path)
     args = (config(tmp_path), options, tmp_path / "b.tar", manifest("numpy"))
     with pytest.raises(ConfigError, match="torch is not in the bundle"):
-        make_job(*args, "run")
-    make_job(*args, "verify")
+        make_job(*args, Action.RUN)
+    make_job(*args, Action.VERIFY)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_restarts(tmp_path: Path) -> None:
 
 def test_a_job_for_slurm_is_not_bound_yet(tmp_path: Path) -> None:
     """Its number and its nodes are the allocation's, which may not stand before it waits."""
-    options = JobOptions(allocation="slurm", command=("a.py",), log_dir=tmp_path / "logs")
+    options = JobOptions(allocation=Allocation.SLURM, command=("a.py",), log_dir=tmp_path / "logs")
     job = make(tmp_path, options, cluster={"nodes": 3, "min-nodes": 2, "cpus-per-task": 4})
     assert (job.allocation, job.id, job.nodes) == ("slurm", "", ())
     assert (job.wanted, job.min_nodes, job.cpus_per_task) == (None, 2, 4)
@@ -157,9 +158,10 @@ def test_more_of_what_the_command_line_says(tmp_path: Path) -> None:
         "project": {"name": "demo", "outputs": ["out"], "command": ["a.py"]},
     }
     options = JobOptions(
-        nodes=(2, 4), min_nodes=2, stage="always", exclude="n2", pass_env=("WANDB_API_KEY",),
+        nodes=(2, 4), min_nodes=2, stage=Stage.ALWAYS, exclude="n2", pass_env=("WANDB_API_KEY",),
         container_image="/i.sqsh", container_mounts=("/b:/b",), partition="gpu", time="5",
-        account="lab", dry_run=True, deep=True, allocation="slurm", log_dir=tmp_path / "logs",
+        account="lab", dry_run=True, deep=True, allocation=Allocation.SLURM,
+        log_dir=tmp_path / "logs",
     )  # fmt: skip
     job = make(tmp_path, options, **tables)
     assert (job.wanted, job.launch.elastic, job.min_nodes) == ((2, 4), (2, 4), 2)

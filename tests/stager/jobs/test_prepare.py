@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.words import Action
 from bundle.redaction.secret_names import is_secret
 from stager.core.errors import ConfigError
 from stager.jobs.job import JobOptions
@@ -32,7 +33,7 @@ def make(root: Path, *command: str, source: Any = "salloc", **more: Any) -> Prep
         config(root, **tables),
         options,
         (bundle, manifest("torch")),
-        action="run",
+        action=Action.RUN,
         source=source,
     )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.logs import Logs
+from bundle.protocol.words import Action, Allocation
 from stager.catalogue.catalogue import match
 from stager.core.errors import StagerError
 from stager.diagnosis.diagnose import diagnose
@@ -72,7 +73,7 @@ class Written:
         job = Job(
             id="17",
             name="a.17.b",
-            allocation="local",
+            allocation=Allocation.LOCAL,
             nodes=("n1", "n2"),
             bundle="/bundle",
             bundle_id=Digest("0" * 64),
@@ -83,7 +84,7 @@ class Written:
             node_root="auto",
             run_dir=str(folder),
             log_dir=str(folder),
-            action="run",
+            action=Action.RUN,
             import_modules=False,
             python_hints=(BASE_PYTHON,),
             launch=LAUNCH,

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.job import parse
+from bundle.protocol.words import Action, LogMode
 from stager.core.errors import ConfigError
 from stager.slurm.script import batch_script, submit_argv, submit_environment
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, driver
@@ -32,7 +33,7 @@ SETTINGS = {
     "run": replace(FACTS, partition="torch", time="00:30:00", exclude="node[02,05]"),
     "verify": replace(
         FACTS,
-        job=replace(JOB, action="verify", deep=True, cpus_per_task=None),
+        job=replace(JOB, action=Action.VERIFY, deep=True, cpus_per_task=None),
         nodes=(2, 4),
         account="lab",
         gpus_per_node="a100:4",
@@ -317,10 +318,11 @@ def test_no_python(tmp_path: Path, tmp: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "bits", "folder_bits"), [("private", 0o600, 0o700), ("group", 0o640, 0o750)]
+    ("mode", "bits", "folder_bits"),
+    [(LogMode.PRIVATE, 0o600, 0o700), (LogMode.GROUP, 0o640, 0o750)],
 )
 def test_the_log_is_for_those_who_may_read_it(
-    tmp_path: Path, mode: str, bits: int, folder_bits: int
+    tmp_path: Path, mode: LogMode, bits: int, folder_bits: int
 ) -> None:
     """Whatever the umask, which the ranks keep."""
     logs = tmp_path / "new" / "logs"

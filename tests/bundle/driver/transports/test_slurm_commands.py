@@ -17,6 +17,7 @@ from bundle.protocol.digest import Digest
 from bundle.protocol.job import Job
 from bundle.protocol.problem import NodeError
 from bundle.protocol.requires import Requires
+from bundle.protocol.words import Action, Allocation
 from tests.support.jobs import LAUNCH
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples" / "slurm-22.05"
@@ -201,7 +202,7 @@ def unbound(wanted: tuple[int, int] | None = None, min_nodes: int | None = None)
     return Job(
         id="",
         name="demo",
-        allocation="slurm",
+        allocation=Allocation.SLURM,
         nodes=(),
         bundle="/b.tar",
         bundle_id=Digest("0" * 64),
@@ -212,7 +213,7 @@ def unbound(wanted: tuple[int, int] | None = None, min_nodes: int | None = None)
         node_root="auto",
         run_dir="/",
         log_dir="/",
-        action="run",
+        action=Action.RUN,
         import_modules=False,
         python_hints=(),
         launch=LAUNCH,
