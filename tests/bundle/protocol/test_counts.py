@@ -24,9 +24,6 @@ ALWAYS_SEVERAL = {
     "stager/console/job_result.py": "count",
     "stager/layers/wheel.py": "len(self._faults)",
     "stager/layers/build.py": "len(faults)",
-    "stager/report/page.py": "every",
-    "stager/report/tables.py": "len(checked)",
-    "stager/report/failure.py": "len(first.lines)",
     "stager/layers/project.py": "len(problems)",
     "bundle/driver/ranks.py": "world_size",
 }
