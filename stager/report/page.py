@@ -51,18 +51,15 @@ _COLUMNS = {
 def page(data: ReportData) -> str:
     """Return the whole file."""
     style = _resource("style.css")
-    return (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            data=data,
-            timeline=timeline(data.passage, data.first),
-            training=[(curves, curve_charts(curves)) for curves in data.training.curves],
-            columns=_columns(data.nodes),
-            different=apart(data.nodes),
-            style=style,
-            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        )
+    template = environment().get_template("page.html.j2")
+    return template.render(
+        data=data,
+        timeline=timeline(data.passage, data.first),
+        training=[(curves, curve_charts(curves)) for curves in data.training.curves],
+        columns=_columns(data.nodes),
+        different=apart(data.nodes),
+        style=style,
+        style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
     )
 
 
@@ -94,10 +91,10 @@ def environment() -> Environment:
 
 def shown(value: object) -> object:
     """Return a value with characters shown that are invisible or change the display."""
-    # Markup, the text of a template, is a string that knows its HTML.
-    if isinstance(value, str) and not hasattr(value, "__html__"):
-        return value.translate(_SHOWN)
-    return value
+    # What a macro gives is markup already, and knows it.
+    if isinstance(value, int | float) or hasattr(value, "__html__"):
+        return value
+    return str(value).translate(_SHOWN)
 
 
 def clipped(text: str, longest: int = _LONGEST) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import PurePath
 
 import pytest
 from jinja2 import UndefinedError
@@ -59,6 +60,7 @@ def test_what_is_invisible_is_shown(text: str, seen: str) -> None:
     assert rendered("{{ text }}", text=text) == seen
     joined = rendered("{{ [text, text] | join(', ') }}{{ text ~ '; ' }}", text=text)
     assert joined == f"{seen}, {seen}{seen}; "
+    assert rendered("{{ path }}", path=PurePath(text)) == seen  # a file may have any name
 
 
 def test_what_has_no_value_is_a_fault() -> None:
