@@ -1,7 +1,7 @@
 """Lines over axes: the places of all that is drawn, and the numbers beside it.
 
 Places along the width are shares of it, so that a chart is as wide as its box while its text and
-its strokes keep their size; no script has to watch the box. ``charts.html.j2`` has the markup.
+its strokes keep their size; no script has to watch the box. ``macros.html.j2`` has the markup.
 """
 
 from __future__ import annotations
