@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,15 @@ FOREIGN = {
     "HF_DATASETS_OFFLINE",
 }
 FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "STAGER_", "TORCHELASTIC_")
+
+
+def pytest_configure() -> None:
+    """Let the tests' programs be ended by a hangup, though ``nohup`` keeps pytest from it.
+
+    An ignored signal is ignored in child processes as well; one that has a handler is not.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -82,3 +82,22 @@ def test_ctrl_c_works_in_tests_that_a_script_starts_in_the_background(folder: Pa
     assert (code, said) == (0, "")
     assert len(started) == (1 if arguments else 4)
     assert [mask & CTRL_C for mask in started] == [0] * len(started)
+
+
+def test_a_package_that_cannot_be_had_does_not_keep_out_the_others(folder: Path) -> None:
+    python = folder / ".venv-test" / "bin" / "python"
+    missing = "tests/support/requirements.py) printf '%s\\n' strace no-such;"
+    python.write_text(SHOW.replace("tests/support/requirements.py)", missing))
+    with (folder / "scripts" / "environment.sh").open("a") as handle:
+        handle.write('may_install() { :; }\nsay() { echo "$*" >&2; }\n')
+    apt = folder / "programs" / "apt-get"
+    apt.parent.mkdir()
+    apt.write_text(f'#!/bin/sh\necho "$*" >>{folder}/asked\ncase $* in *no-such*) exit 100; esac\n')
+    apt.chmod(0o755)
+    code, said, started = run(folder, "tests/bundle", before=f"PATH={apt.parent}:$PATH")
+    assert (code, len(started)) == (0, 1)
+    options = "install -y -qq --no-install-recommends"
+    asked = (folder / "asked").read_text().splitlines()
+    assert asked[1:] == [f"{options} {names}" for names in ("strace no-such", "strace", "no-such")]
+    assert said.startswith("installing with apt-get: strace no-such\n")
+    assert "the tests that need them are skipped" in said

@@ -38,6 +38,13 @@ if sys.argv[1:] == ["sleep"]:
 """A program whose ranks name themselves, and fail or sleep when told to."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a cluster before anything else is built for it."""
+    if {"cluster", "veiled"} & set(getattr(item, "fixturenames", ())):
+        needs("slurm")
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three nodes under a name of their own, so that a user's cluster is not in the way.
