@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..protocol import output
+from ..protocol.events import OutputLoss
 from ..protocol.problem import Problem
 
 Writer = tuple[str, "int | None"]
@@ -17,29 +17,9 @@ _LOST_ON_THE_WAY = "it did not come through srun whole, and was not there any mo
 _ADVICE = "the ranks have ended as their exit codes say; run it again if the logs matter"
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Output that is in no log; its size is known in bytes or in frames."""
-
-    node: str
-    """The node whose ranks wrote it."""
-    rank: int | None
-    """The rank that wrote it; None where that is unknown, or for the launcher."""
-    why: str
-    """The reason, in words."""
-    bytes: int | None = None
-    """Bytes that are lost, where they were counted."""
-    frames: int | None = None
-    """Frames of messages that are lost, where bytes were not counted."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the loss as the result has it."""
-        size = {"frames": self.frames} if self.bytes is None else {"bytes": self.bytes}
-        return {"node": self.node, "rank": self.rank, **size, "why": self.why}
-
-    def problem(self) -> Problem:
-        """Return the loss as a problem of its node."""
-        return Problem(output.lost(self.to_json()), self.node, self.why, _ADVICE)
+def loss_problem(loss: OutputLoss) -> Problem:
+    """Return a loss of output as a problem of its node."""
+    return Problem(loss.message, loss.node, loss.why, _ADVICE)
 
 
 @dataclass
@@ -48,7 +28,7 @@ class OutputAccount:
 
     _received: collections.Counter[Writer] = field(default_factory=collections.Counter)
     """Bytes received."""
-    _missing: dict[Writer, Loss] = field(default_factory=dict)
+    _missing: dict[Writer, OutputLoss] = field(default_factory=dict)
     """Losses known so far."""
     _counted: set[tuple[Any, str]] = field(default_factory=set)
     """The nodes and tasks that have said how much they have sent."""
@@ -66,7 +46,7 @@ class OutputAccount:
             for key, count in (event["sent"] or {}).items():
                 self._add_bytes(str(event.get("node", "")), int(key) if key else None, int(count))
 
-    def losses(self) -> list[Loss]:
+    def losses(self) -> list[OutputLoss]:
         """Return what agents have sent and has not come."""
         return list(self._missing.values())
 
@@ -84,12 +64,12 @@ class OutputAccount:
         before = self._missing.get((node, None))
         if before is not None:
             frames += before.frames or 0
-        self._missing[node, None] = Loss(node, None, _LOST_ON_THE_WAY, frames=frames)
+        self._missing[node, None] = OutputLoss(node, None, _LOST_ON_THE_WAY, frames=frames)
 
     def _add_bytes(self, node: str, rank: int | None, sent: int) -> None:
         missing = sent - self._received.pop((node, rank), 0)
         if missing > 0:
-            self._missing[node, rank] = Loss(node, rank, _LOST_ON_THE_WAY, bytes=missing)
+            self._missing[node, rank] = OutputLoss(node, rank, _LOST_ON_THE_WAY, bytes=missing)
 
 
 def _source(event: Mapping[str, Any]) -> tuple[Any, str]:

@@ -100,7 +100,7 @@ def _grow(
     begun = False
     while True:
         now = files()
-        ended = bool(now.job_id and events.summarize(now.events).result)
+        ended = bool(now.job_id) and events.summarize(now.events).result is not None
         for log in wanted.logs(now):
             readers.setdefault(log.path, LogReader(log, pick))
         if not begun:  # lines that exist already have their times

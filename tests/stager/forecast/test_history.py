@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.events import StagingWork
 from bundle.protocol.rates import ASSUMED
-from bundle.transfer.forecast import Nodes, StagingWork, a_step, staging
+from bundle.transfer.forecast import Nodes, a_step, staging
 from stager.core.store import Store
 from stager.forecast import history
 from stager.forecast.history import FILE, KEPT, Basis, JobTimer, Seen, basis, known, read, record
