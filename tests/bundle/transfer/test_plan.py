@@ -10,6 +10,7 @@ import pytest
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
 from bundle.format.partial_bundle import write_excerpt
+from bundle.protocol.codec import encode
 from bundle.protocol.rates import ASSUMED
 from bundle.transfer.forecast import Nodes, staging, staging_work
 from bundle.transfer.plan import NodeGroup, Plan, excerpt_size, make_plan, where
@@ -189,7 +190,7 @@ def test_the_size_is_that_of_the_file_that_is_written(
 
 def test_as_json(manifest: Manifest) -> None:
     group = sent(manifest, {"lacks": [1], "has_wheel": True})
-    assert group.to_json() == {
+    assert encode(group.planned()) == {
         "nodes": ["n0"],
         "how": "broadcast",
         "bytes": group.bytes,
