@@ -194,7 +194,7 @@ def _reader(declared: str, module: str, strict: bool) -> _Reader:
     if name == "dict":
         return _dict_reader(_reader(items[1], module, strict), strict)
     if name in _PLAIN:
-        return _PLAIN[name]
+        return _PLAIN[name] if strict or name != "str" else _any_text
     return _class_reader(getattr(sys.modules[module], name), strict)
 
 
