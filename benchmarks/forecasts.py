@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bundle.transfer.forecast import Nodes, staging
 from stager.forecast import history
 from stager.forecast.history import JobTimer, Seen
+from stager.logs.events import records
 
 from .rounds import Samples, Value
 
@@ -20,8 +20,8 @@ def seen(logs: Path) -> Seen | None:
     """What a job showed, from the events in the log directory that it had for itself."""
     watch = JobTimer()
     for file in logs.glob("events.*.jsonl"):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            watch.take(json.loads(line))
+        for record in records(file):
+            watch.take(record)
     return watch.seen()
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..protocol.codec import decode
+from ..protocol.events import AllReduceMeasured
 from ..protocol.problem import Problem, ProblemCode
 from ..system.signals import TERMINATED
 from . import network_agreement
@@ -85,17 +87,15 @@ def names_apart(
     return network_agreement.disagreements(resolutions)
 
 
-def measured(lines: Iterable[str]) -> dict[str, Any] | None:
+def measured(lines: Iterable[str]) -> AllReduceMeasured | None:
     """Return the result of the all-reduce from the output of the ranks; None if there is none."""
     for line in lines:
         if not line.startswith(RESULT):
             continue
         try:
-            result = json.loads(line[len(RESULT) :])
+            return decode(AllReduceMeasured, json.loads(line[len(RESULT) :]), strict=False)
         except ValueError:
             continue
-        if isinstance(result, dict):
-            return result
     return None
 
 

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator
 
+from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
 from ..results.receive import Received
@@ -97,19 +98,18 @@ def _emit_collected(
     state: State, work_dir: str, received: Received, problems: list[Problem]
 ) -> None:
     state.emit(
-        {
-            "event": "collected",
-            "node": state.job.nodes[0],
-            "from": work_dir,
-            "to": state.job.run_dir,
-            "files": received.files,
-            "bytes": received.bytes,
-            "renamed": dict(received.renamed),
-            "missing": list(received.missing),
-            "left_out": dict(received.left_out),
-            "changed": dict(received.changed),
-            "problems": [problem.to_json() for problem in problems],
-        }
+        OutputsCollected(
+            node=state.job.nodes[0],
+            source=work_dir,
+            target=state.job.run_dir,
+            files=received.files,
+            bytes=received.bytes,
+            renamed=dict(received.renamed),
+            missing=tuple(received.missing),
+            left_out=dict(received.left_out),
+            changed=dict(received.changed),
+            problems=tuple(problems),
+        )
     )
 
 

@@ -17,6 +17,7 @@ from ..checks.findings import Problems
 from ..checks.network_agreement import ClockReading
 from ..launch.choices import choose_backend
 from ..protocol import output
+from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.words import Allocation
 from ..system import network
@@ -77,12 +78,13 @@ def _network(
     reports = {
         node: answer["network"] for node, answer in state.answers.items() if "network" in answer
     }
-    state.result["deep"] = {
-        "connect_seconds": {
+    deep = DeepReport(
+        connect_seconds={
             node: report["seconds"] for node, report in reports.items() if "seconds" in report
         },
-        "clocks": {node: _clock_json(clock) for node, clock in clocks.items()},
-    }
+        clocks={node: _clock_offset(clock) for node, clock in clocks.items()},
+    )
+    state.result = replace(state.result, deep=deep)
     return [
         findings.unreachable(state.job.nodes[0], reports),
         findings.names_apart(names, reports),
@@ -90,9 +92,9 @@ def _network(
     ]
 
 
-def _clock_json(clock: ClockReading) -> dict[str, float]:
+def _clock_offset(clock: ClockReading) -> ClockOffset:
     offset = network_agreement.offset(clock)
-    return {"ahead": round(offset.seconds, 3), "give_or_take": round(offset.uncertainty, 3)}
+    return ClockOffset(round(offset.seconds, 3), round(offset.uncertainty, 3))
 
 
 def all_reduce(state: State) -> None:
@@ -105,8 +107,9 @@ def all_reduce(state: State) -> None:
         state.note(f"the all-reduce is left out: {why}")
     else:
         measured = _measure(state, nodes)
-    deep = state.result.get("deep", {})
-    state.result["deep"] = {**deep, "all_reduce": measured.result, "skipped": why}
+    before_it = state.result.deep or DeepReport()
+    deep = replace(before_it, all_reduce=measured.result, skipped=why)
+    state.result = replace(state.result, deep=deep)
     state.answers = _merged(before, {}, [measured.problems])
 
 
@@ -125,7 +128,7 @@ def _reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
 class _Measured:
     """The outcome of an all-reduce."""
 
-    result: dict[str, Any] | None = None
+    result: AllReduceMeasured | None = None
     """The measurements; None where there are none."""
     problems: Problems = field(default_factory=dict)
     """The problems of each node."""

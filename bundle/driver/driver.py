@@ -14,12 +14,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from ..format.archive import BundleFile
+from ..protocol.events import JobBegins, PhaseBegins, PhaseEnds
 from ..protocol.job import Job
-from ..protocol.problem import NodeError
+from ..protocol.problem import NodeError, Problem
 from ..protocol.problem_table import ending_problem
 from ..protocol.words import Allocation
 from ..system import open_files, signals
@@ -34,8 +34,8 @@ from .transports.transport import Transport
 EXIT_JOB = 3
 EXIT_INTERRUPTED = 130
 
-NodeProblems = dict[str, list[dict[str, Any]]]
-"""The problems of each node, as JSON."""
+NodeProblems = dict[str, "tuple[Problem, ...]"]
+"""The problems of each node."""
 
 
 @dataclass
@@ -77,9 +77,9 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     try:
         _go_through_phases(state, transport or _transport(job))
     except NodesFailed as exc:
-        outcome.problems = {node: list(answer["problems"]) for node, answer in exc.answers.items()}
+        outcome.problems = {node: _problems(answer) for node, answer in exc.answers.items()}
     except NodeError as exc:
-        outcome.problems = {job.nodes[0]: [exc.problem.to_json()]}
+        outcome.problems = {job.nodes[0]: (exc.problem,)}
     except signals.Stopped:
         outcome.interrupted = True
         outcome.problems = _problems_before(state)
@@ -107,7 +107,7 @@ def _go_through_phases(state: State, transport: Callable[[Job], Transport]) -> N
         try:
             state.bundle = _open(job, kept_open)
         finally:
-            state.emit({"event": "job", "nodes": list(job.nodes), "log_dir": job.log_dir})
+            state.emit(JobBegins(job.nodes, job.log_dir))
         state.transport = transport(job)
         for phase in phases_of(job):
             _do(phase, state)
@@ -128,13 +128,13 @@ def _open(job: Job, kept_open: contextlib.ExitStack) -> BundleFile | None:
 def _do(phase: Phase, state: State) -> None:
     """Do one phase, and take its time."""
     started = time.monotonic()
-    state.emit({"event": "begin", "phase": phase.name})
+    state.emit(PhaseBegins(phase.name))
     try:
         phase.ask(state)
         phase.use(state)
     finally:
         seconds = state.seconds[phase.name] = round(time.monotonic() - started, 3)
-        state.emit({"event": "end", "phase": phase.name, "seconds": seconds})
+        state.emit(PhaseEnds(phase.name, seconds))
 
 
 def _problems_before(state: State) -> NodeProblems:
@@ -143,8 +143,12 @@ def _problems_before(state: State) -> NodeProblems:
     return {node: listed for node, listed in problems.items() if listed}
 
 
-def _own_problems(answer: Answer) -> list[dict[str, Any]]:
-    return [] if answer.get("stopped") else list(answer.get("problems", []))
+def _own_problems(answer: Answer) -> tuple[Problem, ...]:
+    return () if answer.get("stopped") else _problems(answer)
+
+
+def _problems(answer: Answer) -> tuple[Problem, ...]:
+    return tuple(Problem.from_json(raw) for raw in answer.get("problems", ()))
 
 
 def _conclude(state: State, outcome: _Outcome) -> None:
@@ -160,19 +164,18 @@ def _conclude(state: State, outcome: _Outcome) -> None:
     if losses and outcome.ok:
         outcome.problems = state.loss_problems(losses)
     state.emit(
-        {
-            "event": "result",
-            "ok": outcome.ok,
-            "interrupted": outcome.interrupted,
-            "ended_by": outcome.ended_by,
-            "problems": outcome.problems,
-            "left_out": sorted(state.left_out),
-            "logs_lost": [loss.to_json() for loss in losses],
-            "logs_fault": state.logs.fault,
-            "bytes_broadcast": state.bytes_sent,
-            "seconds": state.seconds,
-            **state.result,
-        }
+        replace(
+            state.result,
+            ok=outcome.ok,
+            interrupted=outcome.interrupted,
+            ended_by=outcome.ended_by,
+            problems=outcome.problems,
+            left_out=tuple(sorted(state.left_out)),
+            logs_lost=tuple(losses),
+            logs_fault=state.logs.fault,
+            bytes_broadcast=state.bytes_sent,
+            seconds=state.seconds,
+        )
     )
 
 
@@ -181,4 +184,4 @@ def _blame_ending(state: State, outcome: _Outcome) -> None:
     problem = ending_problem(outcome.ended_by, state.job.id)
     outcome.interrupted = False
     node = state.lost_node or state.job.nodes[0]
-    outcome.problems.setdefault(node, []).insert(0, problem.to_json())
+    outcome.problems[node] = (problem, *outcome.problems.get(node, ()))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from ..checks import preflight
 from ..format.manifest import room_for
 from ..protocol.job import Job
 from ..protocol.problem import Problem
-from ..protocol.words import Action
+from ..protocol.words import Action, PhaseName
 from . import collect, ranks, staging
 from .state import State
 
@@ -17,7 +18,7 @@ from .state import State
 class Phase:
     """One step of a job, on all of its nodes at once."""
 
-    name: str
+    name: PhaseName
     """Its name in the events ``begin`` and ``end``, and in the result's ``seconds``."""
 
     def ask(self, state: State) -> None:
@@ -44,7 +45,7 @@ def _checks_deeply(job: Job) -> bool:
 class PreflightPhase(Phase):
     """Look before anything is sent: every problem of every node at once."""
 
-    name = "preflight"
+    name = PhaseName.PREFLIGHT
 
     def ask(self, state: State) -> None:
         """Ask for the facts of each node."""
@@ -59,7 +60,7 @@ class PreflightPhase(Phase):
         for node, facts in state.facts.items():
             lines += _preflight_lines(state, node, facts)
         seconds = [float(facts.get("check_seconds", 0.0)) for facts in state.facts.values()]
-        state.result["check_seconds"] = max(seconds, default=0.0)
+        state.result = replace(state.result, check_seconds=max(seconds, default=0.0))
         state.logs.preflight(lines)
         state.leave_out_or_fail()
         state.choose_nproc()
@@ -68,7 +69,7 @@ class PreflightPhase(Phase):
 class PlacePhase(Phase):
     """Plan what must travel; the sending is part of the unpacking."""
 
-    name = "place"
+    name = PhaseName.PLACE
 
     def use(self, state: State) -> None:
         """Make the plan from the facts of the nodes."""
@@ -78,7 +79,7 @@ class PlacePhase(Phase):
 class UnpackPhase(Phase):
     """Make the environment on every node."""
 
-    name = "unpack"
+    name = PhaseName.UNPACK
 
     def ask(self, state: State) -> None:
         """Carry out the plan."""
@@ -91,7 +92,9 @@ class UnpackPhase(Phase):
                 action = "reused" if answer["reused"] else "staged"
                 state.log_line(node, f"{node} {action} -> {answer['path']}")
             if "mended" in answer:
-                state.result.setdefault("repaired", {})[node] = answer["mended"]
+                mended = Problem.from_json(answer["mended"])
+                repaired = {**(state.result.repaired or {}), node: mended}
+                state.result = replace(state.result, repaired=repaired)
                 if "damage" not in state.facts[node]:
                     _warn_of_damage(state, node, answer["mended"])
         state.leave_out_or_fail()
@@ -100,7 +103,7 @@ class UnpackPhase(Phase):
 class ProbePhase(Phase):
     """Check on every node that the environment is what was built, and runs."""
 
-    name = "probe"
+    name = PhaseName.PROBE
 
     def ask(self, state: State) -> None:
         """Let each node's environment describe itself."""
@@ -119,7 +122,7 @@ class ProbePhase(Phase):
 class DeepCheckPhase(Phase):
     """Look closely at every node, also where the probe has found something."""
 
-    name = "deep"
+    name = PhaseName.DEEP
 
     def ask(self, state: State) -> None:
         """Compare every file, and the nodes with each other."""
@@ -131,7 +134,7 @@ class DeepCheckPhase(Phase):
 class AllReducePhase(Phase):
     """Let ranks communicate on the nodes that are well, then report all problems of all nodes."""
 
-    name = "all_reduce"
+    name = PhaseName.ALL_REDUCE
 
     def ask(self, state: State) -> None:
         """Start the ranks of an all-reduce."""
@@ -147,7 +150,7 @@ class AllReducePhase(Phase):
 class LaunchPhase(Phase):
     """Start the ranks, and wait for all of them."""
 
-    name = "launch"
+    name = PhaseName.LAUNCH
 
     def ask(self, state: State) -> None:
         """Start the ranks, again without the nodes that kept all of them from beginning."""
@@ -157,7 +160,7 @@ class LaunchPhase(Phase):
 
     def use(self, state: State) -> None:
         """Fail where ranks have failed, unless an elastic group has gone on without them."""
-        state.result["notes"] = ranks.notes(state)
+        state.result = replace(state.result, notes=ranks.notes(state))
         if state.job.launch.elastic is not None:
             state.leave_out_or_fail()
         state.fail_if_any()
@@ -166,7 +169,7 @@ class LaunchPhase(Phase):
 class CleanPhase(Phase):
     """Remove environments that nobody uses."""
 
-    name = "clean"
+    name = PhaseName.CLEAN
 
     def ask(self, state: State) -> None:
         """Let each node remove its own."""
@@ -204,5 +207,5 @@ def _preflight_lines(state: State, node: str, facts: dict[str, Any]) -> list[str
 def _warn_of_damage(state: State, node: str, raw: dict[str, str]) -> str:
     """Report the damage of a node's environment; return it in words."""
     text = str(Problem.from_json(raw))
-    state.emit({"event": "note", "warning": True, "text": f"{node}: {text}"})
+    state.note(f"{node}: {text}", warning=True)
     return text

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from ..launch.choices import choose_backend, must_use_cpus
 from ..launch.variables import USE_CPU
+from ..protocol.codec import decode
+from ..protocol.events import JobEnds
+from ..protocol.launch_answers import Departure, FailureRecord, Lingering, Vanished
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from .state import State
 from .transports.transport import Event, OnEvent
+
+_T = TypeVar("_T")
 
 
 def start(state: State) -> None:
@@ -24,14 +30,14 @@ def start(state: State) -> None:
         _note_cpus(state)
     shared = all(facts["proj"] for facts in state.facts.values())
     world_size = state.nproc * len(state.job.nodes)
-    state.result |= {"world_size": world_size, "backend": group["backend"]}
+    state.result = replace(state.result, world_size=world_size, backend=group["backend"])
     state.separate_run_dirs = not shared
     request = {"group": group, "shared": shared}
     on_event = _log_starter(state)
     try:
         state.ask("launch", lambda node: {**state.paths(node), **request}, on_event)
     finally:  # also of a job that is interrupted: something may have failed before
-        state.result |= _outcome(state)
+        state.result = _with_outcome(state.result, state)
 
 
 def _group(state: State) -> dict[str, Any]:
@@ -87,37 +93,43 @@ def _may_have_accelerate(state: State) -> bool:
     return any(layer.name == "accelerate" for layer in state.bundle.manifest.layers)
 
 
-def _outcome(state: State) -> dict[str, Any]:
-    """Return what the result says of the ranks."""
+def _with_outcome(result: JobEnds, state: State) -> JobEnds:
+    """Return the result with what has become of the ranks."""
     answers = state.answers
-    outcome = {
-        "exit_codes": {node: int(answer.get("exit_code", 1)) for node, answer in answers.items()},
-        "task_codes": state.task_codes,
-        "failures": _listed(answers, "failures"),
-        "tails": {node: answer["tail"] for node, answer in answers.items() if answer.get("tail")},
-        "stopped": [node for node, answer in answers.items() if answer.get("stopped")],
-        "lingering": _listed(answers, "lingering"),
-        "vanished": _listed(answers, "vanished"),
-    }
-    if outcome["failures"]:  # else nobody asks who ended first
-        outcome["left"] = _listed(answers, "left")
-    return outcome
+    failures = _listed(answers, "failures", FailureRecord)
+    return replace(
+        result,
+        exit_codes={node: int(answer.get("exit_code", 1)) for node, answer in answers.items()},
+        task_codes=dict(state.task_codes),
+        failures=failures,
+        tails={
+            node: tuple(answer["tail"]) for node, answer in answers.items() if answer.get("tail")
+        },
+        stopped=tuple(node for node, answer in answers.items() if answer.get("stopped")),
+        lingering=_listed(answers, "lingering", Lingering),
+        vanished=_listed(answers, "vanished", Vanished),
+        # Without a failure nobody asks who ended first.
+        left=_listed(answers, "left", Departure) if failures else None,
+    )
 
 
-def _listed(answers: Mapping[str, Mapping[str, Any]], key: str) -> list[Any]:
+def _listed(answers: Mapping[str, Mapping[str, Any]], key: str, kind: type[_T]) -> tuple[_T, ...]:
     """Return the entries of one list in all answers."""
-    return [entry for answer in answers.values() for entry in answer.get(key, [])]
+    entries = [entry for answer in answers.values() for entry in answer.get(key, ())]
+    return tuple(decode(kind, entry, strict=False) for entry in entries)
 
 
-def notes(state: State) -> list[str]:
+def notes(state: State) -> tuple[str, ...]:
     """Return remarks for the user on a launch that went well otherwise."""
-    world_size = int(state.result["world_size"])
-    alone = _listed(state.answers, "alone")
-    if world_size < 2 or not alone or _listed(state.answers, "joined"):
-        return []
-    return [
+    world_size = state.result.world_size or 0
+    answers = state.answers.values()
+    alone = any(answer.get("alone") for answer in answers)
+    joined = any(answer.get("joined") for answer in answers)
+    if world_size < 2 or joined or not alone:
+        return ()
+    return (
         f"no rank joined a process group of torch.distributed: each of the {world_size} ranks ran "
         "by itself; if they were to train together, the program has to call "
         "torch.distributed.init_process_group (Hugging Face's Trainer and Accelerate do so where "
-        "they take the run for a distributed one)"
-    ]
+        "they take the run for a distributed one)",
+    )

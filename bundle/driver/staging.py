@@ -15,6 +15,7 @@ from typing import Any
 from ..checks.preflight import BROADCAST as FOLDER
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
+from ..protocol.events import FileSent, StagingForecast, TransferPlan
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
 from ..transfer.forecast import forecast
@@ -34,15 +35,15 @@ def decide(state: State) -> None:
     state.plan = plan
     nodes = where(state.job.nodes, state.facts, sharing)
     expected = forecast(plan.staged, nodes, rates, launcher=state.job.launch.launcher)
-    report = {
-        "why": plan.why,
-        "bytes": plan.bytes,
-        "groups": [group.to_json() for group in plan.groups],
-        "cpus": nodes.cpus,
-        "forecast": {"measured": state.job.rates is not None, "seconds": expected.to_json()},
-    }
-    state.emit({"event": "plan", **report})
-    state.result["plan"] = report
+    report = TransferPlan(
+        why=plan.why,
+        bytes=plan.bytes,
+        groups=tuple(group.planned() for group in plan.groups),
+        cpus=nodes.cpus,
+        forecast=StagingForecast(state.job.rates is not None, expected.to_json()),
+    )
+    state.emit(report)
+    state.result = replace(state.result, plan=report)
     state.answers = {node: {"ok": True, "problems": []} for node in state.job.nodes}
     for node, problem in problems.items():
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
@@ -211,7 +212,7 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str,
     if not delivery.failed:
         state.bytes_sent += transfer.size
         seconds = round(delivery.seconds, 3)
-        state.emit({"event": "sent", "bytes": transfer.size, "seconds": seconds})
+        state.emit(FileSent(transfer.size, seconds))
     return delivery.failed
 
 

@@ -14,12 +14,13 @@ from typing import IO, TYPE_CHECKING, Any
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol import output
+from ..protocol.events import DriverEvent, JobEnds, NodesLeftOut, Note, OutputLoss
 from ..protocol.job import Job
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.words import Launcher
 from ..transfer.plan import Plan
 from .logs import Logs
-from .output_account import Loss, OutputAccount
+from .output_account import OutputAccount, loss_problem
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ class State:
     """Ranks on each node."""
     separate_run_dirs: bool = False
     """True if ranks ran in directories of their nodes' own."""
-    left_out: dict[str, list[str]] = field(default_factory=dict)
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Nodes that the job goes on without, and why."""
-    result: dict[str, Any] = field(default_factory=dict)
-    """The part of the result that the last phases add."""
+    result: JobEnds = field(default_factory=lambda: JobEnds(ok=False))
+    """The last event, as far as the phases have come; each replaces what it has found out."""
     _output: OutputAccount = field(default_factory=OutputAccount)
     _late: dict[str, int] = field(default_factory=dict)
     """Nodes whose ranks did not end, and the seconds since others had ended."""
@@ -93,22 +94,28 @@ class State:
         """A node that has not answered; empty if all have."""
         return next((node for node, answer in self.answers.items() if answer.get("lost")), "")
 
-    def emit(self, event: Mapping[str, Any]) -> None:
-        """Print an event, and keep it; what ranks print goes to their own logs."""
-        if event["event"] == "output":
-            self._log_output(event, output.decoded(event))
-            event = {**event, "head": self._is_from_head(event)}
-            if not (event["head"] or self.job.show_all):
-                return  # nobody would look at it
-            self._print(_line(self.job, output.readable(event)))
+    def emit(self, event: DriverEvent) -> None:
+        """Print an event of the driver, and keep it."""
+        self._keep(event.to_json())
+
+    def note(self, text: str, *, warning: bool = False) -> None:
+        """Emit a remark for the user."""
+        self.emit(Note(text, warning))
+
+    def pass_on(self, event: Mapping[str, Any]) -> None:
+        """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
+        if event["event"] != "output":
+            self._keep(event)
             return
+        self._log_output(event, output.decoded(event))
+        event = {**event, "head": self._is_from_head(event)}
+        if event["head"] or self.job.show_all:  # else nobody would look at it
+            self._print(_line(self.job, output.readable(event)))
+
+    def _keep(self, event: Mapping[str, Any]) -> None:
         line = _line(self.job, event)
         self.logs.event(line)
         self._print(line)
-
-    def note(self, text: str) -> None:
-        """Emit a remark for the user."""
-        self.emit({"event": "note", "text": text})
 
     def _print(self, line: str) -> None:
         try:
@@ -135,23 +142,26 @@ class State:
             return int(rank) < self.nproc
         return bool(event["node"] == self.job.nodes[0])
 
-    def losses(self) -> list[Loss]:
+    def losses(self) -> list[OutputLoss]:
         """Return the output that ranks have written and no log has."""
         losses = self._output.losses()
         for (node, rank), count in sorted(self.logs.lost.items()):
             if count > 0:
-                losses.append(Loss(node, rank, self.logs.fault, self.logs.disk_full, bytes=count))
+                code = ProblemCode.OUTPUT_NOT_LOGGED
+                if self.logs.disk_full:
+                    code = ProblemCode.OUTPUT_DISK_FULL
+                losses.append(OutputLoss(node, rank, self.logs.fault, code, bytes=count))
         return losses
 
-    def loss_problems(self, losses: list[Loss]) -> dict[str, list[dict[str, str]]]:
+    def loss_problems(self, losses: list[OutputLoss]) -> dict[str, tuple[Problem, ...]]:
         """Return losses as problems by node, without those of nodes that were left out.
 
         Such a node may have crashed amid a message, and the job has gone on without it.
         """
-        problems: dict[str, list[dict[str, str]]] = {}
+        problems: dict[str, tuple[Problem, ...]] = {}
         for loss in losses:
             if loss.node not in self.left_out:
-                problems.setdefault(loss.node, []).append(loss.problem().to_json())
+                problems[loss.node] = (*problems.get(loss.node, ()), loss_problem(loss))
         return problems
 
     def log_line(self, node: str, line: str) -> None:
@@ -243,7 +253,7 @@ class State:
             raise NodesFailed(failed)
         reasons = {node: _problem_texts(answer) for node, answer in failed.items()}
         self.left_out |= reasons
-        self.emit({"event": "left-out", "nodes": reasons})
+        self.emit(NodesLeftOut(reasons))
         self.job = replace(self.job, nodes=good)
         self.facts = {node: self.facts[node] for node in good if node in self.facts}
         self.answers = {node: self.answers[node] for node in good}
@@ -306,7 +316,7 @@ class State:
                 self._late = {str(node): int(event["seconds"]) for node in event["nodes"]}
             if event["event"] == phase:
                 self._add_answer(event)
-            self.emit({"phase": phase, **event})
+            self.pass_on({"phase": phase, **event})
 
         return listen
 
@@ -381,8 +391,8 @@ def _in_words(raw: Any) -> Any:  # noqa: ANN401 - any JSON value
     return {key: _in_words(item) for key, item in raw.items()}
 
 
-def _problem_texts(answer: Answer) -> list[str]:
-    return [str(Problem.from_json(raw)) for raw in answer["problems"]]
+def _problem_texts(answer: Answer) -> tuple[str, ...]:
+    return tuple(str(Problem.from_json(raw)) for raw in answer["problems"])
 
 
 def _hanging(node: str, seconds: int) -> Problem:

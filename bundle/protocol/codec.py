@@ -14,6 +14,7 @@ where it has a default.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -69,7 +70,7 @@ def encode(
 def _encoded(value: object, short: bool) -> object:
     if isinstance(value, enum.Enum):
         return value.value
-    if hasattr(value, "to_json"):
+    if hasattr(value, "to_json") and hasattr(value, "from_json"):
         return value.to_json()
     if isinstance(value, dict):
         return {key: _encoded(item, short) for key, item in value.items()}
@@ -87,10 +88,13 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
         kind: the dataclass.
         raw: the JSON value.
         path: the key path of this object, for messages.
-        strict: refuse keys that the dataclass has no field for; else ignore them.
+        strict: refuse what is missing, unknown or wrong. Else read what may be damaged, or of
+            another version: keys without a field are ignored, a field that is missing or wrong has
+            its default, and lists and tables are without the items that are wrong.
 
     Raises:
-        DecodeError: a field is missing, unknown, or holds something else than it declares.
+        DecodeError: a field is missing, unknown, or holds something else than it declares; where
+            that is not refused, one without a default.
     """
     if not isinstance(raw, dict):
         raise DecodeError(path, f"is {_shown(raw)}, not an object")
@@ -99,14 +103,26 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
     for field in fields:
         if field.json_name in raw:
             place = f"{path}.{field.json_name}" if path else field.json_name
-            values[field.name] = field.read(raw[field.json_name], place)
+            with _refusing(strict or field.required):
+                values[field.name] = field.read(raw[field.json_name], place)
     missing = [field.json_name for field in fields if field.required and field.name not in values]
     if missing:
         raise DecodeError(path, f"{', '.join(missing)}: missing")
     unknown = sorted(map(str, raw.keys() - {field.json_name for field in fields}))
     if strict and unknown:
         raise DecodeError(path, f"{', '.join(unknown)}: unknown")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as exc:  # of a class that checks its values
+        raise DecodeError(path, str(exc)) from exc
+
+
+def _refusing(wanted: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context that passes a wrong value over unless it is to be refused."""
+    return _REFUSES if wanted else contextlib.suppress(DecodeError)
+
+
+_REFUSES = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +154,7 @@ def _fields(kind: type, strict: bool = True) -> tuple[_Field, ...]:
             _Field(
                 field.name,
                 field.metadata.get("json", field.name),
-                _default(field),
+                _default(field, strict),
                 _reader(str(field.type), _module_of(kind, field), strict),
             )
             for field in fields
@@ -146,8 +162,8 @@ def _fields(kind: type, strict: bool = True) -> tuple[_Field, ...]:
     return _FIELDS[kind, strict]
 
 
-def _default(field: dataclasses.Field[Any]) -> object:
-    if field.metadata.get("required"):
+def _default(field: dataclasses.Field[Any], strict: bool) -> object:
+    if strict and field.metadata.get("required"):
         return dataclasses.MISSING
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
@@ -172,13 +188,13 @@ def _reader(declared: str, module: str, strict: bool) -> _Reader:
     name, bracket, inner = declared.partition("[")
     items = list(_split(inner[:-1], ",")) if bracket else []
     if name == "tuple" and items[-1] == "...":
-        return _list_reader(_reader(items[0], module, strict))
+        return _list_reader(_reader(items[0], module, strict), strict)
     if name == "tuple":
         return _tuple_reader([_reader(item, module, strict) for item in items])
     if name == "dict":
-        return _dict_reader(_reader(items[1], module, strict))
+        return _dict_reader(_reader(items[1], module, strict), strict)
     if name in _PLAIN:
-        return _PLAIN[name]
+        return _PLAIN[name] if strict or name != "str" else _any_text
     return _class_reader(getattr(sys.modules[module], name), strict)
 
 
@@ -210,10 +226,13 @@ def _union(readers: list[_Reader], declared: str) -> _Reader:
     return read
 
 
-def _list_reader(item: _Reader) -> _Reader:
+def _list_reader(item: _Reader, strict: bool) -> _Reader:
     def read(raw: object, path: str) -> object:
-        values = enumerate(_list(raw, path))
-        return tuple(item(value, f"{path}[{place}]") for place, value in values)
+        values = []
+        for place, value in enumerate(_list(raw, path)):
+            with _refusing(strict):
+                values.append(item(value, f"{path}[{place}]"))
+        return tuple(values)
 
     return read
 
@@ -235,11 +254,15 @@ def _list(raw: object, path: str) -> list[object] | tuple[object, ...]:
     return raw
 
 
-def _dict_reader(item: _Reader) -> _Reader:
+def _dict_reader(item: _Reader, strict: bool) -> _Reader:
     def read(raw: object, path: str) -> object:
         if not isinstance(raw, dict):
             raise DecodeError(path, f"is {_shown(raw)}, not an object")
-        return {_text(key, path): item(value, f"{path}.{key}") for key, value in raw.items()}
+        values = {}
+        for key, value in raw.items():
+            with _refusing(strict):
+                values[_text(key, path)] = item(value, f"{path}.{key}")
+        return values
 
     return read
 

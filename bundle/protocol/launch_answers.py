@@ -52,18 +52,18 @@ class FailureRecord:
     """Its node."""
     rank: int
     """Its number."""
-    local_rank: int
-    """Its number on the node."""
     exit_code: int
     """Exit status of its process, negative for a signal."""
-    exception: AnyText
-    """Class of the exception that ended it; empty for none."""
-    message: AnyText
-    """The exception's message."""
-    lines: tuple[AnyText, ...]
-    """The end of its traceback, or of its output."""
     time: float
     """The time of the failure."""
+    local_rank: int = field(default=0, metadata=REQUIRED)
+    """Its number on the node."""
+    exception: AnyText = field(default="", metadata=REQUIRED)
+    """Class of the exception that ended it; empty for none."""
+    message: AnyText = field(default="", metadata=REQUIRED)
+    """The exception's message."""
+    lines: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
+    """The end of its traceback, or of its output."""
     ended: float | None = None
     """The time when its process ended, which after an exception takes PyTorch a while."""
     told_to_end: bool | None = None
@@ -82,7 +82,7 @@ class Departure:
     """Its number."""
     time: float
     """The time when it left."""
-    goes_on: bool
+    goes_on: bool = field(default=False, metadata=REQUIRED)
     """True if its program had not ended well."""
 
 

@@ -11,8 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .counts import counted
-
 
 def encoded(data: bytes) -> dict[str, str]:
     """Return these bytes as part of an event."""
@@ -48,16 +46,3 @@ def line(event: Mapping[str, Any]) -> bytes:
     # Output is UTF-8 and stays readable; file names in other events may be invalid UTF-8.
     is_output = event.get("event") == "output"
     return json.dumps(event, ensure_ascii=not is_output).encode()
-
-
-def described(loss: Mapping[str, Any]) -> str:
-    """Return a loss of output in words: ``rank 3 (120 bytes)``."""
-    rank = loss.get("rank")
-    source = "the node's ranks" if rank is None else f"rank {rank}"
-    if "bytes" in loss:
-        amount = counted(loss["bytes"], "byte")
-    elif "frames" in loss:
-        amount = f"{counted(loss['frames'], 'frame')} of messages"
-    else:
-        amount = "some frames of messages"
-    return f"{source} ({amount})"

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ..format.manifest import Layer
+from ..protocol.events import StagingWork
 from ..protocol.rates import ASSUMED, Rates
 
 BLOCK = 8 << 20
@@ -45,29 +46,15 @@ class Nodes:
         return cpu_seconds * max(1.0, self.sharing / self.cpus)
 
 
-@dataclass(frozen=True)
-class StagingWork:
-    """The work of one node for its environment."""
-
-    sent: int
-    """Bytes that are sent to it."""
-    bytes: int
-    """Bytes that it writes."""
-    files: int
-    """Files that it writes."""
-    linked: int = 0
-    """Files that it has already, and takes by hard link."""
-
-    @classmethod
-    def of(cls, fresh: Sequence[Layer], every: Sequence[Layer], sent: int) -> StagingWork:
-        """Return the work for a bundle of some layers of which some are new on a node."""
-        files = sum(layer.files for layer in fresh)
-        return cls(
-            sent=sent,
-            bytes=sum(layer.unpacked_size for layer in fresh),
-            files=files,
-            linked=sum(layer.files for layer in every) - files,
-        )
+def staging_work(fresh: Sequence[Layer], every: Sequence[Layer], sent: int) -> StagingWork:
+    """Return the work of a node for a bundle of some layers of which some are new there."""
+    files = sum(layer.files for layer in fresh)
+    return StagingWork(
+        sent=sent,
+        bytes=sum(layer.unpacked_size for layer in fresh),
+        files=files,
+        linked=sum(layer.files for layer in every) - files,
+    )
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
 from ..protocol.counts import counted, sized
+from ..protocol.events import PlannedGroup, StagingWork
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED, Rates
-from .forecast import Nodes, Staging, StagingWork, staging
+from .forecast import Nodes, Staging, staging, staging_work
 
 PRESENT, SHARED, BROADCAST = "present", "shared", "broadcast"
 
@@ -37,15 +38,9 @@ class NodeGroup:
     work: StagingWork | None = None
     """The work of each node; None if there is none, or it is not known."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The group as a JSON object."""
-        return {
-            "nodes": list(self.nodes),
-            "how": self.how,
-            "bytes": self.bytes,
-            "layers": list(self.layers),
-            "work": None if self.work is None else asdict(self.work),
-        }
+    def planned(self) -> PlannedGroup:
+        """Return the group as the plan's event has it."""
+        return PlannedGroup(self.nodes, self.how, self.bytes, self.layers, self.work)
 
 
 @dataclass(frozen=True)
@@ -219,7 +214,7 @@ def _with_content(
             group,
             layers=tuple(layer.name for layer in manifest.layers),
             bytes=size,
-            work=StagingWork.of(manifest.layers, manifest.layers, size),
+            work=staging_work(manifest.layers, manifest.layers, size),
         )
     names = {name for layer in missing for name, _ in layer.members}
     have_wheel = all(facts[node].get("has_wheel", False) for node in group.nodes)
@@ -232,7 +227,7 @@ def _with_content(
         members=tuple(name for name, _ in members),
         layers=tuple(layer.name for layer in missing),
         bytes=sent,
-        work=StagingWork.of(missing, manifest.layers, sent),
+        work=staging_work(missing, manifest.layers, sent),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,9 @@ from .options import CleanFlags, LaunchFlags, LogDir, PlaceFlags, SlurmFlags, Ta
 from .program import app, boundary
 
 if TYPE_CHECKING:
+    from bundle.protocol.clean_answers import CleanAnswer
+    from bundle.protocol.events import Record
+
     from ..cleanup.clean import UnusedItem
     from ..config.load import Config
     from ..console import Console
@@ -91,6 +94,7 @@ def _clean_nodes(
     console: Console, config: Config, place: PlaceFlags, options: JobOptions, everything: bool
 ) -> tuple[int, list[dict[str, Any]]]:
     """Clean the nodes of an allocation, and return the exit code and what was removed."""
+    from bundle.protocol.clean_answers import CleanAnswer
     from bundle.redaction.masking import masked
 
     from ..cleanup.clean import nodes_keep
@@ -111,24 +115,24 @@ def _clean_nodes(
     outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(kept)), bundle=path)
     items: list[dict[str, Any]] = []
 
-    def listen(event: Mapping[str, Any]) -> None:
-        if event.get("event") == "clean":
-            items.extend(_removed(event))
-        console.event(event)
+    def listen(record: Record) -> None:
+        if isinstance(record.event, CleanAnswer):
+            items.extend(_removed(record.event))
+        console.event(record)
 
     console.job(outcome.job, path)
     carry_out(outcome, prepared.config, driver, listen, console.talk)
     return console.nodes_cleaned(outcome), items
 
 
-def _removed(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _removed(answer: CleanAnswer) -> Iterator[dict[str, Any]]:
     """Yield what a node removed, or would remove."""
-    for root in event.get("roots", []):
-        environments = [(f"envs/{name}", size) for name, size in root["removed"]]
-        for name, size in [*environments, *root["left_overs"]]:
+    for root in answer.roots:
+        environments = [(f"envs/{name}", size) for name, size in root.removed]
+        for name, size in [*environments, *root.left_overs]:
             yield {
-                "place": str(event["node"]),
-                "path": f"{root['root']}/{name}",
+                "place": answer.node,
+                "path": f"{root.root}/{name}",
                 "bytes": size,
                 "kind": "environment",
                 "why": "not in use",

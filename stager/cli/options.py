@@ -12,10 +12,10 @@ import typer
 
 from bundle.protocol.words import Backend, Launcher, Stage, Word
 
-from ..console import Console
 from .program import make_console
 
 if TYPE_CHECKING:
+    from ..console import Console
     from ..jobs.job import JobOptions
     from ..lock.resolver import ResolverName
     from ..logs.files import JobFiles

@@ -10,14 +10,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import __version__
-from ..console import Console
 from ..core.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, StagerError
 from ..core.printable import visible
+
+if TYPE_CHECKING:
+    from ..console import Console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -142,4 +144,6 @@ def make_console(*, quiet: bool = False, verbose: bool = False, as_json: bool = 
         shown = logging.StreamHandler(sys.stderr)
         shown.setFormatter(_Visible("%(message)s"))
         logging.basicConfig(level=logging.DEBUG, handlers=[shown])
+    from ..console import Console  # not before: `--help` has no use for it
+
     return Console(quiet=quiet, verbose=verbose, as_json=as_json)

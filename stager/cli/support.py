@@ -11,13 +11,12 @@ import typer
 
 from bundle.protocol.counts import counted
 
-from ..console import Console
-from ..core.printable import visible
 from .grouped import grouped
 from .options import JobArgument, LogDir, Talk, job_files
 from .program import app, boundary
 
 if TYPE_CHECKING:
+    from ..console import Console
     from ..diagnosis.failure import Diagnosis
     from ..support.contents import ArchiveContents
     from ..support.support import Supported, SupportOptions
@@ -130,18 +129,8 @@ class _Progress:
 
 def _in_words(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as ``stager diagnose`` words it."""
-    recorder = _Recorder(quiet=True)
+    from ..console.recorder import Recorder
+
+    recorder = Recorder(quiet=True)
     recorder.diagnosed(diagnosis)
     return "\n".join(recorder.recorded)
-
-
-class _Recorder(Console):
-    """An output that is kept and not printed."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
-        self.recorded: list[str] = []
-
-    def data(self, line: str) -> None:
-        """Keep a line."""
-        self.recorded.append(visible(line))

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bundle.protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
+from bundle.protocol.codec import encode
 from bundle.protocol.counts import counted, sized
-from bundle.protocol.problem import Problem
-from bundle.protocol.words import Action, Allocation
+from bundle.protocol.events import (
+    JobBegins,
+    NodesLeftOut,
+    Note,
+    OutputsCollected,
+    OutputShown,
+    PhaseBegins,
+    PlannedGroup,
+    Record,
+    StrayLines,
+    TransferPlan,
+)
+from bundle.protocol.launch_answers import Lingering, Started
+from bundle.protocol.words import Action, Allocation, PhaseName
 
 from ..slurm import messages
 from .reports import Reports
@@ -75,75 +90,83 @@ class Events(Reports):
         elif shown:
             self.say(f"  {shown}")
 
-    def _on_job(self, event: Mapping[str, Any]) -> None:
-        nodes = event["nodes"]
-        if str(event["job_id"]) != self._job_id and self._slurm:
-            count = counted(len(nodes), "node")
-            more = ",..." if len(nodes) > _MAX_NAMED else ""
-            names = ",".join(nodes[:_MAX_NAMED]) + more
-            self.say(f"job {event['job_id']}: {count} ({names}), logs: {event['log_dir']}")
+    def event(self, record: Record) -> None:
+        """Show one event of the far side."""
+        self._show(record.event, record)
 
-    def _on_plan(self, event: Mapping[str, Any]) -> None:
-        self.say(f"  {event['why']}")
-        if event["bytes"]:
+    @functools.singledispatchmethod
+    def _show(self, event: object, record: Record) -> None:
+        """Show an event; those of classes without a method of their own are not shown."""
+
+    @_show.register(JobBegins)
+    def _show_job(self, event: JobBegins, record: Record) -> None:
+        if record.job_id != self._job_id and self._slurm:
+            count = counted(len(event.nodes), "node")
+            more = ",..." if len(event.nodes) > _MAX_NAMED else ""
+            names = ",".join(event.nodes[:_MAX_NAMED]) + more
+            self.say(f"job {record.job_id}: {count} ({names}), logs: {event.log_dir}")
+
+    @_show.register(TransferPlan)
+    def _show_plan(self, event: TransferPlan, record: Record) -> None:
+        self.say(f"  {event.why}")
+        if event.bytes:
             self.begin("place")
         if self._dry_run:
-            for group in event["groups"]:
+            for group in event.groups:
                 self.data(self._group(group))
-            self.expected(event["forecast"])
-        elif event["bytes"]:
-            for group in event["groups"]:
+            if event.forecast is not None:
+                self.expected(encode(event.forecast))
+        elif event.bytes:
+            for group in event.groups:
                 self.say(f"  {self._group(group)}")
 
-    def _group(self, group: Mapping[str, Any]) -> str:
+    def _group(self, group: PlannedGroup) -> str:
         """Return a line about nodes that are sent the same layers."""
-        layers = group["layers"]
-        names = f": {', '.join(layers)}" if self.verbose and layers else ""
-        sent = f"{sized(group['bytes'])}, {counted(len(layers), 'layer')}"
-        return f"{','.join(group['nodes'])} {group['how']} {sent}{names}"
+        names = f": {', '.join(group.layers)}" if self.verbose and group.layers else ""
+        sent = f"{sized(group.bytes)}, {counted(len(group.layers), 'layer')}"
+        return f"{','.join(group.nodes)} {group.how} {sent}{names}"
 
-    def _on_left_out(self, event: Mapping[str, Any]) -> None:
-        for node, problems in event["nodes"].items():
-            reasons = "; ".join(_words(problem).removeprefix(f"{node}: ") for problem in problems)
+    @_show.register(NodesLeftOut)
+    def _show_left_out(self, event: NodesLeftOut, record: Record) -> None:
+        for node, problems in event.nodes.items():
+            reasons = "; ".join(problem.removeprefix(f"{node}: ") for problem in problems)
             self._write(f"warning: {node} is left out: {reasons}", "warning")
 
-    def _on_collected(self, event: Mapping[str, Any]) -> None:
-        what = f"{counted(event['files'], 'file')}, {sized(event['bytes'])}"
-        self.say(f"  {event['node']}: {what}: {event['from']} -> {event['to']}")
-        for old, new in event.get("renamed", {}).items():
+    @_show.register(OutputsCollected)
+    def _show_collected(self, event: OutputsCollected, record: Record) -> None:
+        what = f"{counted(event.files, 'file')}, {sized(event.bytes)}"
+        self.say(f"  {event.node}: {what}: {event.source} -> {event.target}")
+        for old, new in event.renamed.items():
             self.say(f"  {old} was there already; this one is {new}")
-        for problem in event.get("problems", []):
-            self._write(f"warning: {event['node']}: {_words(problem)}", "warning")
+        for problem in event.problems:
+            self._write(f"warning: {event.node}: {problem}", "warning")
 
-    def _on_note(self, event: Mapping[str, Any]) -> None:
-        if event.get("warning"):  # that a node's disk lost something matters with -q, too
-            self.warn(str(event["text"]))
+    @_show.register(Note)
+    def _show_note(self, event: Note, record: Record) -> None:
+        if event.warning:  # that a node's disk lost something matters with -q, too
+            self.warn(event.text)
         else:
-            self.note(str(event["text"]))
+            self.note(event.text)
 
-    def _on_stray(self, event: Mapping[str, Any]) -> None:
-        if self.verbose or event["phase"] == "launch":
-            first = next(iter(event["lines"]), "")
-            lines = counted(event["count"], "line")
+    @_show.register(StrayLines)
+    def _show_stray(self, event: StrayLines, record: Record) -> None:
+        if self.verbose or record.phase == PhaseName.LAUNCH:
+            first = next(iter(event.lines), "")
+            lines = counted(event.count, "line")
             self.note(f"{lines} came through srun from no agent; the first: {first}")
 
-    def _on_lingering(self, event: Mapping[str, Any]) -> None:
+    @_show.register(Lingering)
+    def _show_lingering(self, event: Lingering, record: Record) -> None:
         from ..diagnosis.wording import lingering_in_words
 
-        finished, left = event["finished"], event.get("left")
-        cause, hint = lingering_in_words(finished, left, event["waits_for"])
-        self._write(f"warning: {event['node']} rank {event['rank']}: {cause}; {hint}", "warning")
+        cause, hint = lingering_in_words(event.finished, event.left, event.waits_for)
+        self._write(f"warning: {event.node} rank {event.rank}: {cause}; {hint}", "warning")
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        """Show one event of the far side."""
-        handler = getattr(self, f"_on_{str(event['event']).replace('-', '_')}", None)
-        if handler is not None:
-            handler(event)
-
-    def _on_begin(self, event: Mapping[str, Any]) -> None:
-        if event["phase"] != "place":
-            self.begin(str(event["phase"]))
-        if event["phase"] == "launch":
+    @_show.register(PhaseBegins)
+    def _show_begin(self, event: PhaseBegins, record: Record) -> None:
+        if event.phase is not PhaseName.PLACE:
+            self.begin(event.phase)
+        if event.phase is PhaseName.LAUNCH:
             self.say(f"  {self._output_shown()}", "dim")
 
     def _output_shown(self) -> str:
@@ -158,20 +181,23 @@ class Events(Reports):
             whose = "the first node's"
         return f"what follows is {whose} output; the logs have all of it"
 
-    def _on_preflight(self, event: Mapping[str, Any]) -> None:
-        words = [f"{key}={'ok' if event.get(key) else 'missing'}" for key in ("proj", "pkgs")]
-        self.say(f"  {event['node']} {' '.join(words)}")
+    @_show.register(PreflightAnswer)
+    def _show_preflight(self, event: PreflightAnswer, record: Record) -> None:
+        seen = (("proj", event.proj), ("pkgs", event.pkgs))
+        words = " ".join(f"{name}={'ok' if there else 'missing'}" for name, there in seen)
+        self.say(f"  {event.node} {words}")
 
-    def _on_unpack(self, event: Mapping[str, Any]) -> None:
-        if event["ok"]:
-            how = "already there" if event["reused"] else "staged"
-            path = str(event["path"])
-            folder, _, bundle_id = path.rpartition("/")
-            shown = path if self.verbose else f"{folder}/{bundle_id[:12]}..."
-            self.say(f"  {event['node']} {how} -> {shown}")
+    @_show.register(UnpackAnswer)
+    def _show_unpack(self, event: UnpackAnswer, record: Record) -> None:
+        if event.ok:
+            how = "already there" if event.reused else "staged"
+            folder, _, bundle_id = event.path.rpartition("/")
+            shown = event.path if self.verbose else f"{folder}/{bundle_id[:12]}..."
+            self.say(f"  {event.node} {how} -> {shown}")
 
-    def _on_probe(self, event: Mapping[str, Any]) -> None:
-        line = str(event.get("line", f"NODE {event['node']} FAILED"))
+    @_show.register(ProbeAnswer)
+    def _show_probe(self, event: ProbeAnswer, record: Record) -> None:
+        line = event.line or f"NODE {event.node} FAILED"
         if self._action is Action.VERIFY and self._table:
             return
         if self._action is Action.VERIFY:
@@ -179,30 +205,30 @@ class Events(Reports):
         else:  # standard output belongs to the program
             self.say(line)
 
-    def _on_started(self, event: Mapping[str, Any]) -> None:
+    @_show.register(Started)
+    def _show_started(self, event: Started, record: Record) -> None:
         if self.verbose:
-            self.say(f"  {event['node']} $ {' '.join(event['argv'])}", "dim")
+            self.say(f"  {event.node} $ {' '.join(event.argv)}", "dim")
 
-    def _on_output(self, event: Mapping[str, Any]) -> None:
-        rank = event.get("rank")
-        who = event["node"] if rank is None else f"{event['node']} {rank}"
-        for line in event["lines"]:
+    @_show.register(OutputShown)
+    def _show_output(self, event: OutputShown, record: Record) -> None:
+        who = event.node if event.rank is None else f"{event.node} {event.rank}"
+        for line in event.lines:
             if self.verbose:
                 self.data(f"{who}: {line}")
-            elif self._action is Action.VERIFY and event.get("phase") == "launch":
+            elif self._action is Action.VERIFY and record.phase == PhaseName.LAUNCH:
                 return  # the ranks of the check: their result is shown at the end
             elif self._is_shown(event) and not self._is_launchers(line):
                 self.data(line)
 
-    def _is_shown(self, event: Mapping[str, Any]) -> bool:
+    def _is_shown(self, event: OutputShown) -> bool:
         """Return whether an output event comes from the first node, or else the first ranks.
 
         Ranks that may be started again move: torchrun assigns them to nodes, a node's worth each.
         """
-        rank = event.get("rank")
-        if rank is None or not self._moving:
-            return bool(event["head"])
-        return int(rank) < self._each
+        if event.rank is None or not self._moving:
+            return event.head
+        return event.rank < self._each
 
     def _is_launchers(self, line: str) -> bool:
         """Return whether a line is torchrun's own, as all are once it reports that a rank failed.
@@ -216,8 +242,3 @@ class Events(Reports):
             self._launcher_reports = "failed (exitcode" in line and not self._restarts
             return True
         return self._launcher_reports
-
-
-def _words(problem: object) -> str:
-    """Return a problem as text, in whichever form the event has it."""
-    return str(Problem.from_json(problem)) if isinstance(problem, dict) else str(problem)

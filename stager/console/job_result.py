@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bundle.protocol import output
 from bundle.protocol.counts import counted
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.problem_table import JOB_ENDINGS
@@ -114,9 +113,9 @@ class Console(Events, JobLogs):
 
     def _run_succeeded(self, outcome: Outcome) -> None:
         """Say how long each phase took, what was trained, and where the logs are."""
-        seconds = outcome.result["seconds"]
+        seconds = outcome.ending.seconds
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
-        count = outcome.result["world_size"]
+        count = outcome.ending.world_size or 0
         self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
         for trained in outcome.trained:
             self.say(metrics.line(trained["path"], trained["metrics"]), "good")
@@ -172,12 +171,13 @@ class Console(Events, JobLogs):
 
     def _show_network(self, outcome: Outcome) -> None:
         """Show what ``--deep`` measured between the nodes, if it did."""
-        measured = (outcome.result.get("deep") or {}).get("all_reduce")
-        if not measured:
+        deep = outcome.ending.deep
+        measured = None if deep is None else deep.all_reduce
+        if measured is None:
             return
         from .network import lines, pair_table, summary
 
-        if self._table and measured["pairs"]:
+        if self._table and measured.pairs:
             self._print_table(pair_table(measured))
         else:
             for line in lines(measured):
@@ -197,7 +197,7 @@ class Console(Events, JobLogs):
 
     def _log_loss(self, outcome: Outcome) -> None:
         """Show what the logs lack, unless a problem says so: where nothing else went wrong."""
-        fault = outcome.result.get("logs_fault")
+        fault = outcome.ending.logs_fault
         if fault:
             self._write(f"warning: the logs are not complete: {fault}", "warning")
         reported = {
@@ -206,7 +206,7 @@ class Console(Events, JobLogs):
             for problem in problems
             if problem.code in _LOSSES
         }
-        losses = [(loss["node"], output.described(loss)) for loss in outcome.logs_lost]
+        losses = [(loss.node, str(loss)) for loss in outcome.logs_lost]
         unreported = [loss for loss in losses if loss not in reported]
         for node, source in unreported[:_MAX_NAMED]:
             self._write(f"warning: {node}: output of {source} is lost", "warning")
@@ -222,7 +222,7 @@ class Console(Events, JobLogs):
 
 def _left_out(outcome: Outcome) -> list[str]:
     """Return the nodes that the job went on without."""
-    return list(outcome.result.get("left_out", []))
+    return list(outcome.ending.left_out)
 
 
 def _each_problem(outcome: Outcome) -> Iterator[tuple[str, Problem]]:

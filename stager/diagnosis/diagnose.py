@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bundle.launch.rank_results import CAUSE
+from bundle.protocol.events import JobEnds
 from bundle.protocol.job import load
 from bundle.protocol.problem import NodeError
 from bundle.protocol.words import Action
@@ -19,7 +19,7 @@ from ..logs.events import EventSummary
 from ..logs.files import JobFiles, LogFile
 from ..logs.lines import last_lines
 from ..logs.refused import Refused
-from ..logs.result import JobResult, parse_result
+from ..logs.result import JobResult, job_result
 from ..slurm import accounting
 from . import driver_verdict, problem_verdict, withheld_variables
 from .comparison import comparable
@@ -56,7 +56,7 @@ class _Case:
     """The node of each rank, as far as it is known."""
 
 
-def diagnose(files: JobFiles, result: Mapping[str, Any] | None = None) -> Diagnosis:
+def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
     """Find the first failure of a job.
 
     The driver's result counts most: the records of the ranks, the problems of the nodes, and the
@@ -119,10 +119,10 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
     )
 
 
-def _gather(files: JobFiles, result: Mapping[str, Any] | None) -> _Case:
+def _gather(files: JobFiles, result: JobEnds | None) -> _Case:
     """Read all files of a job."""
     summary = events.summarize(files.events) if files.job_id else EventSummary()
-    parsed = parse_result(summary.result if result is None else result)
+    parsed = job_result(summary.result if result is None else result)
     parsed = driver_verdict.before_the_interrupt(parsed)
     launched = torchruns(files.logs)
     nodes = _nodes_of_ranks(files, summary, parsed) | launched.nodes(files.logs)

@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.answers import Answer
+from bundle.protocol.codec import encode
+from bundle.protocol.events import Event, JobEnds
+from bundle.protocol.launch_answers import Departure, LaunchAnswer, Lingering, Vanished
 from bundle.protocol.problem import Problem
 
 from ..catalogue.catalogue import PRIMARY
+from ..logs.events import parse_line
 from ..logs.files import JobFiles
 from .exit_reports import Exit
 from .failure import Evidence, FirstFailure
@@ -85,16 +90,14 @@ def _of_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
 def _of_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
     """Return what no log shows: a rank that is killed, a node that fails, an end by Slurm."""
     for number, line in _lines(files.events):
-        try:
-            text = _part_of_event(json.loads(line), first)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # damaged, or the last line of a driver that was killed
+        record = parse_line(line)
+        text = "" if record is None else _part_of_event(record.event, first)
         if text and text in line:
             return Evidence(path=files.events, number=number, text=text)
     return None
 
 
-def _part_of_event(event: Mapping[str, Any], first: FirstFailure) -> str:
+def _part_of_event(event: Event, first: FirstFailure) -> str:
     """Return the part of an event that shows the failure, as its line has it; empty for none."""
     for part in _PARTS:
         text = part(event, first)
@@ -103,49 +106,57 @@ def _part_of_event(event: Mapping[str, Any], first: FirstFailure) -> str:
     return ""
 
 
-def _end_by_slurm(event: Mapping[str, Any], first: FirstFailure) -> str:
-    if not event.get("ended_by") or first.exit_code is not None or event.get("ok"):
+def _end_by_slurm(event: Event, first: FirstFailure) -> str:
+    if not isinstance(event, JobEnds) or event.ok or first.exit_code is not None:
         return ""
-    return f'"ended_by": {json.dumps(event["ended_by"])}'
+    return f'"ended_by": {json.dumps(event.ended_by)}' if event.ended_by else ""
 
 
-def _process(event: Mapping[str, Any], first: FirstFailure) -> str:
-    if first.exit_code:
+def _process(event: Event, first: FirstFailure) -> str:
+    if first.exit_code or not isinstance(event, (LaunchAnswer, JobEnds)):
         return ""
-    for key in ("left", "vanished", "lingering"):
-        for process in event.get(key, ()):
-            if process["rank"] == first.rank:
-                return json.dumps(process)[1:-1]
+    lists: tuple[Sequence[Departure | Vanished | Lingering] | None, ...]
+    lists = (event.left, event.vanished, event.lingering)
+    ranks = (rank for ranks in lists for rank in ranks or ())
+    found = next((rank for rank in ranks if rank.rank == first.rank), None)
+    return "" if found is None else _members(encode(found, short=True))
+
+
+def _rank_record(event: Event, first: FirstFailure) -> str:
+    if not isinstance(event, (LaunchAnswer, JobEnds)):
+        return ""
+    for record in event.failures or ():
+        if (record.rank, record.exit_code) == (first.rank, first.exit_code):
+            return f'"exit_code": {record.exit_code}'
     return ""
 
 
-def _rank_record(event: Mapping[str, Any], first: FirstFailure) -> str:
-    for record in event.get("failures", ()):
-        if record["rank"] == first.rank and record["exit_code"] == first.exit_code:
-            return f'"exit_code": {record["exit_code"]}'
+def _node_problem(event: Event, first: FirstFailure) -> str:
+    """Return the problem of the failure's node, in its answer or in the job's result."""
+    problems: Sequence[Problem] = ()
+    if isinstance(event, JobEnds):
+        problems = event.problems.get(first.node, ())
+    elif isinstance(event, Answer) and event.node == first.node:
+        problems = event.problems
+    for problem in problems:
+        if problem == first.problem:
+            return _members(problem.to_json())
     return ""
 
 
-def _node_problem(event: Mapping[str, Any], first: FirstFailure) -> str:
-    """Return the problem of the failure's node: of the result by node, of other events a list."""
-    problems = event.get("problems") or []
-    if isinstance(problems, dict):
-        problems = problems.get(first.node, [])
-    elif event.get("node") != first.node:
+def _members(value: Mapping[str, Any]) -> str:
+    """Return an object as it is in a line, without its braces."""
+    return json.dumps(value)[1:-1]
+
+
+def _launcher_status(event: Event, first: FirstFailure) -> str:
+    if not isinstance(event, Answer) or event.node != first.node:
         return ""
-    for raw in problems:
-        if Problem.from_json(raw) == first.problem:
-            return json.dumps(raw)[1:-1]
-    return ""
+    same = event.exit_code == first.exit_code and first.exit_code
+    return f'"exit_code": {first.exit_code}' if same else ""
 
 
-def _launcher_status(event: Mapping[str, Any], first: FirstFailure) -> str:
-    if event.get("node") != first.node or event.get("exit_code") != first.exit_code:
-        return ""
-    return f'"exit_code": {first.exit_code}' if first.exit_code else ""
-
-
-_PARTS: Sequence[Callable[[Mapping[str, Any], FirstFailure], str]] = (
+_PARTS: Sequence[Callable[[Event, FirstFailure], str]] = (
     _end_by_slurm,
     _process,
     _rank_record,

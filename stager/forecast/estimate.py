@@ -9,15 +9,16 @@ from typing import Any
 
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted
+from bundle.protocol.events import StagingWork
 from bundle.transfer.forecast import (
     WIDEST,
     Forecast,
     Nodes,
-    StagingWork,
     best_width,
     forecast,
     levels,
     staging,
+    staging_work,
 )
 from bundle.transfer.plan import excerpt_size
 
@@ -101,7 +102,7 @@ def expected(prepared: Prepared) -> dict[str, Any]:
 def cold(setting: Setting, count: int) -> Forecast:
     """Return seconds by phase on nodes that have nothing yet."""
     layers = setting.manifest.layers
-    return _staged(setting, count, StagingWork.of(layers, layers, setting.size))
+    return _staged(setting, count, staging_work(layers, layers, setting.size))
 
 
 def unchanged(setting: Setting, count: int) -> Forecast:
@@ -115,7 +116,7 @@ def one_changed(setting: Setting, count: int) -> Forecast | None:
     if layer is None:
         return None
     sent = excerpt_size(layer.members)
-    return _staged(setting, count, StagingWork.of([layer], setting.manifest.layers, sent))
+    return _staged(setting, count, staging_work([layer], setting.manifest.layers, sent))
 
 
 def from_files(setting: Setting, count: int, shared: SharedFiles) -> float:

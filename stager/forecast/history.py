@@ -7,23 +7,32 @@ damaged, or of another version, counts as none, and the next job begins it anew.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from bundle.protocol.answers import UnpackAnswer
+from bundle.protocol.codec import decode, encode
 from bundle.protocol.counts import counted
+from bundle.protocol.events import (
+    FileSent,
+    PhaseEnds,
+    PlannedGroup,
+    Record,
+    StagingWork,
+    TransferPlan,
+)
 from bundle.protocol.rates import ASSUMED, Rates
-from bundle.transfer.forecast import BLOCK, Nodes, StagingWork, a_step, staging
+from bundle.protocol.words import PhaseName
+from bundle.transfer.forecast import BLOCK, Nodes, a_step, staging
 from bundle.transfer.plan import BROADCAST, SHARED
 
 from ..core.errors import StagerError
 from ..core.regular_files import text_of
 from ..core.store import Store
 
-OnEvent = Callable[[Mapping[str, Any]], None]
+OnEvent = Callable[[Record], None]
 
 FILE = "history.json"
 VERSION = 1
@@ -79,54 +88,54 @@ class JobTimer:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._plan: Mapping[str, Any] = {}
-        self._seconds: dict[str, float] = {}
+        self._plan = TransferPlan()
+        self._seconds: dict[PhaseName, float] = {}
         self._sent: list[float] = []
         self._unpacked: list[float] = []
         self._disturbed = False
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, record: Record) -> None:
         """Learn from one event."""
-        kind = event.get("event")
-        if kind == "plan":
+        event = record.event
+        if isinstance(event, TransferPlan):
             self._plan = event
-        elif kind == "end":
-            self._seconds[str(event["phase"])] = float(event["seconds"])
-        elif kind == "sent":
-            self._sent.append(float(event["seconds"]))
-        elif kind == "unpack":
+        elif isinstance(event, PhaseEnds):
+            self._seconds[event.phase] = event.seconds
+        elif isinstance(event, FileSent):
+            self._sent.append(event.seconds)
+        elif isinstance(event, UnpackAnswer):
             self._take_unpack(event)
 
-    def _take_unpack(self, event: Mapping[str, Any]) -> None:
+    def _take_unpack(self, answer: UnpackAnswer) -> None:
         """Learn from a node's answer to the unpacking."""
-        if not event["ok"]:
+        if not answer.ok:
             self._disturbed = True
-        if "unpack_seconds" in event:
-            self._unpacked.append(float(event["unpack_seconds"]))
+        if answer.unpack_seconds is not None:
+            self._unpacked.append(answer.unpack_seconds)
 
     def seen(self) -> Seen | None:
         """Return the times to keep; None where nothing was sent, or not without trouble."""
         group = self._only_group()
-        if group is None or self._disturbed or len(self._sent) > 1:
+        if group is None or group.work is None or self._disturbed or len(self._sent) > 1:
             return None
-        if not {"preflight", "unpack"} <= self._seconds.keys():
+        if not {PhaseName.PREFLIGHT, PhaseName.UNPACK} <= self._seconds.keys():
             return None
         return Seen(
-            nodes=len(group["nodes"]),
-            cpus=int(self._plan["cpus"]),
-            work=StagingWork(**group["work"]),
-            step=self._seconds["preflight"],
-            stage=self._seconds["unpack"],
+            nodes=len(group.nodes),
+            cpus=self._plan.cpus,
+            work=group.work,
+            step=self._seconds[PhaseName.PREFLIGHT],
+            stage=self._seconds[PhaseName.UNPACK],
             send=self._sent[0] if self._sent else None,
             unpack=max(self._unpacked, default=None),
         )
 
-    def _only_group(self) -> Mapping[str, Any] | None:
+    def _only_group(self) -> PlannedGroup | None:
         """Return the nodes that were sent the same layers, if all were and none read them."""
-        groups = self._plan.get("groups", ())
-        if any(group["how"] == SHARED for group in groups):
+        groups = self._plan.groups
+        if any(group.how == SHARED for group in groups):
             return None
-        sent = [group for group in groups if group["how"] == BROADCAST and group.get("work")]
+        sent = [group for group in groups if group.how == BROADCAST and group.work is not None]
         return sent[0] if len(sent) == 1 else None
 
 
@@ -135,9 +144,9 @@ def kept(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
     """Pass a job's events on, and keep its times once the block has ended well."""
     watch = JobTimer()
 
-    def listen(event: Mapping[str, Any]) -> None:
-        watch.take(event)
-        on_event(event)
+    def listen(record: Record) -> None:
+        watch.take(record)
+        on_event(record)
 
     yield listen
     seen = watch.seen()
@@ -152,7 +161,7 @@ def record(store: Store, seen: Seen) -> bool:
     failure of the job.
     """
     jobs = [*read(store), seen][-KEPT:]
-    content = {"version": VERSION, "jobs": [asdict(job) for job in jobs]}
+    content = {"version": VERSION, "jobs": [encode(job) for job in jobs]}
     try:
         with store.publishing(store.root / FILE) as partial:
             partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -206,20 +215,16 @@ def _middle(factors: Sequence[float]) -> float:
     return min(max(median(factors), 0.01), 100.0) if factors else 1.0
 
 
-def _seen(raw: Mapping[str, Any]) -> Seen:
+def _seen(raw: object) -> Seen:
     """Return the times of a job, checked.
 
     Raises:
-        TypeError: a field is missing or unknown.
-        ValueError: a value cannot be one.
+        ValueError: a field is missing, unknown or wrong, or a value cannot be one.
     """
-    job = Seen(**{**raw, "work": StagingWork(**raw["work"])})
-    for value in (job.nodes, job.cpus, job.work.sent, *asdict(job.work).values()):
-        if type(value) is not int or value < 0:
-            raise ValueError(f"a count is {value!r}")
-    if not (job.nodes and job.cpus and job.work.sent):
+    job = decode(Seen, raw)
+    if not (job.nodes > 0 and job.cpus > 0 and job.work.sent):
         raise ValueError("nothing was sent")
     for time in (job.step, job.stage, job.send, job.unpack):
-        if time is not None and not 0 <= float(time) < math.inf:
+        if time is not None and time < 0:
             raise ValueError(f"a time is {time!r}")
     return job

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -11,15 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.events import Record
 from bundle.protocol.job import Job
 
 from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
 from ..core.processes import CommandError, feed, run
 from ..core.store import Store
+from ..logs.events import parse_line
 from ..pack.existing import node_program
 from ..slurm import messages
-from .driver import OnEvent
+from .driver import OnEvent, reported_to
 from .prepare import Prepared, script_facts
 from .result import Outcome
 
@@ -116,7 +116,7 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
     """
     from bundle.driver.transports.timeouts import Waiting
 
-    waiting = Waiting(on_event, fault=messages.unsent)
+    waiting = Waiting(reported_to(on_event), fault=messages.unsent)
     while True:
         try:
             done = feed(
@@ -171,9 +171,9 @@ def follow(
     events = _EventLog(Path(outcome.job.log_dir) / f"events.{submitted.job_id}.jsonl")
 
     def look() -> None:
-        for event in events.more():
-            outcome.take(event)
-            on_event(event)
+        for record in events.more():
+            outcome.take(record)
+            on_event(record)
 
     try:
         _wait(submitted, look, note)
@@ -181,17 +181,17 @@ def follow(
         note(f"job {submitted.job_id} goes on; scancel {submitted.job_id} ends it")
         raise
     deadline = time.monotonic() + LATE_SECONDS
-    while not outcome.result and time.monotonic() < deadline:
+    while outcome.result is None and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         look()
     if outcome.ok:
         return
     facts = _facts(submitted)
-    if not outcome.result:
+    if outcome.result is None:
         raise _no_result(submitted, outcome.job, facts)
     known = _ENDED_BY.get(facts.get("JobState", ""))
     if outcome.ended_by and known:  # the driver had to guess before the job was over
-        outcome.result["ended_by"] = known
+        outcome.result = replace(outcome.ending, ended_by=known)
 
 
 def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], None]) -> None:
@@ -271,7 +271,7 @@ class _EventLog:
         self._path = path
         self._offset = 0
 
-    def more(self) -> list[dict[str, Any]]:
+    def more(self) -> list[Record]:
         """Return the events that have come since, but for a line that is still being written."""
         try:
             with self._path.open("rb") as handle:
@@ -281,8 +281,5 @@ class _EventLog:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        events = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                events.append(json.loads(line))
-        return [event for event in events if isinstance(event, dict) and "event" in event]
+        records = map(parse_line, whole.splitlines())
+        return [record for record in records if record is not None]

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.events import JobEnds, Record, read_record
 from bundle.protocol.job import Job
-from bundle.protocol.words import LogMode
+from bundle.protocol.words import Ending, LogMode
 from bundle.system import permissions
 
 from ..building.current_bundle import offline_root
@@ -22,16 +23,15 @@ from ..config.load import Config
 from ..core.errors import JobError, StagerError
 from ..core.processes import Streamed, become, stream
 from ..core.store import Store
+from ..logs.events import parse_line
 from ..pack.compiled_program import compiled_program
 from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..slurm import messages
 from .result import Outcome
 
-OnEvent = Callable[[Mapping[str, Any]], None]
+OnEvent = Callable[[Record], None]
 OnTalk = Callable[[str], None]
 
-_NOTHING: dict[str, Any] = {"ok": False, "problems": {}, "bytes_broadcast": 0, "seconds": {}}
-"""The result of a job that never began."""
 _DRIVER = "stager-driver "
 _TELL_PID = f'echo "{_DRIVER}$$" >&2; exec "$@"'
 """The command that salloc starts: it prints the process id that the driver is going to have."""
@@ -77,14 +77,15 @@ def carry_out(
     with opened(outcome.bundle, asked), _job_file(outcome.job) as file:
         driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
         ended = driven.run(way, driver)
-    if ended.interrupted and outcome.ended_by == "cancelled":  # by this process
-        outcome.result |= {"interrupted": True, "ended_by": ""}
+    if ended.interrupted and outcome.ended_by == Ending.CANCELLED:  # by this process
+        outcome.result = replace(outcome.ending, interrupted=True, ended_by="")
     if outcome.ended_by and messages.time_is_up(driven.said):
-        outcome.result["ended_by"] = "time-limit"  # to the driver it may have looked like scancel
-    if outcome.result:
+        # To the driver it may have looked like scancel.
+        outcome.result = replace(outcome.ending, ended_by=Ending.TIME_LIMIT)
+    if outcome.result is not None:
         return
     if ended.interrupted:
-        outcome.result = {**_NOTHING, "interrupted": True}
+        outcome.result = JobEnds(ok=False, interrupted=True)
         return
     job = outcome.job
     if way.asks_slurm:
@@ -114,7 +115,7 @@ class _Driven:
             return stream(driver, self.take, on_talk=self.talk, environment=way.environment)
         from bundle.driver.transports.timeouts import Waiting
 
-        waiting = Waiting(self._on_event, fault=messages.unsent)
+        waiting = Waiting(reported_to(self._on_event), fault=messages.unsent)
         while True:
             self.said.clear()
             ended = stream(
@@ -134,13 +135,12 @@ class _Driven:
 
     def take(self, line: str) -> None:
         """Take a line of its standard output."""
-        try:
-            event = json.loads(line)
-        except ValueError:
+        record = parse_line(line)
+        if record is None:
             self.said.append(line)
             return
-        self._outcome.take(event)
-        self._on_event(event)
+        self._outcome.take(record)
+        self._on_event(record)
 
     def talk(self, line: str) -> None:
         """Take a line of standard error."""
@@ -159,6 +159,17 @@ class _Driven:
             os.kill(self._pid, signal.SIGINT)
         else:
             os.kill(salloc, signal.SIGTERM)
+
+
+def reported_to(on_event: OnEvent) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that passes on what a wait for Slurm's controller reports."""
+
+    def take(raw: Mapping[str, Any]) -> None:
+        record = read_record(raw)
+        if record is not None:
+            on_event(record)
+
+    return take
 
 
 @contextmanager

@@ -8,15 +8,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.answers import ProbeAnswer
+from bundle.protocol.codec import encode
+from bundle.protocol.events import (
+    JobBegins,
+    JobEnds,
+    OutputLoss,
+    OutputsCollected,
+    Record,
+    TransferPlan,
+)
 from bundle.protocol.job import Job
 from bundle.protocol.problem import Problem
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.files import of_job
 from . import metrics
-
-_ENVELOPE = ("v", "event", "job_id", "time", "phase")
-"""The keys of every event, which no report repeats."""
 
 
 @dataclass(kw_only=True)
@@ -27,13 +34,13 @@ class Outcome:
     """The job; with the allocation's id and nodes as soon as they are known."""
     bundle: Path
     """The bundle that was used."""
-    result: dict[str, Any] = field(default_factory=dict)
-    """The driver's last event; empty when it ended without one."""
-    probes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    result: JobEnds | None = None
+    """The driver's last event; None when it ended without one."""
+    probes: dict[str, ProbeAnswer] = field(default_factory=dict)
     """Each node's answer to the probe."""
-    plan: dict[str, Any] = field(default_factory=dict)
-    """The plan of the transfer, with the reason."""
-    collected: list[dict[str, Any]] = field(default_factory=list)
+    plan: TransferPlan | None = None
+    """The plan of the transfer, with the reason; None where there was none."""
+    collected: list[OutputsCollected] = field(default_factory=list)
     """Results that were brought back."""
     before: metrics.Times = field(init=False)
     """The figures that earlier jobs have left, by the times of their files."""
@@ -45,34 +52,37 @@ class Outcome:
     @property
     def ok(self) -> bool:
         """Return whether every node did its part."""
-        return bool(self.result.get("ok"))
+        return self.ending.ok
+
+    @property
+    def ending(self) -> JobEnds:
+        """The driver's last event; without one, that of a job that never began."""
+        return self.result or JobEnds(ok=False)
 
     @property
     def interrupted(self) -> bool:
         """Return whether the user ended it; a job that Slurm ends has failed."""
-        return bool(self.result.get("interrupted")) and not self.ended_by
+        return self.ending.interrupted and not self.ended_by
 
     @property
     def ended_by(self) -> str:
         """The reason why Slurm ended it: ``time-limit``, ``cancelled``...; empty for none."""
-        return str(self.result.get("ended_by") or "")
+        return self.ending.ended_by
 
     @property
-    def repaired(self) -> dict[str, Any]:
+    def repaired(self) -> Mapping[str, Problem]:
         """The damage to environments on the nodes that was repaired, by node."""
-        return dict(self.result.get("repaired") or {})
+        return self.ending.repaired or {}
 
     @property
-    def logs_lost(self) -> list[dict[str, Any]]:
-        """Output of ranks that no log has: node, rank (None where unknown), how much."""
-        lost = self.result.get("logs_lost")
-        return list(lost) if isinstance(lost, list) else []
+    def logs_lost(self) -> tuple[OutputLoss, ...]:
+        """Output of ranks that no log has."""
+        return self.ending.logs_lost
 
     @property
-    def problems(self) -> dict[str, list[Problem]]:
+    def problems(self) -> Mapping[str, tuple[Problem, ...]]:
         """Its problems, by node."""
-        listed = self.result.get("problems", {})
-        return {node: [Problem.from_json(raw) for raw in raws] for node, raws in listed.items()}
+        return self.ending.problems
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -96,35 +106,35 @@ class Outcome:
     @property
     def notes(self) -> list[str]:
         """Notes for its user though nothing failed."""
-        return [str(note) for note in self.result.get("notes", [])]
+        return list(self.ending.notes or ())
 
     @property
     def trained(self) -> list[dict[str, Any]]:
         """The figures that its program has written, see :func:`stager.jobs.metrics.figures`."""
         return metrics.figures(Path(self.job.run_dir), self.job.outputs, self.before)
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, record: Record) -> None:
         """Learn from one event."""
-        kind = event.get("event")
-        if kind == "job":
-            self._begin(event)
-        elif kind == "result":
-            self.result = dict(event)
-        elif kind == "probe":
-            self.probes[event["node"]] = dict(event)
-        elif kind == "plan":
-            self.plan = dict(event)
-        elif kind == "collected":
-            self.collected.append(dict(event))
+        event = record.event
+        if isinstance(event, JobBegins):
+            self._begin(event, record.job_id)
+        elif isinstance(event, JobEnds):
+            self.result = event
+        elif isinstance(event, ProbeAnswer):
+            self.probes[event.node] = event
+        elif isinstance(event, TransferPlan):
+            self.plan = event
+        elif isinstance(event, OutputsCollected):
+            self.collected.append(event)
 
-    def _begin(self, event: Mapping[str, Any]) -> None:
+    def _begin(self, event: JobBegins, job_id: str) -> None:
         """Learn the job's number and nodes; an attempt before Slurm requeued it does not count."""
-        self.result = {}
+        self.result = None
         self.job = replace(
             self.job,
-            id=str(event["job_id"]),
-            nodes=tuple(event["nodes"]),
-            log_dir=str(event.get("log_dir") or self.job.log_dir),
+            id=job_id,
+            nodes=event.nodes,
+            log_dir=event.log_dir or self.job.log_dir,
         )
 
 
@@ -137,13 +147,13 @@ def verify_report(outcome: Outcome) -> dict[str, Any]:
         "job_id": outcome.job.id,
         "nodes": [_node_report(outcome, node) for node in outcome.job.nodes],
         "log_dir": outcome.job.log_dir,
-        "seconds": outcome.result["seconds"],
-        "left_out": list(outcome.result.get("left_out", [])),
+        "seconds": outcome.ending.seconds,
+        "left_out": list(outcome.ending.left_out),
         "ended_by": outcome.ended_by,
-        "bytes_broadcast": outcome.result["bytes_broadcast"],
+        "bytes_broadcast": outcome.ending.bytes_broadcast,
         "plan": _plan_report(outcome),
-        "deep": outcome.result.get("deep"),
-        "repaired": outcome.repaired,
+        "deep": None if outcome.ending.deep is None else encode(outcome.ending.deep, short=True),
+        "repaired": _repaired(outcome),
     }
 
 
@@ -156,49 +166,49 @@ def run_report(outcome: Outcome) -> dict[str, Any]:
         "bundle": str(outcome.bundle),
         "id": outcome.job.bundle_id,
         "nodes": list(outcome.job.nodes),
-        "world_size": outcome.result.get("world_size"),
+        "world_size": outcome.ending.world_size,
         "launcher": outcome.job.launch.launcher,
-        "backend": outcome.result.get("backend"),
-        "exit_codes": outcome.result.get("exit_codes", {}),
+        "backend": outcome.ending.backend,
+        "exit_codes": outcome.ending.exit_codes or {},
         "log_dir": outcome.job.log_dir,
-        "bytes_broadcast": outcome.result["bytes_broadcast"],
-        "seconds": outcome.result["seconds"],
+        "bytes_broadcast": outcome.ending.bytes_broadcast,
+        "seconds": outcome.ending.seconds,
         "first_failure": None if failure is None else failure.to_json(),
         "consequences": list(outcome.diagnosis.consequences) if outcome.diagnosis else [],
-        "task_codes": outcome.result.get("task_codes", {}),
-        "left_out": list(outcome.result.get("left_out", [])),
+        "task_codes": outcome.ending.task_codes or {},
+        "left_out": list(outcome.ending.left_out),
         "ended_by": outcome.ended_by,
-        "collected": [_bare(event) for event in outcome.collected],
+        "collected": [encode(event, short=True) for event in outcome.collected],
         "plan": _plan_report(outcome),
         "trained": outcome.trained,
-        "logs_lost": outcome.logs_lost,
+        "logs_lost": [encode(loss, short=True) for loss in outcome.logs_lost],
         "notes": outcome.notes,
-        "repaired": outcome.repaired,
+        "repaired": _repaired(outcome),
     }
+
+
+def _repaired(outcome: Outcome) -> dict[str, Any]:
+    """Return the damage that was repaired, by node."""
+    return {node: problem.to_json() for node, problem in outcome.repaired.items()}
 
 
 def _plan_report(outcome: Outcome) -> dict[str, Any] | None:
     """Return the plan of the transfer; None where there was none."""
-    plan = outcome.plan or outcome.result.get("plan")
-    return _bare(plan) if plan else None
-
-
-def _bare(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event without the keys of every event."""
-    return {key: value for key, value in event.items() if key not in _ENVELOPE}
+    plan = outcome.plan or outcome.ending.plan
+    return None if plan is None else encode(plan, short=True)
 
 
 def _node_report(outcome: Outcome, node: str) -> dict[str, Any]:
-    probe = outcome.probes.get(node, {})
-    problems = outcome.problems.get(node, [])
+    probe = outcome.probes.get(node)
+    problems = outcome.problems.get(node, ())
     return {
         "node": node,
-        "ok": bool(probe.get("ok")) and not problems,
-        "python": probe.get("python", ""),
-        "packages": probe.get("packages", {}),
-        "origin_ok": bool(probe.get("origin_ok")),
-        "interface": probe.get("interface", ""),
-        "address": probe.get("address", ""),
-        "seconds": probe.get("seconds"),
+        "ok": probe is not None and probe.ok and not problems,
+        "python": probe.python if probe else "",
+        "packages": probe.packages if probe else {},
+        "origin_ok": probe is not None and probe.origin_ok,
+        "interface": probe.interface if probe else "",
+        "address": probe.address if probe else "",
+        "seconds": probe.seconds if probe else None,
         "problems": [str(problem) for problem in problems],
     }

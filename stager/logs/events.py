@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+from bundle.protocol.events import JobBegins, JobEnds, PhaseBegins, Record, read_record
+from bundle.protocol.words import PhaseName
 
 from ..core.regular_files import opened
 
@@ -17,15 +19,15 @@ class EventSummary:
 
     nodes: tuple[str, ...] = ()
     """The nodes, in order."""
-    result: Mapping[str, Any] = field(default_factory=dict)
-    """The last event; empty for a job that runs, or whose driver was killed."""
+    result: JobEnds | None = None
+    """The last event; None for a job that runs, or whose driver was killed."""
     launched: bool = False
-    """Whether ranks were started."""
+    """True if ranks were started."""
     begun: float | None = None
     """When it began, in seconds since the epoch."""
 
 
-def events(path: Path) -> Iterator[dict[str, Any]]:
+def records(path: Path) -> Iterator[Record]:
     """Yield every event of a file; none if there is no such file.
 
     A line that is no event, such as the last of a driver that was killed, is skipped.
@@ -36,35 +38,28 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
         return
     with handle:
         for line in handle:
-            event = _event(line)
-            if event is not None:
-                yield event
+            record = parse_line(line)
+            if record is not None:
+                yield record
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: str | bytes) -> Record | None:
+    """Read a line of a driver; None for one that is no event."""
     try:
-        event = json.loads(line)
+        return read_record(json.loads(line))
     except (ValueError, RecursionError):
         return None
-    if isinstance(event, dict) and isinstance(event.get("event"), str):
-        return event
-    return None
 
 
 def summarize(path: Path) -> EventSummary:
     """Summarize the events of a job's last attempt."""
     summary = EventSummary()
-    for event in events(path):
-        kind = event["event"]
-        if kind == "job":  # also of a job that was put into the queue again
-            summary = EventSummary(nodes=_nodes(event), begun=event.get("time"))
-        elif kind == "begin" and event.get("phase") == "launch":
+    for record in records(path):
+        event = record.event
+        if isinstance(event, JobBegins):  # also of a job that was put into the queue again
+            summary = EventSummary(nodes=event.nodes, begun=record.time)
+        elif isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
             summary = replace(summary, launched=True)
-        elif kind == "result":
+        elif isinstance(event, JobEnds):
             summary = replace(summary, result=event)
     return summary
-
-
-def _nodes(event: Mapping[str, Any]) -> tuple[str, ...]:
-    nodes = event.get("nodes")
-    return tuple(map(str, nodes)) if isinstance(nodes, list) else ()

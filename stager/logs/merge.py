@@ -100,7 +100,7 @@ def _grow(
     added_at: float | None = None
     while True:
         now = files()
-        ended = bool(now.job_id and events.summarize(now.events).result)
+        ended = bool(now.job_id) and events.summarize(now.events).result is not None
         for log in wanted.logs(now):
             readers.setdefault(log.path, LogReader(log, pick))
         if added_at is None:  # lines that exist already have their times

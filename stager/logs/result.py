@@ -1,20 +1,19 @@
-"""The result of a job, read from its file of events, without what cannot be true."""
+"""The result of a job as its diagnosis uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from bundle.launch.rank_results import weight
+from bundle.protocol.events import JobEnds
+from bundle.protocol.launch_answers import Departure, FailureRecord, Lingering, Vanished
 from bundle.protocol.problem import Problem
-
-from . import json_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """The record of a rank that failed, see :data:`bundle.launch.rank_results.RECORD_KEYS`."""
+    """A rank that failed, and its place among the other failures."""
 
     node: str
     """The node it ran on."""
@@ -105,104 +104,64 @@ class JobResult:
     """The number of ranks."""
 
 
-def parse_result(raw: Mapping[str, Any]) -> JobResult:
-    """Parse a ``result`` event.
+def job_result(event: JobEnds | None) -> JobResult:
+    """Return the result of a job as its diagnosis uses it, without what cannot be true.
 
-    The file may be damaged, or written by somebody hostile: what does not fit is left out. An event
-    without a verdict is no result.
+    Args:
+        event: the driver's last event; None for a job that has none.
     """
-    if not isinstance(raw.get("ok"), bool):
+    if event is None:
         return JobResult()
-    left, vanished = _processes(raw, "left"), _processes(raw, "vanished")
     return JobResult(
-        ok=raw["ok"],
-        ended_by=json_fields.text(raw, "ended_by"),
-        interrupted=bool(raw.get("interrupted")),
-        failures=_failures(raw),
-        problems=_problems(raw),
-        left=tuple(process for process in left if process.time is not None),
-        vanished=tuple(process for process in vanished if process.time is not None),
-        lingering=_processes(raw, "lingering"),
-        stopped=json_fields.texts(raw, "stopped"),
-        exit_codes=_exit_codes(raw),
-        tails=_tails(raw),
-        world_size=json_fields.whole(raw, "world_size"),
+        ok=event.ok,
+        ended_by=event.ended_by,
+        interrupted=event.interrupted,
+        failures=tuple(_failure(record) for record in event.failures or () if record.rank >= 0),
+        problems=event.problems,
+        left=_departed(event.left or ()),
+        vanished=_departed(event.vanished or ()),
+        lingering=tuple(_lingering(rank) for rank in event.lingering or () if rank.rank >= 0),
+        stopped=event.stopped or (),
+        exit_codes=event.exit_codes or {},
+        tails=event.tails or {},
+        world_size=event.world_size,
     )
 
 
-def _failures(raw: Mapping[str, Any]) -> tuple[RankFailure, ...]:
-    records = map(_failure, json_fields.listing(raw, "failures"))
-    return tuple(record for record in records if record is not None)
-
-
-def _failure(raw: object) -> RankFailure | None:
-    if not isinstance(raw, dict):
-        return None
-    rank, code = json_fields.whole(raw, "rank"), json_fields.whole(raw, "exit_code")
-    time = json_fields.number(raw, "time")
-    if rank is None or rank < 0 or code is None or time is None:
-        return None
+def _failure(record: FailureRecord) -> RankFailure:
     return RankFailure(
-        node=json_fields.text(raw, "node"),
-        rank=rank,
-        exit_code=code,
-        exception=json_fields.text(raw, "exception"),
-        message=json_fields.text(raw, "message"),
-        lines=json_fields.texts(raw, "lines"),
-        time=time,
-        ended=json_fields.number(raw, "ended"),
-        told_to_end=bool(raw["told_to_end"]) if "told_to_end" in raw else None,
-        root_cause=bool(raw.get("root_cause")),
+        node=record.node,
+        rank=record.rank,
+        exit_code=record.exit_code,
+        exception=record.exception,
+        message=record.message,
+        lines=record.lines,
+        time=record.time,
+        ended=record.ended,
+        told_to_end=record.told_to_end,
+        root_cause=bool(record.root_cause),
     )
 
 
-def _processes(raw: Mapping[str, Any], key: str) -> tuple[RankProcess, ...]:
-    processes = map(_process, json_fields.listing(raw, key))
-    return tuple(process for process in processes if process is not None)
+def _departed(ranks: Iterable[Departure | Vanished]) -> tuple[RankProcess, ...]:
+    """Return ranks whose end has a time; without one nobody knows whom it kept waiting."""
+    return tuple(
+        RankProcess(
+            node=rank.node,
+            rank=rank.rank,
+            time=rank.time,
+            goes_on=isinstance(rank, Departure) and rank.goes_on,
+        )
+        for rank in ranks
+        if rank.rank >= 0 and rank.time is not None
+    )
 
 
-def _process(raw: object) -> RankProcess | None:
-    if not isinstance(raw, dict):
-        return None
-    rank = json_fields.whole(raw, "rank")
-    if rank is None or rank < 0:
-        return None
+def _lingering(rank: Lingering) -> RankProcess:
     return RankProcess(
-        node=json_fields.text(raw, "node"),
-        rank=rank,
-        time=json_fields.number(raw, "time"),
-        finished=json_fields.number(raw, "finished"),
-        left=json_fields.number(raw, "left"),
-        goes_on=raw.get("goes_on") is True,
-        waits_for=json_fields.texts(raw, "waits_for"),
+        node=rank.node,
+        rank=rank.rank,
+        finished=rank.finished,
+        left=rank.left,
+        waits_for=rank.waits_for,
     )
-
-
-def _problems(raw: Mapping[str, Any]) -> dict[str, tuple[Problem, ...]]:
-    by_node = json_fields.table(raw, "problems")
-    known: dict[str, tuple[Problem, ...]] = {}
-    for node, listed in by_node.items():
-        if isinstance(listed, list):
-            problems = map(_problem, listed)
-            known[str(node)] = tuple(problem for problem in problems if problem is not None)
-    return known
-
-
-def _problem(raw: object) -> Problem | None:
-    if not isinstance(raw, dict):
-        return None
-    try:
-        return Problem.from_json(raw)
-    except (KeyError, TypeError):
-        return None
-
-
-def _exit_codes(raw: Mapping[str, Any]) -> dict[str, int]:
-    by_node = json_fields.table(raw, "exit_codes")
-    codes = {node: json_fields.whole(by_node, node) for node in by_node}
-    return {node: code for node, code in codes.items() if code is not None}
-
-
-def _tails(raw: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    by_node = json_fields.table(raw, "tails")
-    return {node: json_fields.texts(by_node, node) for node in by_node}

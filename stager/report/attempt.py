@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.regular_files import bytes_of
-from ..logs import events
-from ..logs.files import JobFiles
-from ..logs.json_fields import number, text
+from bundle.protocol.answers import Answer
+from bundle.protocol.events import (
+    Event,
+    FileSent,
+    JobBegins,
+    JobEnds,
+    PhaseBegins,
+    PhaseEnds,
+    Record,
+)
 
-Event = Mapping[str, Any]
+from ..core.regular_files import bytes_of
+from ..logs.events import records
+from ..logs.files import JobFiles
+
+TIMED = (Answer, PhaseEnds, FileSent)
+"""Events that tell how long something took."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """The events from the last beginning of the job on."""
 
-    events: tuple[Event, ...] = ()
+    records: tuple[Record, ...] = ()
     """The events, in their order."""
     count: int = 0
     """The number of attempts: more than one where Slurm put the job into the queue again."""
@@ -29,20 +39,27 @@ class Attempt:
     """The job as the driver got it; empty where that is not known."""
 
     @property
-    def result(self) -> Event:
-        """The last event; empty for a job that runs, or whose driver was killed."""
-        return next((event for event in reversed(self.events) if event["event"] == "result"), {})
+    def result(self) -> JobEnds | None:
+        """The last event; None for a job that runs, or whose driver was killed."""
+        results = (event for event in reversed(self.events) if isinstance(event, JobEnds))
+        return next(results, None)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events alone."""
+        return tuple(record.event for record in self.records)
 
     @property
     def first(self) -> float | None:
         """The first time of an event; None where no event has one."""
-        times = (number(event, "time") for event in self.events)
+        times = (record.time for record in self.records)
         return next((time for time in times if time is not None), None)
 
     @property
     def ended(self) -> float | None:
         """The time of the result; None where there is none, or it has no time."""
-        return number(self.result, "time")
+        results = (record for record in reversed(self.records) if isinstance(record.event, JobEnds))
+        return next((record.time for record in results), None)
 
     def moments(self) -> Iterator[tuple[float, Event]]:
         """Return each event with its moment in seconds: since the epoch, or since the beginning.
@@ -52,29 +69,28 @@ class Attempt:
         while the job ran makes no phase end before it has begun.
         """
         begun = now = self.first or 0.0
-        for event in self.events:
-            at, length = number(event, "time"), number(event, "seconds")
+        for record in self.records:
+            at = record.time
             if at is None:
-                at = now if length is None else begun + length
+                at = now if not isinstance(record.event, TIMED) else begun + record.event.seconds
             at = max(at, begun)
             now = max(now, at)
-            if event["event"] == "begin":
+            if isinstance(record.event, PhaseBegins):
                 begun = at
-            yield at, event
+            yield at, record.event
 
 
 def last_attempt(files: JobFiles) -> Attempt:
     """Return the last attempt of a job; empty where its events were not kept."""
     if not files.job_id:
         return Attempt()
-    kept: list[Event] = []
+    kept: list[Record] = []
     count = 0
-    with suppress(RecursionError):
-        for event in events.events(files.events):
-            if event["event"] == "job":
-                kept, count = [], count + 1
-            kept.append(event)
-    return Attempt(events=tuple(kept), count=count, job=_job(files.job))
+    for record in records(files.events):
+        if isinstance(record.event, JobBegins):
+            kept, count = [], count + 1
+        kept.append(record)
+    return Attempt(records=tuple(kept), count=count, job=_job(files.job))
 
 
 def _job(path: Path) -> Mapping[str, Any]:
@@ -84,12 +100,3 @@ def _job(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return raw if isinstance(raw, dict) else {}
-
-
-def answered(event: Event) -> str:
-    """Return the node whose answer to a phase an event is; empty where it is none."""
-    return text(event, "node") if event["event"] in ANSWERS else ""
-
-
-ANSWERS = ("preflight", "unpack", "probe", "deep", "launch", "clean")
-"""Events that end a node's part in a phase."""

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol.output import described
+from bundle.protocol.events import JobEnds, TransferPlan
 from bundle.protocol.words import LogMode
 from bundle.redaction.masking import masked
 
@@ -22,12 +22,12 @@ from ..core.regular_files import text_of
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..logs.files import JobFiles
-from ..logs.json_fields import listing, number, table, text, texts, whole
+from ..logs.json_fields import table, text, texts
 from ..pack.existing import manifest_of
 from ..redaction.redact import Redactor
 from ..slurm import accounting
 from ..support.metadata import cleaned
-from .attempt import Attempt, Event, last_attempt
+from .attempt import Attempt, last_attempt
 from .curves import Training, training
 from .nodes import Node, nodes
 from .phases import Passage, passage
@@ -179,26 +179,26 @@ def _facts(files: JobFiles, attempt: Attempt) -> JobFacts:
     """Return the facts about a job as a whole."""
     job, result = attempt.job, attempt.result
     launch = table(job, "launch")
-    plans = [event for event in attempt.events if event["event"] == "plan"]
+    plans = [event for event in attempt.events if isinstance(event, TransferPlan)]
     backend = text(launch, "backend")
     return JobFacts(
         job_id=files.job_id,
         folder=files.folder.absolute(),
         name=text(job, "name"),
         command=shlex.join(masked(texts(launch, "command"))),
-        world_size=whole(result, "world_size"),
+        world_size=None if result is None else result.world_size,
         launcher=text(launch, "launcher"),
-        backend=text(result, "backend") or (backend if backend != "auto" else ""),
+        backend=(result and result.backend) or (backend if backend != "auto" else ""),
         begun=attempt.first,
         attempts=attempt.count,
-        plan=text(plans[-1], "why") if plans else "",
-        sent=number(result, "bytes_broadcast"),
+        plan=plans[-1].why if plans else "",
+        sent=None if result is None else result.bytes_broadcast,
         logs_lost=_losses(result),
         log_mode=LogMode.GROUP if text(job, "log_mode") == LogMode.GROUP else LogMode.PRIVATE,
     )
 
 
-def _verdict(files: JobFiles, result: Event, diagnosis: Diagnosis | None) -> Verdict:
+def _verdict(files: JobFiles, result: JobEnds | None, diagnosis: Diagnosis | None) -> Verdict:
     """Return the verdict on a job.
 
     The driver's own result counts most. Where it has left none it runs, or was killed: Slurm may
@@ -206,13 +206,13 @@ def _verdict(files: JobFiles, result: Event, diagnosis: Diagnosis | None) -> Ver
 
     Args:
         files: the job's files.
-        result: the driver's last event; empty where there is none.
+        result: the driver's last event; None where there is none.
         diagnosis: the diagnosis of the logs; None where they cannot be read.
     """
-    if result.get("ok") is True:
+    if result is not None and result.ok:
         return Verdict.WELL
-    if result:
-        by_user = result.get("interrupted") is True and not text(result, "ended_by")
+    if result is not None:
+        by_user = result.interrupted and not result.ended_by
         return Verdict.INTERRUPTED if by_user else Verdict.FAILED
     if files.job_id and (accounting.state(files.job_id) in _AT_WORK or _driven_here(files)):
         return Verdict.RUNNING
@@ -235,12 +235,12 @@ def _driven_here(files: JobFiles) -> bool:
     return False
 
 
-def _losses(result: Mapping[str, Any]) -> str:
+def _losses(result: JobEnds | None) -> str:
     """Return the reason why the logs are not complete, and the output that each rank lost."""
-    lost = [loss for loss in listing(result, "logs_lost") if isinstance(loss, dict)]
-    who = [f"{text(loss, 'node')} {described(loss)}".strip() for loss in lost]
-    why = [text(result, "logs_fault"), text(result, "logs_lost")]  # of older jobs it is a text
-    return "; ".join(filter(None, [*why, ", ".join(who)]))
+    if result is None:
+        return ""
+    who = [f"{loss.node} {loss}".strip() for loss in result.logs_lost]
+    return "; ".join(filter(None, [result.logs_fault, ", ".join(who)]))
 
 
 def _bundle_contents(attempt: Attempt) -> BundleContents | None:

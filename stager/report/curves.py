@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.events import OutputsCollected
+from bundle.protocol.words import PhaseName
 from bundle.results import patterns
 
 from ..logs.files import JobFiles
-from ..logs.json_fields import number, table, text, texts
+from ..logs.json_fields import number, text, texts
 from .attempt import Attempt
 
 NAME = "metrics.jsonl"
@@ -131,8 +133,8 @@ def _candidates(attempt: Attempt) -> list[Path]:
         return []
     outputs = list(texts(attempt.job, "outputs"))
     for event in attempt.events:
-        if event["event"] == "collected":
-            outputs += texts({"renamed": list(table(event, "renamed").values())}, "renamed")
+        if isinstance(event, OutputsCollected):
+            outputs += event.renamed.values()
     candidates: dict[Path, None] = {}
     for output in outputs:
         with suppress(ValueError, OSError):
@@ -158,10 +160,10 @@ def _metrics_files(run_dir: str, output: str) -> Iterator[Path]:
 
 def _written_by(path: Path, attempt: Attempt) -> bool:
     """Return whether a file was last written while the ranks ran, or that is not known."""
-    launches = [event for event in attempt.events if event.get("phase") == "launch"]
+    launches = [record for record in attempt.records if record.phase == PhaseName.LAUNCH]
     if not launches:
         return False
-    begun, ended = number(launches[0], "time"), attempt.ended
+    begun, ended = launches[0].time, attempt.ended
     try:
         changed = path.stat().st_mtime
     except OSError:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from bundle.protocol.answers import Answer, ProbeAnswer
+from bundle.protocol.events import JobBegins, JobEnds, NodesLeftOut
+from bundle.protocol.launch_answers import LaunchAnswer
 from bundle.protocol.problem import Problem
 
-from ..logs.json_fields import listing, table, text, texts, whole
-from .attempt import Attempt, Event, answered
+from .attempt import Attempt
 
 WELL, FAILED, LEFT_OUT, NOT_YET = "ok", "failed", "left out", "not known"
 
@@ -53,14 +53,13 @@ def nodes(attempt: Attempt) -> tuple[Node, ...]:
     """Return every node of an attempt, in the job's order."""
     reports: dict[str, _Learned] = {}
     for event in attempt.events:
-        if event["event"] == "job":
-            reports = {node: _Learned() for node in texts(event, "nodes")}
-        if event["event"] == "left-out":
-            for name, learned in reports.items():
-                learned.leave_out(table(event, "nodes").get(name))
-        answering = reports.get(answered(event))
-        if answering is not None:
-            answering.take(event)
+        if isinstance(event, JobBegins):
+            reports = {node: _Learned() for node in event.nodes}
+        elif isinstance(event, NodesLeftOut):
+            for name in reports.keys() & event.nodes.keys():
+                reports[name].leave_out(event.nodes[name])
+        elif isinstance(event, Answer) and event.node in reports:
+            reports[event.node].take(event)
     for name, learned in reports.items():
         learned.conclude(attempt.result, name)
     return tuple(learned.node(name, attempt.result) for name, learned in reports.items())
@@ -84,52 +83,52 @@ def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
 class _Learned:
     """A node while the events are read."""
 
-    report: dict[str, Any] = field(default_factory=dict)
+    probe: ProbeAnswer | None = None
     exit_code: int | None = None
     out: bool = False
     bad: bool = False
     heard: bool = False
     problems: dict[str, None] = field(default_factory=dict)
 
-    def take(self, event: Event) -> None:
+    def take(self, answer: Answer) -> None:
         """Learn from an answer."""
-        kind = event["event"]
         self.heard = True
-        if kind == "probe":
-            self.report = dict(event)
-        if kind == "launch":
-            code = whole(event, "exit_code")
-            self.exit_code = self.exit_code or code  # of several tasks the first that failed
+        if isinstance(answer, ProbeAnswer):
+            self.probe = answer
+        if isinstance(answer, LaunchAnswer):
+            # Of several tasks the first that failed.
+            self.exit_code = self.exit_code or answer.exit_code
         # What is not ok is tried again sometimes; what counts then is the result.
-        for problem in _problems(event):
-            self.problems[problem] = None
+        for problem in answer.problems:
+            self.problems[_shown(problem, answer.node)] = None
 
-    def leave_out(self, why: object) -> None:
+    def leave_out(self, why: Sequence[str]) -> None:
         """Note that the job went on without this node."""
-        if isinstance(why, list):
-            self.out = True
-            self.problems = dict.fromkeys(line for line in why if isinstance(line, str))
+        self.out = True
+        self.problems = dict.fromkeys(why)
 
-    def conclude(self, result: Event, name: str) -> None:
+    def conclude(self, result: JobEnds | None, name: str) -> None:
         """Learn from the job's result."""
-        listed = table(result, "problems")
-        self.bad = name in listed
-        for problem in _problems({"problems": listed.get(name)}):
-            self.problems[problem] = None
-        code = whole(table(result, "exit_codes"), name)
+        if result is None:
+            return
+        self.bad = name in result.problems
+        for problem in result.problems.get(name, ()):
+            self.problems[_shown(problem, "")] = None
+        code = (result.exit_codes or {}).get(name)
         self.exit_code = self.exit_code if code is None else code
 
-    def node(self, name: str, result: Event) -> Node:
+    def node(self, name: str, result: JobEnds | None) -> Node:
         """Return the node."""
-        failed = self.bad or bool(self.exit_code) or (bool(self.problems) and not result)
-        versions = table(self.report, "packages")
+        over = result is not None
+        failed = self.bad or bool(self.exit_code) or (bool(self.problems) and not over)
+        probe = self.probe or ProbeAnswer()
         return Node(
             name=name,
-            state=_state(self, failed=failed, over=bool(result)),
-            python=text(self.report, "python"),
-            packages={package: text(versions, package) for package in versions},
-            interface=text(self.report, "interface"),
-            address=text(self.report, "address"),
+            state=_state(self, failed=failed, over=over),
+            python=probe.python,
+            packages={package: version or "" for package, version in probe.packages.items()},
+            interface=probe.interface,
+            address=probe.address,
             exit_code=self.exit_code,
             problems=tuple(self.problems),
         )
@@ -143,13 +142,6 @@ def _state(learned: _Learned, *, failed: bool, over: bool) -> str:
     return WELL if learned.heard and (over or learned.exit_code == 0) else NOT_YET
 
 
-def _problems(event: Event) -> Iterator[str]:
-    """Return problems as lines, in whichever form they are written."""
-    for raw in listing(event, "problems"):
-        if isinstance(raw, str):
-            yield raw
-        elif isinstance(raw, dict):
-            with suppress(KeyError, TypeError):
-                problem = Problem.from_json(raw)
-                is_of_node = problem.where == text(event, "node")
-                yield str(replace(problem, where="") if is_of_node else problem)
+def _shown(problem: Problem, node: str) -> str:
+    """Return a problem as a line, without the node's name before it."""
+    return str(replace(problem, where="") if problem.where == node else problem)

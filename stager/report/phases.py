@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..logs.json_fields import table, text, texts
-from .attempt import ANSWERS, Attempt, Event
+from bundle.protocol.answers import Answer, Ready
+from bundle.protocol.events import (
+    Event,
+    FileSent,
+    JobBegins,
+    NodesLeftOut,
+    PhaseBegins,
+    PhaseEnds,
+)
+from bundle.protocol.launch_answers import Started
+
+from .attempt import Attempt
 
 PLACE, LAUNCH, TRAIN = "place", "launch", "train"
 STAGING = ("preflight", PLACE, "unpack", "probe", "deep", LAUNCH)
@@ -97,7 +107,7 @@ def passage(attempt: Attempt, now: float | None = None) -> Passage:
 
 
 @dataclass
-class _Answer:
+class _NodeAnswer:
     """A node's answer in a phase."""
 
     at: float
@@ -110,25 +120,24 @@ class _Phase:
 
     name: str
     begin: float
-    answers: dict[str, _Answer] = field(default_factory=dict)
+    answers: dict[str, _NodeAnswer] = field(default_factory=dict)
     started: dict[str, float] = field(default_factory=dict)
     ready: dict[str, float] = field(default_factory=dict)
     sent: list[float] = field(default_factory=list)
 
     def take(self, at: float, event: Event) -> None:
         """Learn from an event of this phase."""
-        kind, node = event["event"], text(event, "node")
-        if kind == "sent":
+        if isinstance(event, FileSent):
             self.sent.append(at)
-        elif kind == "ready":
-            self.ready[node] = at
-        elif kind == "started":
-            self.started.setdefault(node, at)
-        elif kind in ANSWERS and kind == _SAID_BY.get(self.name, self.name):
-            before = self.answers.get(node)
+        elif isinstance(event, Ready):
+            self.ready[event.node] = at
+        elif isinstance(event, Started):
+            self.started.setdefault(event.node, at)
+        elif isinstance(event, Answer) and event.event == _SAID_BY.get(self.name, self.name):
+            before = self.answers.get(event.node)
             # Each task of a launch has its own answer; an unpacking is tried again.
-            good = before is None or before.ok or kind != LAUNCH
-            self.answers[node] = _Answer(at, event.get("ok") is True and good)
+            good = before is None or before.ok or event.event != LAUNCH
+            self.answers[event.node] = _NodeAnswer(at, event.ok and good)
 
     def of(self, node: str, end: float, silent: str) -> list[PhaseSpan]:
         """Return the spans of a node.
@@ -173,18 +182,16 @@ class _Collected:
 
     def take(self, at: float, event: Event) -> None:
         """Learn from the next event."""
-        kind = event["event"]
-        if kind == "job":
-            self._there = list(dict.fromkeys(texts(event, "nodes")))
+        if isinstance(event, JobBegins):
+            self._there = list(dict.fromkeys(event.nodes))
             self.spans = {node: [] for node in self._there}
-        elif kind == "begin":
+        elif isinstance(event, PhaseBegins):
             self.close(at, OPEN)
-            self._phase = _Phase(text(event, "phase"), at)
-        elif kind == "end":
+            self._phase = _Phase(event.phase, at)
+        elif isinstance(event, PhaseEnds):
             self.close(at, SILENT)
-        elif kind == "left-out":
-            gone = table(event, "nodes")
-            self._there = [node for node in self._there if node not in gone]
+        elif isinstance(event, NodesLeftOut):
+            self._there = [node for node in self._there if node not in event.nodes]
         elif self._phase is not None:
             self._phase.take(at, event)
 

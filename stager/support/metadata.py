@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bundle.protocol.answers import ProbeAnswer
+
 from .. import __version__
 from ..core.errors import StagerError
 from ..core.processes import Runner, run
@@ -67,12 +69,12 @@ def _slurm_version(runner: Runner) -> str:
 
 def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, Any]]:
     """Return the packages of each node as the probe found them, with its Python."""
-    nodes: dict[str, dict[str, Any]] = {}
-    for event in events.events(files.events):
-        packages = event.get("packages")
-        if event["event"] == "probe" and isinstance(packages, dict):
-            nodes[str(event.get("node", ""))] = {"python": event.get("python"), **packages}
-    return nodes
+    answers = (record.event for record in events.records(files.events))
+    return {
+        answer.node: {"python": answer.python, **answer.packages}
+        for answer in answers
+        if isinstance(answer, ProbeAnswer)
+    }
 
 
 def cleaned(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:

@@ -22,7 +22,8 @@ from stager.console.logs import _short
 from stager.diagnosis import exit_reports, scan, driver_verdict
 from stager.catalogue.catalogue import match
 from stager.diagnosis.comparison import comparable
-from stager.logs.result import parse_result
+from bundle.protocol.events import read_record
+from stager.logs.result import job_result
 from stager.redaction.redact import Redactor
 from stager.core.printable import visible
 
@@ -30,7 +31,7 @@ def failure(text):
     lines = ["Traceback (most recent call last)", f"RuntimeError: {text}", f"error: {text}"]
     record = {"exception": "RuntimeError", "message": text, "lines": lines}
     record |= {"exit_code": 1, "node": "node01", "rank": 0, "time": 1.0}
-    return parse_result({"ok": False, "failures": [record]})
+    return job_result(read_record({"event": "result", "ok": False, "failures": [record]}).event)
 
 READERS = {
     "masked": lambda text: masked(["train.py", text, "x"]),

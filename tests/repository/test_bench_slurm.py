@@ -11,7 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import broadcasts, forecasts
 from benchmarks.rounds import Samples
-from bundle.transfer.forecast import Nodes, StagingWork, staging
+from bundle.protocol.events import StagingWork
+from bundle.transfer.forecast import Nodes, staging
 from stager.forecast.history import Seen
 
 WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)

@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import tomllib
 
+from bundle.protocol.events import OF_AGENTS, OF_DRIVER
 from stager.cli import app
 from stager.config.load import parse
 from tests.support.architecture import ORDER
@@ -130,12 +132,25 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
             assert part.strip() in joined, f"no message says {part.strip()!r}"
 
 
-def test_the_page_of_failures_is_that_of_the_catalogue() -> None:
-    spec = importlib.util.spec_from_file_location("page", REPO / "scripts" / "troubleshooting.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, REPO / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_events_is_that_of_their_classes() -> None:
+    module = script("events")
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert module.page() == text, "run scripts/events.py"
+    for kind in (*OF_DRIVER, *OF_AGENTS):
+        assert f"\n### `{kind.event}`\n" in text
+
+
+def test_the_page_of_failures_is_that_of_the_catalogue() -> None:
+    module = script("troubleshooting")
     text = module.PAGE.read_text(encoding="utf-8")
     assert module.page(text) == text, "run scripts/troubleshooting.py"
     assert text.count("\n### ") >= 12

@@ -10,6 +10,7 @@ from bundle.protocol.job import Job, Launch
 from bundle.protocol.requires import Requires
 from bundle.protocol.words import Action, Allocation, Backend, Launcher
 from stager.jobs.result import Outcome
+from tests.support.events import job_ends
 
 
 def job() -> Job:
@@ -24,7 +25,7 @@ def job() -> Job:
 
 
 def outcome(**result: Any) -> Outcome:
-    return Outcome(job=job(), bundle=Path("/b.tar"), result={"ok": False, "seconds": {}, **result})
+    return Outcome(job=job(), bundle=Path("/b.tar"), result=job_ends(**result))
 
 
 def slurm_job(**changed: Any) -> Job:
@@ -33,5 +34,4 @@ def slurm_job(**changed: Any) -> Job:
 
 def slurm_outcome(**result: Any) -> Outcome:
     asked = replace(job(), allocation=Allocation.SLURM, nodes=("n1", "n2", "n3"))
-    whole = {"ok": False, "seconds": {}, "bytes_broadcast": 0, **result}
-    return Outcome(job=asked, bundle=Path("/b.tar"), result=whole)
+    return Outcome(job=asked, bundle=Path("/b.tar"), result=job_ends(**result))

@@ -233,7 +233,7 @@ def hostile(folder: Path, count: int = 60) -> Told:
     problems = {node: [problem] for node in nodes}
     exit_codes = dict.fromkeys(nodes, 137)
     ending = {"ok": False, "problems": problems, "exit_codes": exit_codes, "failures": [record]}
-    told.say("result", world_size=2 * count, backend=HOSTILE, logs_lost=HOSTILE, **ending)
+    told.say("result", world_size=2 * count, backend=HOSTILE, logs_fault=HOSTILE, **ending)
     name = f"demo.77.node<b>.{2 * count - 1}.out"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(f"{record['message']}\n".encode(errors="surrogatepass"))

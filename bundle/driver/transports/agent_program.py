@@ -26,7 +26,13 @@ STRIPPED = "stripped/"
 DRIVERS = frozenset(
     f"bundle/{name}"
     for name in (
-        *("__main__", "checks/findings", "checks/network_agreement", "format/partial_bundle"),
+        *(
+            "__main__",
+            "protocol/events",
+            "checks/findings",
+            "checks/network_agreement",
+            "format/partial_bundle",
+        ),
         *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),
         *("protocol/problem_table", "protocol/wording"),
         *("protocol/node_wordings", "protocol/environment_wordings", "protocol/job_wordings"),

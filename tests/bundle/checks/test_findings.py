@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from bundle.checks import findings
+from bundle.protocol.codec import encode
 from bundle.protocol.problem import Problem, ProblemCode
 from tests.support.problems import worded
 
@@ -80,8 +82,13 @@ def test_the_driver_may_be_the_odd_one() -> None:
 
 
 def test_the_result_among_other_lines() -> None:
-    lines = ["noise", "ALL-REDUCE {not json", "ALL-REDUCE 3", 'ALL-REDUCE {"world_size": 6}']
-    assert findings.measured(lines) == {"world_size": 6}
+    pair = {"a": "n1", "b": "n2", "gb_per_s": 1.1, "latency_us": 45.0}
+    result = {"world_size": 6, "nodes": ["n1", "n2"], "backend": "gloo", "bytes": 16777216}
+    result |= {"seconds": 0.02, "gb_per_s": 0.84, "pairs": [pair]}
+    line = f"ALL-REDUCE {json.dumps(result)}"
+    measured = findings.measured(["noise", "ALL-REDUCE {not json", "ALL-REDUCE 3", line])
+    assert measured is not None
+    assert encode(measured) == result
     assert findings.measured(["noise"]) is None
 
 

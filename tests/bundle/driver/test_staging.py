@@ -21,6 +21,7 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
+from bundle.protocol.codec import encode
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.words import Stage
 from stager.pack.bundle import Packed
@@ -251,7 +252,8 @@ def test_the_plan_is_told(
     seconds = told["forecast"]["seconds"]
     assert seconds["total"] > seconds["stage"] > seconds["send"] > 0
     kept = ("why", "bytes", "groups", "cpus", "forecast")
-    assert state.result["plan"] == {key: told[key] for key in kept}
+    assert state.result.plan is not None
+    assert encode(state.result.plan) == {key: told[key] for key in kept}
 
 
 def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from bundle.driver.transports import slurm_commands
 from bundle.protocol.codec import DecodeError, decode, encode
+from bundle.protocol.events import StagingWork
 from bundle.protocol.rates import ASSUMED, Rates
 from bundle.protocol.words import Launcher
 from bundle.transfer.forecast import (
     BLOCK,
     Nodes,
     Staging,
-    StagingWork,
     a_step,
     best_width,
     block_seconds,
@@ -22,6 +22,7 @@ from bundle.transfer.forecast import (
     levels,
     sending,
     staging,
+    staging_work,
 )
 from stager.pack.bundle import Packed
 
@@ -174,10 +175,10 @@ def test_more_takes_longer() -> None:
 
 def test_the_work_of_layers(standard: Packed) -> None:
     layers = standard.manifest.layers
-    made = StagingWork.of(layers[:2], layers, 4096)
+    made = staging_work(layers[:2], layers, 4096)
     assert made.files + made.linked == standard.manifest.files
     assert made.bytes == sum(layer.unpacked_size for layer in layers[:2])
-    assert StagingWork.of(layers, layers, 1).linked == 0
+    assert staging_work(layers, layers, 1).linked == 0
 
 
 # --- rates ---------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import pytest
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
 from bundle.format.partial_bundle import write_excerpt
+from bundle.protocol.codec import encode
 from bundle.protocol.rates import ASSUMED
-from bundle.transfer.forecast import Nodes, StagingWork, staging
+from bundle.transfer.forecast import Nodes, staging, staging_work
 from bundle.transfer.plan import NodeGroup, Plan, excerpt_size, make_plan, where
 from stager.pack.bundle import Packed
 
@@ -189,7 +190,7 @@ def test_the_size_is_that_of_the_file_that_is_written(
 
 def test_as_json(manifest: Manifest) -> None:
     group = sent(manifest, {"lacks": [1], "has_wheel": True})
-    assert group.to_json() == {
+    assert encode(group.planned()) == {
         "nodes": ["n0"],
         "how": "broadcast",
         "bytes": group.bytes,
@@ -210,7 +211,7 @@ def test_as_json(manifest: Manifest) -> None:
 def test_each_group_that_has_something_to_do_is_foretold(manifest: Manifest) -> None:
     facts: Facts = {"n1": node(None), "n2": READY, "n3": node(None, root="/scratch/stager-7")}
     plan, _ = make_plan(facts, "auto", manifest, SIZE)
-    work = StagingWork.of(manifest.layers, manifest.layers, SIZE)
+    work = staging_work(manifest.layers, manifest.layers, SIZE)
     assert plan.staged == (staging(work, Nodes(1, cpus=1)),) * 2
     assert make_plan({"n2": READY}, "auto", manifest, SIZE)[0].staged == ()
     plan, _ = make_plan({"n1": node()}, "auto", manifest, SIZE)

@@ -21,6 +21,7 @@ from stager.console import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
 from stager.jobs.result import Outcome, run_report, verify_report
+from tests.support.events import job_ends, record
 from tests.support.outcomes import job, outcome, slurm_job, slurm_outcome
 from tests.support.problems import worded
 
@@ -44,7 +45,7 @@ def test_quiet_leaves_data_and_errors(capsys: pytest.CaptureFixture[str]) -> Non
     console.begin("unpack")
     console.step("torch", 1, 2)
     console.note("by the way")
-    console.event({"event": "unpack", "node": "n", "ok": True, "reused": True, "path": "/p"})
+    console.event(record("unpack", node="n", ok=True, reused=True, path="/p"))
     console.data("data")
     console.error(StagerError("what", hint="do this", context=["a line"]))
     assert capsys.readouterr() == ("data\n", "error: what\n  a line\nhint: do this\n")
@@ -76,7 +77,7 @@ def test_ranks_output_is_the_first_nodes_unless_verbose(
 ) -> None:
     console = Console(verbose=verbose)
     for node, head in (("local1", True), ("local2", False)):
-        console.event({"event": "output", "node": node, "head": head, "lines": [f"from {node}"]})
+        console.event(record("output", node=node, head=head, lines=[f"from {node}"]))
     shown = capsys.readouterr().out.splitlines()
     everything = ["local1: from local1", "local2: from local2"]
     assert shown == (everything if verbose else ["from local1"])
@@ -94,10 +95,8 @@ def test_where_ranks_move_between_nodes_the_first_ones_are_shown(
     )
     for rank, node, head in ((2, "local1", True), (0, "local2", False), (1, "local2", False)):
         line = f"rank {rank}"
-        console.event(
-            {"event": "output", "node": node, "head": head, "rank": rank, "lines": [line]}
-        )
-    console.event({"event": "output", "node": "local1", "head": True, "rank": None, "lines": ["x"]})
+        console.event(record("output", node=node, head=head, rank=rank, lines=[line]))
+    console.event(record("output", node="local1", head=True, rank=None, lines=["x"]))
     assert capsys.readouterr().out.splitlines() == ["rank 0", "rank 1", "x"]
 
 
@@ -111,7 +110,7 @@ def test_torchruns_report_is_left_to_the_log(
     asked = job()
     console.job(replace(asked, launch=replace(asked.launch, max_restarts=restarts)), Path("/b"))
     lines = [*text.splitlines(), "the second attempt"]
-    console.event({"event": "output", "node": "local1", "head": True, "lines": lines})
+    console.event(record("output", node="local1", head=True, lines=lines))
     shown = capsys.readouterr().out.splitlines()
     assert shown[:4] == lines[:4]
     assert not [line for line in shown if "multiprocessing/api.py" in line]
@@ -126,7 +125,7 @@ def test_node_lines_are_the_result_of_verify_and_talk_of_run(
     console = Console(quiet=action is Action.VERIFY)
     console.job(replace(job(), action=action), Path("/b"))
     capsys.readouterr()
-    console.event({"event": "probe", "node": "n1", "ok": True, "line": "NODE n1 OK"})
+    console.event(record("probe", node="n1", ok=True, line="NODE n1 OK"))
     out, err = capsys.readouterr()
     assert (out, err) == (("NODE n1 OK\n", "") if action is Action.VERIFY else ("", "NODE n1 OK\n"))
 
@@ -138,7 +137,7 @@ def test_a_slurm_job_is_named_when_it_has_its_nodes(capsys: pytest.CaptureFixtur
     console.talk("salloc: job 12 queued and waiting for resources")
     console.talk("salloc: Granted job allocation 12")
     nodes = [f"n{number:02}" for number in range(1, 11)]
-    console.event({"event": "job", "job_id": "12", "nodes": nodes, "log_dir": "/logs"})
+    console.event(record("job", job_id="12", nodes=nodes, log_dir="/logs"))
     assert capsys.readouterr().err.splitlines() == [
         "bundle b.tar",
         "  job 12 is waiting for nodes (Ctrl-C cancels it)",
@@ -151,9 +150,11 @@ def plan(sent: int) -> dict[str, Any]:
     return {
         "event": "plan", "why": "2 nodes lack 1 layer", "bytes": sent,
         "groups": [
-            {"nodes": ["n1"], "how": "present", "bytes": 0, "layers": []},
-            {"nodes": ["n2", "n3"], "how": "broadcast", "bytes": sent, "layers": ["torch"]},
+            {"nodes": ["n1"], "how": "present", "bytes": 0, "layers": [], "work": None},
+            {"nodes": ["n2", "n3"], "how": "broadcast", "bytes": sent, "layers": ["torch"],
+             "work": None},
         ],
+        "cpus": 2,
         "forecast": {"measured": False, "seconds": {
             "preflight": 0.42, "send": 2.4, "unpack": 3.66, "stage": 4.1, "probe": 0.7,
             "launch": 2.1, "total": 7.32,
@@ -168,7 +169,7 @@ EXPECTED = (
 
 
 def test_what_is_going_to_be_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().event(plan(3_000_000))
+    Console().event(record(**plan(3_000_000)))
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -183,8 +184,8 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(verbose=True)
     asked = slurm_job(dry_run=True)
     console.job(asked, Path("/b"))
-    console.event(plan(3_000_000))
-    ended = Outcome(job=asked, bundle=Path("/b"), result={"ok": True, "seconds": {}})
+    console.event(record(**plan(3_000_000)))
+    ended = Outcome(job=asked, bundle=Path("/b"), result=job_ends(ok=True))
     assert console.ran(ended) == console.verified(ended) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [
@@ -204,7 +205,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nodes_that_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(quiet=True)
-    console.event({"event": "left-out", "nodes": {"n2": ["n2: the disk is full", "so is /tmp"]}})
+    console.event(record("left-out", nodes={"n2": ["n2: the disk is full", "so is /tmp"]}))
     assert capsys.readouterr().err == ("warning: n2 is left out: the disk is full; so is /tmp\n")
 
 
@@ -213,7 +214,7 @@ def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
         "event": "collected", "node": "n1", "from": "/tmp/w", "to": "/home/me/p", "files": 3,
         "bytes": 2_500_000, "renamed": {"out": "out.1"}, "problems": [problem()],
     }  # fmt: skip
-    Console().event(event)
+    Console().event(record(**event))
     assert capsys.readouterr().err.splitlines() == [
         "  n1: 3 files, 2.5 MB: /tmp/w -> /home/me/p",
         "  out was there already; this one is out.1",
@@ -222,7 +223,7 @@ def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_note_of_the_far_side(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().event({"event": "note", "text": "by the way"})
+    Console().event(record("note", text="by the way"))
     assert capsys.readouterr().err == "  by the way\n"
 
 
@@ -273,20 +274,22 @@ def test_jobs_that_slurm_ends(
 
 def test_a_report_of_the_whole_job() -> None:
     ended = slurm_outcome(ok=True, world_size=4, left_out=["n3"], task_codes={"0": 0})
-    ended.take({**plan(7), "v": 1, "job_id": "77", "phase": "place"})
-    ended.take({"event": "collected", "node": "n1", "files": 1, "v": 1})
+    ended.take(record(**plan(7), phase="place"))
+    ended.take(record("collected", node="n1", files=1))
     report = run_report(ended)
-    kept = ("why", "bytes", "groups", "forecast")
-    assert report["plan"] == {key: plan(7)[key] for key in kept}
-    assert report["collected"] == [{"node": "n1", "files": 1}]
+    whole = plan(7)
+    del whole["event"]
+    assert report["plan"] == whole
+    (collected,) = report["collected"]
+    assert (collected["node"], collected["files"], collected["from"]) == ("n1", 1, "")
     assert (report["left_out"], report["task_codes"]) == (["n3"], {"0": 0})
     assert verify_report(ended)["left_out"] == ["n3"]
 
 
 def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
     ended = slurm_outcome()
-    ended.take({"event": "job", "job_id": "78", "nodes": ["n5"], "log_dir": "/other"})
-    assert (ended.result, ended.job.id, ended.job.nodes) == ({}, "78", ("n5",))
+    ended.take(record("job", job_id="78", nodes=["n5"], log_dir="/other"))
+    assert (ended.result, ended.job.id, ended.job.nodes) == (None, "78", ("n5",))
     assert ended.job.log_dir == "/other"
 
 
@@ -297,10 +300,10 @@ def test_the_table_of_a_verification() -> None:
     packages = {"torch": "2.13.0", "transformers": "5.1"}
     for node, ok in (("n1", True), ("n2", False)):
         ended.take(
-            {
-                "event": "probe", "node": node, "ok": ok, "python": "3.11", "packages": packages,
-                "interface": "eth0", "address": "10.0.0.1", "seconds": 1.25, "origin_ok": ok,
-            }
+            record(
+                "probe", node=node, ok=ok, python="3.11", packages=packages,
+                interface="eth0", address="10.0.0.1", seconds=1.25, origin_ok=ok,
+            )
         )  # fmt: skip
     screen = io.StringIO()
     RichConsole(file=screen, width=160).print(node_table(verify_report(ended)["nodes"]))
@@ -314,15 +317,13 @@ def test_the_table_of_a_verification() -> None:
     assert lines[3][:2] == ["n3", "FAILED"]
 
 
-def test_events_that_a_newer_far_side_may_send_are_passed_over(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    Console().event({"event": "from-the-future", "node": "n"})
+def test_events_that_nobody_looks_at_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().event(record("clock", node="n", clock=1.0))
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_node_that_failed_its_check_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().event({"event": "probe", "node": "n7", "ok": False})
+    Console().event(record("probe", node="n7", ok=False))
     assert capsys.readouterr().out == "NODE n7 FAILED\n"
 
 

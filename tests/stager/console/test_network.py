@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
+from bundle.protocol.codec import decode
+from bundle.protocol.events import AllReduceMeasured
 from bundle.protocol.words import Action
 from stager.console import Console, network
 from stager.jobs.result import Outcome, verify_report
+from tests.support.events import job_ends, record
 from tests.support.outcomes import job
 
 
-def measured(*rates: float) -> dict[str, Any]:
+def measurements(*rates: float) -> dict[str, Any]:
     pairs = [
         {"a": "n1", "b": f"n{number}", "gb_per_s": rate, "latency_us": 50.4}
         for number, rate in enumerate(rates, 2)
@@ -27,15 +30,17 @@ def measured(*rates: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def measured(*rates: float) -> AllReduceMeasured:
+    return decode(AllReduceMeasured, measurements(*rates))
+
+
 def outcome(deep: dict[str, Any] | None) -> Outcome:
-    result = {"ok": True, "seconds": {}, "bytes_broadcast": 0}
-    return Outcome(
-        job=job(), bundle=Path("/b"), result={**result, **({"deep": deep} if deep else {})}
-    )
+    ended = job_ends(ok=True, deep=deep) if deep else job_ends(ok=True)
+    return Outcome(job=job(), bundle=Path("/b"), result=ended)
 
 
 def test_a_line_a_pair_and_the_slowest_named(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {"all_reduce": measured(1.873, 0.5), "skipped": ""}
+    found = {"all_reduce": measurements(1.873, 0.5), "skipped": ""}
     assert Console().verified(outcome(found)) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == ["PAIR n1 n2 -> 1.87 GB/s 50 us", "PAIR n1 n3 -> 0.50 GB/s 50 us"]
@@ -85,7 +90,7 @@ def test_the_ranks_own_words_are_for_the_log(
     console = Console(verbose=verbose)
     console.job(replace(job(), action=Action.VERIFY), Path("/b"))
     said = {"event": "output", "node": "local1", "head": True}
-    console.event({**said, "phase": "launch", "lines": ["ALL-REDUCE {}"]})
-    console.event({**said, "phase": "probe", "lines": ["a traceback"]})
+    console.event(record(**said, phase="launch", lines=["ALL-REDUCE {}"]))
+    console.event(record(**said, phase="probe", lines=["a traceback"]))
     shown = ["local1: ALL-REDUCE {}", "local1: a traceback"] if verbose else ["a traceback"]
     assert capsys.readouterr().out.splitlines() == shown

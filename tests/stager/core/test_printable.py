@@ -16,6 +16,7 @@ from stager.console.node_table import node_table
 from stager.core.printable import TURNING, visible
 from stager.report.page import shown
 from tests.support.building import STAGER
+from tests.support.events import record
 
 OSC = "\x1b]52;c;ZWNobw==\x07"
 TURNED = "\u202egpj.exe\u2066"
@@ -129,8 +130,7 @@ def test_the_page_shows_what_turns_text_around() -> None:
 
 def test_what_ranks_print_while_a_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
-    output = {"event": "output", "node": "n1", "head": True, "lines": [HOSTILE]}
-    console.event(output)
+    console.event(record("output", node="n1", head=True, lines=[HOSTILE]))
     said = capsys.readouterr()
     assert said.out == SHOWN + "\n"
     assert harmless(said.err)

@@ -12,7 +12,8 @@ from stager.diagnosis.comparison import comparable
 from stager.diagnosis.driver_verdict import before_the_interrupt, first_failure
 from stager.diagnosis.failure import FirstFailure
 from stager.diagnosis.rank_verdict import LINES
-from stager.logs.result import JobResult, RankFailure, parse_result
+from stager.logs.result import JobResult, RankFailure, job_result
+from tests.support.events import job_ends
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"
 CLASSES = {
@@ -54,7 +55,7 @@ def silent(kind: str, node: str, **values: str) -> dict[str, Any]:
 
 
 def parsed(raw: dict[str, Any]) -> JobResult:
-    return parse_result({"ok": False, **raw})
+    return job_result(job_ends(**raw))
 
 
 def record(raw: dict[str, Any]) -> RankFailure:

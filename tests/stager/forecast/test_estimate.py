@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from bundle.format.manifest import Layer, Manifest, Part
+from bundle.protocol.events import StagingWork
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.requires import Requires
 from bundle.protocol.words import Launcher
-from bundle.transfer.forecast import Nodes, StagingWork, forecast, staging
+from bundle.transfer.forecast import Nodes, forecast, staging, staging_work
 from bundle.transfer.plan import excerpt_size
 from stager.forecast.estimate import (
     Setting,
@@ -59,7 +60,7 @@ SETTING = Setting(
 
 def test_the_three_cases() -> None:
     nodes = Nodes(8, cpus=4, ranks=2)
-    work = StagingWork.of(MANIFEST.layers, MANIFEST.layers, SETTING.size)
+    work = staging_work(MANIFEST.layers, MANIFEST.layers, SETTING.size)
     assert cold(SETTING, 8) == forecast([staging(work, nodes)], nodes)
     assert unchanged(SETTING, 8) == forecast([], nodes)
     assert SETTING.changed is not None

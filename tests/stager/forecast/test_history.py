@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.events import Record, StagingWork
 from bundle.protocol.rates import ASSUMED
-from bundle.transfer.forecast import Nodes, StagingWork, a_step, staging
+from bundle.transfer.forecast import Nodes, a_step, staging
 from stager.core.store import Store
 from stager.forecast import history
 from stager.forecast.history import FILE, KEPT, Basis, JobTimer, Seen, basis, known, read, record
+from tests.support.events import record as event_record
 from tests.support.past_jobs import SEEN, WORK, as_expected
 
 
@@ -152,7 +154,7 @@ def unpacked(*seconds: float, ok: bool = True) -> list[dict[str, Any]]:
 def seen(*events: dict[str, Any]) -> Seen | None:
     watch = JobTimer()
     for event in events:
-        watch.take(event)
+        watch.take(event_record(**event))
     return watch.seen()
 
 
@@ -185,9 +187,9 @@ def test_a_job_that_shows_nothing(events: list[dict[str, Any]]) -> None:
 
 
 def test_a_job_is_kept_as_it_goes(tmp_path: Path) -> None:
-    store, told = Store(tmp_path), list[dict[str, Any]]()
-    events = [plan("broadcast"), *ends()]
-    with history.kept(store, lambda event: told.append(dict(event))) as listen:
+    store, told = Store(tmp_path), list[Record]()
+    events = [event_record(**event) for event in (plan("broadcast"), *ends())]
+    with history.kept(store, told.append) as listen:
         for event in events:
             listen(event)
     assert told == events
@@ -198,7 +200,7 @@ def test_a_job_that_ends_badly_is_not_kept(tmp_path: Path) -> None:
     def interrupted() -> None:
         with history.kept(Store(tmp_path), lambda event: None) as listen:
             for event in [plan("broadcast"), *ends()]:
-                listen(event)
+                listen(event_record(**event))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

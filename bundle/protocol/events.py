@@ -1,0 +1,485 @@
+"""The events of a job's driver: one class for each, and the line that each becomes.
+
+A line is one JSON object with ``v``, the job's id, the time, the phase it belongs to, ``event``,
+the name of a class here or of an agent's event, and that class's fields. ``events.<jobid>.jsonl``
+has all of them but the output of ranks, which has logs of its own; ``docs/events.md`` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Union
+
+from . import answers, clean_answers, deep_answers, launch_answers
+from .answers import VERSION, AgentEvent
+from .codec import REQUIRED, AnyText, DecodeError, decode, encode
+from .counts import counted
+from .launch_answers import Departure, FailureRecord, Lingering, Vanished
+from .problem import Problem, ProblemCode
+from .words import PhaseName
+
+
+@dataclass(frozen=True)
+class DriverEvent:
+    """An event of the driver's own."""
+
+    event: ClassVar[str]
+    """Its name in a line."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object, without the fields that have their default."""
+        return {"event": self.event, **encode(self, short=True)}
+
+
+@dataclass(frozen=True)
+class JobBegins(DriverEvent):
+    """The job has its nodes; the first event, also of each further attempt after a requeue."""
+
+    event: ClassVar[str] = "job"
+
+    nodes: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    """Its nodes, in order; the first one is the head."""
+    log_dir: str = field(default="", metadata=REQUIRED)
+    """The directory of its logs."""
+
+
+@dataclass(frozen=True)
+class PhaseBegins(DriverEvent):
+    """A phase begins on all nodes."""
+
+    event: ClassVar[str] = "begin"
+
+    phase: PhaseName
+    """The phase."""
+
+
+@dataclass(frozen=True)
+class PhaseEnds(DriverEvent):
+    """A phase has ended on all nodes."""
+
+    event: ClassVar[str] = "end"
+
+    phase: PhaseName
+    """The phase."""
+    seconds: float = field(default=0.0, metadata=REQUIRED)
+    """Time that it took."""
+
+
+@dataclass(frozen=True)
+class StagingWork:
+    """The work of one node for its environment."""
+
+    sent: int
+    """Bytes that are sent to it."""
+    bytes: int
+    """Bytes that it writes."""
+    files: int
+    """Files that it writes."""
+    linked: int = field(default=0, metadata=REQUIRED)
+    """Files that it has already, and takes by hard link."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts below zero.
+
+        Raises:
+            ValueError: there is one.
+        """
+        if min(self.sent, self.bytes, self.files, self.linked) < 0:
+            raise ValueError("a count is below zero")
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """Nodes that get their environment in the same way."""
+
+    nodes: tuple[str, ...]
+    """Their names."""
+    how: str
+    """``present``: the environment is there; ``shared``: they read the bundle where it lies;
+    ``broadcast``: it is sent to them."""
+    bytes: int = field(default=0, metadata=REQUIRED)
+    """Size of the file that is sent."""
+    layers: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    """Names of the layers in it: packages, the project and assets."""
+    work: StagingWork | None = field(default=None, metadata=REQUIRED)
+    """The work of each node; null if there is none, or it is not known."""
+
+
+@dataclass(frozen=True)
+class StagingForecast:
+    """The expected time until the ranks run."""
+
+    measured: bool
+    """True if the rates were measured on earlier jobs, and not assumed."""
+    seconds: dict[str, float]
+    """Seconds by phase, and ``total``."""
+
+
+@dataclass(frozen=True)
+class TransferPlan(DriverEvent):
+    """The decision how each node gets its environment."""
+
+    event: ClassVar[str] = "plan"
+
+    why: str = field(default="", metadata=REQUIRED)
+    """The reason, in one line."""
+    bytes: int = field(default=0, metadata=REQUIRED)
+    """Bytes of all files that are sent."""
+    groups: tuple[PlannedGroup, ...] = field(default=(), metadata=REQUIRED)
+    """The nodes, by the way in which they get it."""
+    cpus: int = field(default=0, metadata=REQUIRED)
+    """CPUs of each node that unpack."""
+    forecast: StagingForecast | None = field(default=None, metadata=REQUIRED)
+    """The expected time; null in lines of older versions."""
+
+
+@dataclass(frozen=True)
+class FileSent(DriverEvent):
+    """A file has reached nodes."""
+
+    event: ClassVar[str] = "sent"
+
+    bytes: int = field(default=0, metadata=REQUIRED)
+    """Its size."""
+    seconds: float = field(default=0.0, metadata=REQUIRED)
+    """Time that the sending took."""
+
+
+@dataclass(frozen=True)
+class NodesLeftOut(DriverEvent):
+    """The job goes on without some nodes."""
+
+    event: ClassVar[str] = "left-out"
+
+    nodes: dict[str, tuple[AnyText, ...]] = field(default_factory=dict, metadata=REQUIRED)
+    """The problems of each of them, in words."""
+
+
+@dataclass(frozen=True)
+class Note(DriverEvent):
+    """A remark for the user."""
+
+    event: ClassVar[str] = "note"
+
+    text: AnyText = field(default="", metadata=REQUIRED)
+    """The remark."""
+    warning: bool = False
+    """True if it matters also to those who want to read results only."""
+
+
+@dataclass(frozen=True)
+class StrayLines(DriverEvent):
+    """Lines came through srun that no agent has written."""
+
+    event: ClassVar[str] = "stray"
+
+    count: int = field(default=0, metadata=REQUIRED)
+    """Their number."""
+    lines: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
+    """The first of them."""
+
+
+@dataclass(frozen=True)
+class FramesLost(DriverEvent):
+    """Messages of an agent did not arrive, and were given up."""
+
+    event: ClassVar[str] = "lost"
+
+    node: str = field(default="", metadata=REQUIRED)
+    """The agent's node."""
+    task: str = field(default="", metadata=REQUIRED)
+    """The number of its task; empty where that is unknown."""
+    frames: int = field(default=0, metadata=REQUIRED)
+    """Frames of messages that are missing."""
+    unknown: int = 0
+    """Messages that came from a node that the phase does not have."""
+
+
+@dataclass(frozen=True)
+class NodesLate(DriverEvent):
+    """Nodes go on though others have ended well long ago; their step is ended."""
+
+    event: ClassVar[str] = "late"
+
+    nodes: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    """The nodes."""
+    seconds: int = field(default=0, metadata=REQUIRED)
+    """Seconds since the first node had ended."""
+
+
+@dataclass(frozen=True)
+class OutputsCollected(DriverEvent):
+    """The outputs of a run directory that the nodes do not share have come back."""
+
+    event: ClassVar[str] = "collected"
+
+    node: str = field(default="", metadata=REQUIRED)
+    """The node that they come from."""
+    source: str = field(default="", metadata={"json": "from", **REQUIRED})
+    """The directory there."""
+    target: str = field(default="", metadata={"json": "to", **REQUIRED})
+    """The run directory that they were put into."""
+    files: int = field(default=0, metadata=REQUIRED)
+    """Files that have come."""
+    bytes: int = field(default=0, metadata=REQUIRED)
+    """Their bytes."""
+    renamed: dict[str, AnyText] = field(default_factory=dict, metadata=REQUIRED)
+    """New names of files whose names were taken."""
+    missing: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
+    """Outputs that were asked for and are not there."""
+    left_out: dict[str, AnyText] = field(default_factory=dict, metadata=REQUIRED)
+    """Files that did not come, and the reasons."""
+    changed: dict[str, AnyText] = field(default_factory=dict, metadata=REQUIRED)
+    """Files that came otherwise than they were, and the reasons."""
+    problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED)
+    """The reasons why something went wrong."""
+
+
+@dataclass(frozen=True)
+class OutputLoss:
+    """Output that is in no log; its size is known in bytes or in frames."""
+
+    node: str = field(default="", metadata=REQUIRED)
+    """The node whose ranks wrote it."""
+    rank: int | None = field(default=None, metadata=REQUIRED)
+    """The rank that wrote it; null where that is unknown, or for the launcher."""
+    why: AnyText = field(default="", metadata=REQUIRED)
+    """The reason, in words."""
+    code: ProblemCode = ProblemCode.OUTPUT_LOST
+    """The kind of problem that it is."""
+    bytes: int | None = None
+    """Bytes that are lost, where they were counted."""
+    frames: int | None = None
+    """Frames of messages that are lost, where bytes were not counted."""
+
+    def __str__(self) -> str:
+        """Return the loss in words: ``rank 3 (120 bytes)``."""
+        source = "the node's ranks" if self.rank is None else f"rank {self.rank}"
+        return f"{source} ({self._amount()})"
+
+    def _amount(self) -> str:
+        if self.bytes is not None:
+            return counted(self.bytes, "byte")
+        if self.frames is not None:
+            return f"{counted(self.frames, 'frame')} of messages"
+        return "some frames of messages"
+
+
+@dataclass(frozen=True)
+class NodePair:
+    """The network between two nodes, as ranks of both have measured it."""
+
+    a: str
+    """One node."""
+    b: str
+    """The other."""
+    gb_per_s: float
+    """10^9 bytes a second, one way."""
+    latency_us: float
+    """Microseconds that a few bytes take, one way."""
+
+
+@dataclass(frozen=True)
+class AllReduceMeasured:
+    """The measurements of an all-reduce over all ranks."""
+
+    world_size: int
+    """The number of ranks."""
+    nodes: tuple[str, ...]
+    """The nodes, in the order of their ranks."""
+    backend: str
+    """``gloo`` or ``nccl``."""
+    bytes: int
+    """Size of the tensor."""
+    seconds: float
+    """Time that the all-reduce took."""
+    gb_per_s: float
+    """Bytes of the tensor by that time, in 10^9 bytes a second."""
+    pairs: tuple[NodePair, ...]
+    """The pairs of nodes that were measured."""
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """A node's clock against the driver's, in seconds."""
+
+    ahead: float
+    """Seconds by which it is ahead; negative if it is behind."""
+    give_or_take: float
+    """The uncertainty of that."""
+
+
+@dataclass(frozen=True)
+class DeepReport:
+    """The measurements of ``verify --deep``."""
+
+    connect_seconds: dict[str, float] | None = None
+    """Time in which each node has connected to the head; absent where all are one machine."""
+    clocks: dict[str, ClockOffset] | None = None
+    """The clock of each node; absent where all are one machine."""
+    all_reduce: AllReduceMeasured | None = field(default=None, metadata=REQUIRED)
+    """The all-reduce; null where there was none, or it failed."""
+    skipped: str = field(default="", metadata=REQUIRED)
+    """The reason why there was none; empty if there was one."""
+
+
+@dataclass(frozen=True)
+class JobEnds(DriverEvent):
+    """The end of the job: the last event."""
+
+    event: ClassVar[str] = "result"
+
+    ok: bool
+    """True if the job did all that it was to do."""
+    interrupted: bool = field(default=False, metadata=REQUIRED)
+    """True if its user ended it."""
+    ended_by: str = field(default="", metadata=REQUIRED)
+    """The reason why Slurm ended the allocation, ``time-limit``; empty if it did not."""
+    problems: dict[str, tuple[Problem, ...]] = field(default_factory=dict, metadata=REQUIRED)
+    """The problems of each node."""
+    left_out: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    """Nodes that the job went on without."""
+    logs_lost: tuple[OutputLoss, ...] = field(default=(), metadata=REQUIRED)
+    """Output of ranks that no log has."""
+    logs_fault: AnyText = field(default="", metadata=REQUIRED)
+    """The reason why something could not be kept; empty while all is well."""
+    bytes_broadcast: int = field(default=0, metadata=REQUIRED)
+    """Bytes that were sent to nodes."""
+    seconds: dict[str, float] = field(default_factory=dict, metadata=REQUIRED)
+    """Time taken by phase."""
+    check_seconds: float | None = None
+    """The longest check of an environment that a node had already."""
+    plan: TransferPlan | None = None
+    """The decision how each node got its environment."""
+    repaired: dict[str, Problem] | None = None
+    """The damage of environments that was repaired, by node."""
+    deep: DeepReport | None = None
+    """The measurements of ``verify --deep``."""
+    world_size: int | None = None
+    """The number of ranks."""
+    backend: str | None = None
+    """The backend of their process group."""
+    exit_codes: dict[str, int] | None = None
+    """The exit status of each node's launcher."""
+    task_codes: dict[str, int] | None = None
+    """The exit status of each task of the launch, by its number."""
+    failures: tuple[FailureRecord, ...] | None = None
+    """The ranks that failed."""
+    tails: dict[str, tuple[AnyText, ...]] | None = None
+    """The last lines of each node's output, after a failure."""
+    stopped: tuple[str, ...] | None = None
+    """Nodes whose launcher was told to end."""
+    lingering: tuple[Lingering, ...] | None = None
+    """Ranks that went on for too long, and still did at the end."""
+    vanished: tuple[Vanished, ...] | None = None
+    """Ranks that ended while others went on, with a status that nobody saw."""
+    left: tuple[Departure, ...] | None = None
+    """After a failure, ranks that had left or ended well, and that others may have missed."""
+    notes: tuple[AnyText, ...] | None = None
+    """Remarks for the user though nothing has failed."""
+
+
+@dataclass(frozen=True)
+class OutputShown(AgentEvent):
+    """Output of ranks, as it is printed while the job runs."""
+
+    event: ClassVar[str] = "output"
+
+    rank: int | None = None
+    """The rank; null for the launcher, or the agent itself."""
+    lines: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
+    """The output."""
+    head: bool = field(default=False, metadata=REQUIRED)
+    """True if it is the first node's; that of the first ranks, where ranks may move."""
+
+
+Event = Union[DriverEvent, AgentEvent]
+"""Any event of a job."""
+OF_DRIVER: tuple[type[DriverEvent], ...] = (
+    JobBegins,
+    PhaseBegins,
+    PhaseEnds,
+    TransferPlan,
+    FileSent,
+    NodesLeftOut,
+    NodesLate,
+    FramesLost,
+    StrayLines,
+    OutputsCollected,
+    Note,
+    JobEnds,
+)
+OF_AGENTS: tuple[type[AgentEvent], ...] = (
+    answers.PreflightAnswer,
+    answers.Ready,
+    answers.UnpackAnswer,
+    answers.ProbeAnswer,
+    deep_answers.NodeClock,
+    deep_answers.DeepAnswer,
+    launch_answers.Started,
+    launch_answers.Lingering,
+    launch_answers.RanksEnded,
+    launch_answers.LaunchAnswer,
+    answers.TidyAnswer,
+    clean_answers.CleanAnswer,
+    OutputShown,
+)
+PRINTED_ONLY = (OutputShown,)
+"""Events that are not kept in the file."""
+_BY_NAME: dict[str, type[DriverEvent] | type[AgentEvent]] = {
+    **{kind.event: kind for kind in OF_DRIVER},
+    **{kind.event: kind for kind in OF_AGENTS},
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event as a line has it."""
+
+    event: Event
+    """The event."""
+    job_id: str = ""
+    """The allocation's id, or one made up for a local job."""
+    time: float | None = None
+    """Seconds since the epoch, by the driver's clock; None in lines of older versions."""
+    phase: str = ""
+    """The phase of an agent's event; empty for others."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line as a JSON object."""
+        phase = {"phase": self.phase} if self.phase else {}
+        head = {"v": VERSION, "job_id": self.job_id, "time": self.time, **phase}
+        return {**head, **self.event.to_json()}
+
+
+@dataclass(frozen=True)
+class _Envelope:
+    """The part of a line that does not depend on the event."""
+
+    job_id: str = ""
+    time: float | None = None
+    phase: str = ""
+
+
+def read_record(raw: object) -> Record | None:
+    """Read a line that was decoded from JSON.
+
+    It may be damaged, written by somebody hostile, or of another version: what cannot be used of it
+    is left out.
+
+    Returns:
+        The event; None for one that has no class here, or whose main fields are damaged.
+    """
+    if not isinstance(raw, Mapping):
+        return None
+    name = raw.get("event")
+    kind = _BY_NAME.get(name) if isinstance(name, str) else None
+    if kind is None:
+        return None
+    try:
+        event = decode(kind, raw, strict=False)
+        envelope = decode(_Envelope, raw, strict=False)
+    except (DecodeError, RecursionError):
+        return None
+    return Record(event, envelope.job_id, envelope.time, envelope.phase)
