@@ -11,9 +11,13 @@ import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..node.host import host_facts
+from ..protocol.answers import ProbeAnswer
+from ..protocol.codec import decode
+from ..protocol.facts import HostFacts
 from ..protocol.problem import Problem
 from ..protocol.requires import Requires
 from ..system import processes
@@ -145,6 +149,18 @@ os._exit(0)  # some libraries crash or hang while they are torn down; the answer
 '''.replace("REBUILD", repr(_REBUILD))
 
 
+@dataclass(frozen=True)
+class _Description:
+    """An environment, as the program describes it."""
+
+    v: int
+    python: str
+    prefix: str
+    packages: dict[str, str | None]
+    origins: dict[str, str]
+    problems: tuple[Problem, ...]
+
+
 def environment_facts(
     env_dir: str,
     packages: Sequence[str],
@@ -152,7 +168,7 @@ def environment_facts(
     rank_env: Mapping[str, str],
     deep: bool,
     timeout: float,
-) -> dict[str, object]:
+) -> ProbeAnswer:
     """Ask a staged environment for its packages and the origins of its modules.
 
     Args:
@@ -164,10 +180,8 @@ def environment_facts(
         timeout: seconds for all of it.
 
     Returns:
-        ``python`` (full version), ``prefix``, ``packages`` (version or null by name), ``origins``
-        (file or folder by module), ``origin_ok`` (every one lies under ``env_dir``; modules of the
-        standard library are exempt), ``problems`` (see :class:`Problem`). After a failure to start
-        only ``problems`` has content; nothing is raised.
+        The environment in its own words. After a failure to start only ``problems`` has content;
+        nothing is raised.
     """
     argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", _PROGRAM]
     request = {
@@ -181,52 +195,51 @@ def environment_facts(
         done = processes.run(
             argv, env=rank_env, cwd=env_dir, timeout=timeout, input=json.dumps(request)
         )
-        answer = json.loads(done.stdout)
+        description = decode(_Description, json.loads(done.stdout))
     except processes.ProcessError as exc:
-        return _failed(_did_not_run(env_dir, exc))
+        return ProbeAnswer(problems=(_did_not_run(env_dir, exc),))
     except ValueError:
         tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
         why = f"it answered: {' '.join(tail)}"
-        return _failed(Problem("the environment's Python is not usable", env_dir, why, _REBUILD))
-    foreign = any("does not come from" in problem["what"] for problem in answer["problems"])
-    facts = {key: answer[key] for key in ("python", "prefix", "packages", "origins", "problems")}
-    return {**facts, "origin_ok": not foreign}
+        problem = Problem("the environment's Python is not usable", env_dir, why, _REBUILD)
+        return ProbeAnswer(problems=(problem,))
+    problems = description.problems
+    return ProbeAnswer(
+        python=description.python,
+        prefix=description.prefix,
+        packages=description.packages,
+        origins=description.origins,
+        origin_ok=not any("does not come from" in problem.what for problem in problems),
+        problems=problems,
+    )
 
 
-def probe_line(facts: Mapping[str, object]) -> str:
-    """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``.
-
-    Args:
-        facts: the result of :func:`environment_facts`, and ``node``, the node's name; further
-            problems, of the host for example, may have been put first into ``problems``.
-    """
-    problems = facts.get("problems")
-    if isinstance(problems, list) and problems:
-        return f"NODE {facts['node']} FAILED -> {Problem.from_json(problems[0])}"
-    packages = facts.get("packages")
-    versions = dict(packages) if isinstance(packages, Mapping) else {}
-    installed = {name: version for name, version in versions.items() if version}
+def probe_line(answer: ProbeAnswer) -> str:
+    """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``."""
+    if answer.problems:
+        return f"NODE {answer.node} FAILED -> {answer.problems[0]}"
+    installed = {name: version for name, version in answer.packages.items() if version}
     words = [f"{SHOWN[name]} {installed[name]}" for name in SHOWN if name in installed]
     if not words:
         words = [f"{name} {version}" for name, version in list(installed.items())[:6]]
-    python = ".".join(str(facts.get("python", "")).split(".")[:2])
-    return " ".join([f"NODE {facts['node']} OK -> PY {python}", *words])
+    python = ".".join(answer.python.split(".")[:2])
+    return " ".join([f"NODE {answer.node} OK -> PY {python}", *words])
 
 
-def check_requires(requires: Requires, host: Mapping[str, object]) -> list[Problem]:
+def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:
     """Return all reasons why a bundle cannot run on a machine.
 
     Args:
         requires: from the bundle's manifest.
         host: the result of :func:`host_facts`.
     """
-    where = str(host["hostname"])
+    where = host.hostname
     fix = "build for the nodes with [environment] platform in stager.toml, or exclude this node"
     problems = []
-    if host["machine"] != requires.machine:
-        why = f"it is for {requires.machine}, the node is {host['machine']}"
+    if host.machine != requires.machine:
+        why = f"it is for {requires.machine}, the node is {host.machine}"
         problems.append(Problem("the bundle is for another machine", where, why, fix))
-    libc, version = str(host["libc"]), str(host["libc_version"])
+    libc, version = host.libc, host.libc_version
     if libc != requires.libc:
         needed = f"{requires.libc} {requires.libc_version}"
         why = f"it needs {needed}, the node has {libc} {version}"
@@ -253,14 +266,3 @@ def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
     elif exc.code == -signal.SIGKILL and not exc.reason.startswith("took"):
         fix = "the node ran out of memory; ask for more with --mem, or exclude the node"
     return Problem("the environment's Python does not run", env_dir, why, fix)
-
-
-def _failed(problem: Problem) -> dict[str, object]:
-    return {
-        "python": "",
-        "prefix": "",
-        "packages": {},
-        "origins": {},
-        "origin_ok": False,
-        "problems": [problem.to_json()],
-    }

@@ -9,6 +9,7 @@ from typing import Any
 from ..launch.choices import choose_backend, must_use_cpus
 from ..launch.variables import USE_CPU
 from ..protocol.problem import NodeError, Problem
+from ..protocol.requests import GroupSettings, LaunchRequest
 from .state import State
 from .transports.transport import Event, OnEvent
 
@@ -20,21 +21,24 @@ def start(state: State) -> None:
         NodeError: they cannot be started with these nodes.
     """
     group = _group(state)
-    if group["on_cpus"]:
+    if group.on_cpus:
         _note_cpus(state)
     shared = all(facts["proj"] for facts in state.facts.values())
     world_size = state.nproc * len(state.job.nodes)
-    state.result |= {"world_size": world_size, "backend": group["backend"]}
+    state.result |= {"world_size": world_size, "backend": group.backend}
     state.separate_run_dirs = not shared
-    request = {"group": group, "shared": shared}
     on_event = _log_starter(state)
     try:
-        state.ask("launch", lambda node: {**state.paths(node), **request}, on_event)
+        state.ask(
+            "launch",
+            lambda node: LaunchRequest(*state.placed(node), group=group, shared=shared),
+            on_event,
+        )
     finally:  # also of a job that is interrupted: something may have failed before
         state.result |= _outcome(state)
 
 
-def _group(state: State) -> dict[str, Any]:
+def _group(state: State) -> GroupSettings:
     """Return how the ranks find each other."""
     job, gpus = state.job, state.gpus()
     try:
@@ -47,13 +51,13 @@ def _group(state: State) -> dict[str, Any]:
         why = "none of its addresses, or none of the job's ports, can be used"
         fix = "name the interface with --interface, or exclude the node"
         raise NodeError(Problem("the head cannot be reached", job.nodes[0], why, fix))
-    return {
-        "address": head["address"],
-        "port": head["port"],
-        "backend": backend,
-        "nproc": state.nproc,
-        "on_cpus": must_use_cpus(backend, gpus),
-    }
+    return GroupSettings(
+        address=str(head["address"]),
+        port=int(head["port"]),
+        backend=backend,
+        nproc=state.nproc,
+        on_cpus=must_use_cpus(backend, gpus),
+    )
 
 
 def _log_starter(state: State) -> OnEvent:

@@ -14,7 +14,7 @@ from . import json_fields
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """The record of a rank that failed, see :data:`bundle.launch.rank_results.RECORD_KEYS`."""
+    """A rank that failed, see :class:`bundle.protocol.launch_answers.FailureRecord`."""
 
     node: str
     """The node it ran on."""
@@ -45,14 +45,7 @@ class RankFailure:
     @property
     def weight(self) -> int:
         """The relation to other ranks' failures, see :func:`bundle.launch.rank_results.weight`."""
-        return weight(
-            {
-                "exit_code": self.exit_code,
-                "exception": self.exception,
-                "message": self.message,
-                "told_to_end": self.told_to_end,
-            }
-        )
+        return weight(self.exit_code, self.exception, self.message, self.told_to_end)
 
 
 @dataclass(frozen=True, kw_only=True)
