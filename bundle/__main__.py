@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Each command imports what it needs when it is known: an agent is started for every node.
 
+_PROBED = ("python", "prefix", "packages", "origins", "origin_ok", "problems")
+"""What ``probe`` prints of the answer."""
 _ATTEMPTS = 3
 """Attempts to make an environment that is removed before it can be held."""
 
@@ -157,7 +159,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
         # The decompressor in the bundle is compiled for that one.
         os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
     root = _node_root(options.base, manifest)
-    return _unpack(options, root, manifest.id, python, int(str(host["cpus"])))
+    return _unpack(options, root, manifest.id, python, host.cpus)
 
 
 def _node_root(base: str, manifest: Manifest) -> str:
@@ -219,6 +221,7 @@ def _probe(path: str, environment: unpack.Environment) -> int:
     from .checks import probe
     from .format.archive import BundleFile
     from .launch.variables import environment_variables
+    from .protocol.codec import encode
 
     with BundleFile(path, os.path.basename(environment.path)) as bundle:
         manifest = bundle.manifest
@@ -226,8 +229,9 @@ def _probe(path: str, environment: unpack.Environment) -> int:
     facts = probe.environment_facts(
         environment.path, manifest.packages, manifest.imports, variables, True, agent.PROBE_SECONDS
     )
-    print(json.dumps({"v": 1, "ok": not facts["problems"], "path": environment.path, **facts}))
-    return 1 if facts["problems"] else 0
+    found = encode(facts, names=_PROBED)
+    print(json.dumps({"v": 1, "ok": not facts.problems, "path": environment.path, **found}))
+    return 1 if facts.problems else 0
 
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:

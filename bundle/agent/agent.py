@@ -1,17 +1,10 @@
 """One node's part of each phase. An agent is a process on the node, started by the transport.
 
-It is asked with one JSON object (:mod:`bundle.channel.agent_channel`) and answers with JSON lines::
-
-    {"v": 1, "job": {...}, "node": "hpc07", "node_rank": 0, "nodes_here": 1, ...}
-
-and, by phase: ``preflight`` takes ``marker``, ``heads`` and ``wheel``; ``unpack`` needs ``root``,
-``python`` and ``bundle`` or ``incoming``; ``probe`` needs ``root`` and ``head``; ``launch`` needs
-``root``, ``shared`` and ``group``, where the program is ours and not the user's ``own`` and
-``limit``, seconds, and with ``hold`` it sends ``ready`` and waits for a command before a rank
-begins; ``deep`` is described in :mod:`bundle.checks.deep_node`. Each answers with one event of its
-phase's name, ``{"v": 1, "event": ..., "node": ..., "ok": ..., "seconds": ..., "problems": [...]}``
-and more; ``launch`` also sends ``output`` events with what its ranks write
-(:mod:`bundle.protocol.output`), and reports at last how many bytes of each that were (``sent``).
+It is asked with one JSON object (:mod:`bundle.protocol.requests`, through
+:mod:`bundle.channel.agent_channel`) and answers with JSON lines: the answer of the phase
+(:mod:`bundle.protocol.answers`), and events on the way. With ``hold`` a ``launch`` sends ``ready``
+and waits for a command before a rank begins; it also sends ``output`` events with what its ranks
+write (:mod:`bundle.protocol.output`), and reports at last how many bytes of each that were.
 """
 
 from __future__ import annotations
@@ -22,30 +15,52 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..channel.agent_channel import GO, AgentChannel
-from ..protocol.job import Job, parse
+from ..protocol.answers import (
+    Answer,
+    PreflightAnswer,
+    ProbeAnswer,
+    Ready,
+    TidyAnswer,
+    UnpackAnswer,
+)
+from ..protocol.job import Job
 from ..protocol.problem import NodeError
+from ..protocol.requests import (
+    AgentRequest,
+    CleanRequest,
+    CollectRequest,
+    DeepRequest,
+    EarlyRequest,
+    LaunchRequest,
+    PlacedRequest,
+    PreflightRequest,
+    ProbeRequest,
+    TidyRequest,
+    UnpackRequest,
+)
+from ..protocol.words import Action, Allocation
 from ..system import open_files, processes, signals
 
 if TYPE_CHECKING:
     from ..launch.early_torchrun import EarlyLauncher
+    from ..protocol.clean_answers import CleanAnswer
+    from ..protocol.deep_answers import DeepAnswer
+    from ..protocol.launch_answers import LaunchAnswer
 
 # Each phase imports what it alone needs when it is asked for.
 
 PROBE_SECONDS = 300.0
-EARLY = "early"
-"""The phase that only starts the launcher, before all others; there is no answer."""
 COLLECT = "collect"
 """The command that sends the job's outputs."""
 SESSION = "session"
 """The command for phases that are asked for one after the other, each by its own request."""
 
-Answer = dict[str, Any]
-"""The answer to a phase, an event without its name."""
-Phase = Callable[[Job, AgentChannel], Answer]
-"""Does one phase; returns its answer."""
+Phase = Callable[[Any, AgentChannel], Answer]
+"""Does one phase, with a request of its own class; returns its answer."""
 
 
 def main(phase: str, handle: int | None = None) -> int:
@@ -59,12 +74,12 @@ def main(phase: str, handle: int | None = None) -> int:
     open_files.raise_open_files()
     processes.adopt_orphans()
     try:
-        channel = AgentChannel(handle)
         if phase == SESSION:
-            return _serve_session(channel)
-        answer = _result(phase, channel, PHASES)
-        channel.conclude({"event": phase, **answer})
-        return 0 if answer["ok"] else 3
+            return _serve_session(AgentChannel(handle))
+        channel = AgentChannel(handle, phase)
+        answer = _result(channel, PHASES)
+        channel.conclude(answer, channel.request.phase)
+        return 0 if answer.ok else 3
     except signals.Stopped:
         return signals.TERMINATED
 
@@ -87,10 +102,11 @@ def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
     from ..results import pack
 
-    channel = AgentChannel(handle, follow=False)
-    job = parse(channel.request["job"])
+    request = AgentChannel(handle, COLLECT, follow=False).request
+    if not isinstance(request, CollectRequest):
+        raise TypeError(f"{request.phase}: not a request for the outputs")
     try:
-        pack.pack(str(channel.request["place"]), job.outputs, sys.stdout.buffer)
+        pack.pack(request.place, request.job.outputs, sys.stdout.buffer)
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 3
@@ -105,22 +121,24 @@ def _serve_session(channel: AgentChannel) -> int:
     """
     early: EarlyLauncher | None = None
 
-    def launch(job: Job, channel: AgentChannel) -> Answer:
+    def launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
         from ..launch.run_ranks import run_ranks
 
-        return run_ranks(job, channel, early)
+        return run_ranks(request, channel, early)
 
     phases = {**PHASES, "launch": launch}
     try:
         while True:
             _switch_python(channel)
-            phase = str(channel.request["phase"])
-            if early is None and phase in (EARLY, "preflight", "probe"):
-                early = _start_early(channel.request)
-            answer = _answer(phase, channel, phases) if phase != EARLY else {}
-            if early is not None and "damage" in answer:
-                early.close()  # it imports from what is damaged; another one is started later
-                early = None
+            request = channel.request
+            if early is None and isinstance(request, _MAY_START_EARLY):
+                early = _start_early(request)
+            if not isinstance(request, EarlyRequest):
+                answer = _result(channel, phases)
+                channel.emit(answer, request.phase)
+                if early is not None and _is_damaged(answer):
+                    early.close()  # it imports from what is damaged; another one is started later
+                    early = None
             if not channel.following():
                 return 0
     finally:
@@ -128,57 +146,60 @@ def _serve_session(channel: AgentChannel) -> int:
             early.close()
 
 
-def _fits(request: Mapping[str, Any]) -> bool:
+_MAY_START_EARLY = (EarlyRequest, PreflightRequest, ProbeRequest)
+"""The requests on which a launcher is started, as far as the environment exists."""
+
+
+def _is_damaged(answer: Answer) -> bool:
+    return isinstance(answer, PreflightAnswer) and answer.damage is not None
+
+
+def _fits(job: Job) -> bool:
     """Return whether the bundle was compiled for this Python; a session begins under any."""
     version = "%d.%d" % sys.version_info[:2]
     own = (sys.implementation.name, version, "t" in sys.abiflags)
-    return own == ("cpython", request["job"]["requires"]["python"], False)
+    return own == ("cpython", job.requires.python, False)
 
 
 def _switch_python(channel: AgentChannel) -> None:
     """Go on under the Python that the request names, where this one does not fit the bundle."""
     request = channel.request
-    python = str(request.get("python") or "")
-    if python and not request.get("again") and not _fits(request):
+    if not isinstance(request, PlacedRequest) or not request.python:
+        return
+    if not channel.handed_over and not _fits(request.job):
         open_files.restore_open_files()  # the other Python must not inherit the raised limit
-        argv = [python, "-I", "-S", sys.argv[0], "agent", SESSION]
-        os.execv(python, [*argv, "--request", str(channel.again())])
+        argv = [request.python, "-I", "-S", sys.argv[0], "agent", SESSION]
+        os.execv(request.python, [*argv, "--request", str(channel.again())])
 
 
-def _start_early(request: Mapping[str, Any]) -> EarlyLauncher | None:
+def _start_early(request: AgentRequest) -> EarlyLauncher | None:
     """Start the launcher of a job's ranks, if its environment exists already."""
-    if request["job"]["action"] != "run" or not _fits(request):
+    job = request.job
+    if job.action is not Action.RUN or not _fits(job):
         return None
-    try:
-        job = parse(request["job"])
-        if job.allocation == "slurm" and not job.one_step:
-            return None
-        from ..launch import early_torchrun as early
+    if job.allocation is Allocation.SLURM and not job.one_step:
+        return None
+    from ..launch import early_torchrun as early
 
-        return early.start(job, str(request.get("root", "")))
+    try:
+        return early.start(job, request.root if isinstance(request, PlacedRequest) else "")
     except NodeError:  # the phase itself reports it
         return None
 
 
-def _answer(phase: str, channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
-    """Do one phase, send its answer, and return it."""
-    answer = _result(phase, channel, phases)
-    channel.emit({"event": phase, **answer})
-    return answer
-
-
-def _result(phase: str, channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
-    """Do one phase; return its answer, whether it went well or not."""
-    job = parse(channel.request["job"])
+def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
+    """Do the phase that is asked for; return its answer, whether it went well or not."""
     started = time.monotonic()
-    answer: Answer = {"problems": []}
     try:
-        answer.update(phases[phase](job, channel))
+        answer = phases[channel.request.phase](channel.request, channel)
     except NodeError as exc:
-        answer["problems"] = [exc.problem.to_json()]
-    answer["seconds"] = round(time.monotonic() - started, 3)
-    answer["ok"] = not answer["problems"] and answer.get("exit_code", 0) == 0
-    return answer
+        answer = Answer(problems=(exc.problem,))
+    return replace(
+        answer,
+        node=channel.node,
+        seconds=round(time.monotonic() - started, 3),
+        ok=not answer.problems and not answer.exit_code,
+    )
 
 
 def wrapper_source() -> bytes:
@@ -188,79 +209,77 @@ def wrapper_source() -> bytes:
     return virtual_environment.source_of("launch.wrapper")
 
 
-def _preflight(job: Job, channel: AgentChannel) -> Answer:
+def _preflight(request: PreflightRequest, channel: AgentChannel) -> PreflightAnswer:
     from ..checks.preflight import preflight
 
-    return preflight(job, channel.request)
+    return preflight(request)
 
 
-def _unpack(job: Job, channel: AgentChannel) -> Answer:
+def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
     from ..transfer.staging import stage
 
-    return stage(job, channel)
+    return stage(request, channel)
 
 
-def _probe(job: Job, channel: AgentChannel) -> Answer:
+def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
     """Ask the environment's own Python for its facts; it imports modules where the job says so."""
     from ..checks import probe
     from ..launch.directories import place_of
     from ..launch.variables import environment_variables
     from ..system import network
 
-    request = channel.request
-    place = place_of(job, request)
+    job, place = request.job, place_of(request)
     variables = environment_variables(place, os.environ)
     deep = job.import_modules
     path = place.environment
     facts = probe.environment_facts(path, job.packages, job.imports, variables, deep, PROBE_SECONDS)
-    link = network.choose_link(job.launch.interface, str(request["node"]), str(request["head"]))
-    return {
-        **facts,
-        "line": probe.probe_line({**facts, "node": request["node"]}),
-        "interface": link.interface,
-        "address": link.address,
-    }
+    facts = replace(facts, node=request.node)
+    link = network.choose_link(job.launch.interface, request.node, request.head)
+    return replace(
+        facts, line=probe.probe_line(facts), interface=link.interface, address=link.address
+    )
 
 
-def _deep(job: Job, channel: AgentChannel) -> Answer:
+def _deep(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
     from ..checks import deep_node
 
-    return deep_node.check(job, channel)
+    return deep_node.check(request, channel)
 
 
-def _launch(job: Job, channel: AgentChannel) -> Answer:
+def _launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
     from ..launch.run_ranks import run_ranks
 
-    if channel.request.get("hold"):
-        channel.emit({"event": "ready"})
+    if request.hold:
+        channel.emit(Ready())
         while channel.command() != GO:  # any other end comes as a signal
             pass
-    return run_ranks(job, channel)
+    return run_ranks(request, channel)
 
 
-def _tidy(job: Job, channel: AgentChannel) -> Answer:
+def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
     """Remove what the job has left on this node."""
     from ..launch.directories import work_dir
     from ..node import removal
 
-    removal.sweep(work_dir(job, str(channel.request["root"])))
-    return {}
+    removal.sweep(work_dir(request.job, request.root))
+    return TidyAnswer()
 
 
-def _clean(job: Job, channel: AgentChannel) -> Answer:
+def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
     """Remove the environments on this node that nobody uses."""
     from ..environment import clean
-    from ..protocol.codec import encode
+    from ..protocol.clean_answers import CleanAnswer
     from ..system import files
 
+    job = request.job
     roots = clean.roots(job.node_root, os.environ)
     cleaned = [clean.clean(root, job.keep, job.dry_run) for root in roots]
-    if job.allocation == "local" and channel.request["node"] == job.nodes[0]:
+    if job.allocation is Allocation.LOCAL and request.node == job.nodes[0]:
         # Below it lie the roots of all these nodes; in it what `stager exec` has unpacked.
         user_root = os.path.dirname(os.path.dirname(os.environ[files.ROOT_VARIABLE]))
         cleaned.append(clean.clean(user_root, job.keep, job.dry_run, nodes=False))
-    problems = [problem.to_json() for root in cleaned for problem in root.problems]
-    return {"roots": [encode(root) for root in cleaned], "problems": problems}
+    problems = tuple(problem for root in cleaned for problem in root.problems)
+    return CleanAnswer(roots=tuple(cleaned), problems=problems)
 
 
 PHASES: dict[str, Phase] = {

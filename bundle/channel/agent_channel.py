@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from ..protocol import output as encoding
+from ..protocol import output
+from ..protocol.answers import AgentEvent
+from ..protocol.codec import decode, encode
+from ..protocol.requests import FramesAgain, Handover, RequestReader
 from ..system import signals
 from .frames import Writer
 from .lines import Lines
@@ -49,27 +51,32 @@ class AgentChannel:
     gone, or wants this agent to.
 
     Attributes:
-        request: the current request; it has a ``phase`` where phases follow one another.
+        request: the current request.
+        handed_over: True if this process has begun as another interpreter, which became this one.
         node: the name of this node.
         sent: bytes of output that were passed on since the last request, by rank.
     """
 
-    def __init__(self, handle: int | None, *, follow: bool = True) -> None:
+    def __init__(self, handle: int | None, phase: str = "", *, follow: bool = True) -> None:
         """Read the first request.
 
         Args:
             handle: an open file that holds it; None for standard input.
+            phase: the phase of requests that do not name one.
             follow: True if the end of standard input ends this process.
+
+        Raises:
+            NodeError: the request cannot be read.
         """
         self._lines: queue.Queue[str] = queue.Queue()
         """The lines of the driver that were read in a step; an empty one is the end."""
         self._busy = True
         self.sent: dict[int | None, int] = {}
-        message = _first_message(handle)
-        self._in_step = "common" in message
-        self.request: dict[str, Any] = _own(message) if self._in_step else message
-        self.node = str(self.request["node"])
-        self._job = self.request.get("job")
+        self._requests = RequestReader(os.environ.get("SLURMD_NODENAME", ""), phase)
+        self.request = self._requests.first(_first_message(handle))
+        self._in_step = self._requests.in_step
+        self.handed_over = self._requests.handed_over
+        self.node = self.request.node
         task = os.environ.get("SLURM_PROCID", "0")
         self._source = f"{self.node}:{task}"
         self._writer: Writer | None = None
@@ -77,24 +84,32 @@ class AgentChannel:
         self._before_last = 0
         """The number of the frame before the last message."""
         if self._in_step:
-            self._writer = Writer(self._source, int(self.request.pop("frames_sent", 0)))
+            self._writer = Writer(self._source, self._requests.frames_sent)
         if self._in_step and follow:
             threading.Thread(target=self._listen, daemon=True).start()
 
-    def emit(self, event: Mapping[str, Any]) -> None:
-        """Send one event."""
-        line = encoding.line({"v": 1, "node": self.node, **event})
+    def emit(self, event: AgentEvent, name: str = "") -> None:
+        """Send one event.
+
+        Args:
+            event: the event.
+            name: its name, where it is not that of its class.
+        """
+        raw = {**event.to_json(), "node": self.node}
+        self._send(json.dumps({**raw, "event": name or event.event}).encode())
+
+    def output(self, rank: int | None, data: bytes) -> None:
+        """Pass on what a rank has written, or the launcher (None)."""
+        self.sent[rank] = self.sent.get(rank, 0) + len(data)
+        self._send(output.line(self.node, rank, data))
+
+    def _send(self, line: bytes) -> None:
         with signals.held(), self._writing:  # half of it would be lost
             if self._writer is None:
                 _write(line + b"\n")
                 return
             self._before_last = self._writer.number
             _write(self._writer.frames(line))
-
-    def output(self, rank: int | None, data: bytes) -> None:
-        """Pass on what a rank has written, or the launcher (None)."""
-        self.sent[rank] = self.sent.get(rank, 0) + len(data)
-        self.emit({"event": "output", "rank": rank, **encoding.encoded(data)})
 
     def command(self) -> str:
         """Wait for the driver's next line."""
@@ -111,29 +126,25 @@ class AgentChannel:
             if message is not None and self._accept(message):
                 return True
 
-    def _accept(self, message: dict[str, Any]) -> bool:
+    def _accept(self, message: object) -> bool:
         """Take a further request; return whether it is for this node."""
         self.sent = {}
-        if not self._in_step:
-            self.request = message
-            return True
-        # It travels again only where it is another one, be that for this node or not.
-        self._job = message["common"].setdefault("job", self._job)
-        if self.node not in message.get("nodes", (self.node,)):
-            return False
-        self.request = _own(message)
-        return True
+        request = self._requests.next(message)
+        if request is not None:
+            self.request = request
+        return request is not None
 
-    def conclude(self, event: Mapping[str, Any]) -> None:
+    def conclude(self, event: AgentEvent, name: str = "") -> None:
         """Send the last answer; stay until the driver has all that was sent, or has gone.
 
-        What a task leaves behind when it ends, Slurm passes on in pieces.
+        What a task leaves behind when it ends, Slurm passes on in pieces. The arguments are those
+        of :meth:`emit`.
         """
         if self._writer is None:
-            self.emit(event)
+            self.emit(event, name)
             return
         signals.ignore_signals()  # Slurm ends all tasks when one has died: not from here on
-        self.emit(event)
+        self.emit(event, name)
         self._busy = False
         until = time.monotonic() + STAY_SECONDS
         while self._awaited(until):
@@ -143,11 +154,8 @@ class AgentChannel:
         """Return the current request as an open file, for the program that goes on with it."""
         from .bootstrap import in_memory
 
-        message = {**self.request, "again": True}
-        if self._writer is not None:
-            message["frames_sent"] = self._writer.number
-            message = {"phase": message.get("phase"), "common": message, "own": {}}
-        return in_memory(json.dumps(message).encode())
+        handover = Handover(self.request.to_json(), self._in_step, self._number)
+        return in_memory(json.dumps({"handover": encode(handover)}).encode())
 
     def _next(self) -> str:
         if not self._in_step:
@@ -193,15 +201,15 @@ class AgentChannel:
         if not line.startswith(f'{{"{AGAIN}"'):
             self._lines.put(line)
             return
-        gaps = json.loads(line)[AGAIN].get(self._source, ())
-        self._send_again([(int(first), int(last)) for first, last in gaps])
+        question = decode(FramesAgain, json.loads(line))
+        self._send_again(question.again.get(self._source, ()))
 
     def _interrupt(self) -> None:
         """End what this process is doing, as a signal does; nothing if it only waits."""
         if self._busy:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _send_again(self, gaps: list[tuple[int, int]]) -> None:
+    def _send_again(self, gaps: Sequence[tuple[int, int]]) -> None:
         if self._writer is None:
             return
         with contextlib.suppress(OSError), self._writing:  # the driver may have gone
@@ -209,17 +217,15 @@ class AgentChannel:
                 _write(self._writer.again(first, last))
 
 
-def _first_message(handle: int | None) -> dict[str, Any]:
+def _first_message(handle: int | None) -> object:
     """Read the first request from an open file, or from standard input."""
     if handle is None:
-        message: dict[str, Any] = json.loads(sys.stdin.readline())
-        return message
+        return json.loads(sys.stdin.readline())
     with open(handle, encoding="utf-8") as stream:
-        message = json.load(stream)
-    return message
+        return json.load(stream)
 
 
-def _decoded(line: str) -> dict[str, Any] | None:
+def _decoded(line: str) -> object:
     """Return a further request; None for a line that was cut."""
     try:
         if line.startswith(PACKED):
@@ -235,15 +241,3 @@ def _write(data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]
-
-
-def _own(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return this node's part of a request that is for all nodes of a step."""
-    node = os.environ["SLURMD_NODENAME"]
-    return {
-        **message["common"],
-        **message["own"].get(node, {}),
-        "phase": message.get("phase", ""),
-        "node": node,
-        "node_rank": message["common"]["job"]["nodes"].index(node),
-    }

@@ -6,17 +6,20 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from ..environment import damage, hard_links
 from ..format.archive import BundleFile
 from ..node import interpreter, locks, removal
 from ..node.location import base_for, env_of
 from ..node.root import secure_root
+from ..protocol.answers import PreflightAnswer
 from ..protocol.counts import sized
+from ..protocol.facts import NodeRootFacts
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
+from ..protocol.requests import PreflightRequest
 from ..system import files, network
 from . import probe
 
@@ -31,27 +34,25 @@ _STALE_SECONDS = 3600.0
 """A directory that nobody has written to for so long belongs to a job that has gone."""
 
 
-def base_by_need(job: Job, request: Mapping[str, Any]) -> str:
+def base_by_need(request: PreflightRequest) -> str:
     """Choose the directory for the node root; layers that are already here need no room again.
-
-    The request's ``room`` holds bytes and inodes of each layer, ``size`` is the bundle's length.
 
     Raises:
         NodeError: no directory fits.
     """
+    job = request.job
     first = base_for(job, os.environ, copies=0)
     root = os.path.join(first, f"stager-{os.geteuid()}")
-    if "room" not in request or os.path.isdir(env_of(job, root)):
+    if request.room is None or os.path.isdir(env_of(job, root)):
         return base_for(job, os.environ)
     # A file that is sent takes room while it is unpacked.
-    sent = 0 if _reads_in_place(job) else int(request["size"])
-    heads: Sequence[str] = request["heads"]
+    sent = 0 if _reads_in_place(job) else request.size
+    heads = request.heads
     older = hard_links.older_layers(os.path.join(root, "envs"), heads)
     if older:
-        missing = [room for head, room in zip(heads, request["room"]) if head not in older]
+        missing = [room for head, room in zip(heads, request.room) if head not in older]
         sent = sent * len(missing) // len(heads)
-        rooms = [request.get("own_room", (0, 0)), *missing]
-        needed_bytes, needed_inodes = (sum(column) for column in zip(*rooms))
+        needed_bytes, needed_inodes = (sum(column) for column in zip(request.own_room, *missing))
         chosen = files.choose_base(job.node_root, 0, 0, os.environ)
         refused = files.refusals(files.facts_of(chosen), needed_bytes + sent, needed_inodes)
         if chosen == first and not refused:
@@ -66,117 +67,116 @@ def _reads_in_place(job: Job) -> bool:
     return job.stage == "auto" and _reading_rate(job) is not None
 
 
-def preflight(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Check everything; report all problems at once.
-
-    The request's ``marker`` is the name of a file in the run directory, which tells that a node
-    sees the same one; ``heads`` are the head digests of the bundle's layers, and ``wheel`` its
-    decompressor.
-    """
+def preflight(request: PreflightRequest) -> PreflightAnswer:
+    """Check everything; report all problems at once."""
+    job = request.job
     problems: list[Problem] = []
-    answer: dict[str, Any] = {"root": "", "python": "", "address": "", "port": 0}
+    root = python = ""
     with _collecting(problems):
-        answer["root"] = secure_root(base_by_need(job, request))
-        sweep(str(answer["root"]), time.time())
+        root = secure_root(base_by_need(request))
+        sweep(root, time.time())
     with _collecting(problems):
-        answer["python"] = interpreter.find(job.requires.python, job.python_hints)
-    host = probe.host_facts(str(answer["root"]))
+        python = interpreter.find(job.requires.python, job.python_hints)
+    host = probe.host_facts(root)
     problems += probe.check_requires(job.requires, host)
+    address, port = "", 0
     with _collecting(problems):
-        answer.update(_head_address(job, request))
-    marker = os.path.join(job.run_dir, str(request.get("marker", "")))
-    answer["proj"] = os.path.exists(marker)
-    processes = max(1, int(str(host["cpus"])) // int(request.get("nodes_here", 1)))
+        address, port = _head_address(request)
+    answer = PreflightAnswer(
+        root=root,
+        python=python,
+        address=address,
+        port=port,
+        proj=os.path.exists(os.path.join(job.run_dir, request.marker)),
+        host=host,
+    )
     with _collecting(problems):
-        answer.update(_bundle_state(job, str(answer["root"]), request, processes))
-    answer["host"] = host
-    answer["problems"] = [problem.to_json() for problem in problems]
-    return answer
+        answer = _with_bundle_state(answer, request, max(1, host.cpus // request.nodes_here))
+    return replace(answer, problems=tuple(problems))
 
 
-def line(node: str, facts: Mapping[str, Any]) -> str:
+def line(answer: PreflightAnswer) -> str:
     """Return the line people grep for, ``hpc07 proj=ok pkgs=ok``, and more facts about a node."""
-    words = [node]
-    words += [f"{key}={'ok' if facts.get(key) else 'missing'}" for key in ("proj", "pkgs")]
-    host = facts.get("host") or {}
-    space = host.get("node_root") or {}
-    if "free_bytes" in space:
-        free = sized(int(space["free_bytes"])).replace(" ", "")
-        inodes = space["free_inodes"]
+    words = [answer.node]
+    for name, there in (("proj", answer.proj), ("pkgs", answer.pkgs)):
+        words.append(f"{name}={'ok' if there else 'missing'}")
+    space = None if answer.host is None else answer.host.node_root
+    if isinstance(space, NodeRootFacts):
         words += [
-            f"root={facts['root']}",
-            f"free={free}",
-            f"inodes={'any' if inodes is None else inodes}",
-            f"exec={'no' if space['noexec'] else 'ok'}",
+            f"root={answer.root}",
+            f"free={sized(space.free_bytes).replace(' ', '')}",
+            f"inodes={'any' if space.free_inodes is None else space.free_inodes}",
+            f"exec={'no' if space.noexec else 'ok'}",
         ]
-    if facts.get("python"):
-        words.append(f"python={facts['python']}")
+    if answer.python:
+        words.append(f"python={answer.python}")
     return " ".join(words)
 
 
-def _head_address(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
+def _head_address(request: PreflightRequest) -> tuple[str, int]:
     """Return the address and a free port that this node has as the head.
 
     The first node is the head; another one becomes it only if that one is left out, so its problems
     do not matter yet.
     """
-    if request["node_rank"] == 0:
-        return _address_and_port(job, request)
+    if request.node_rank == 0:
+        return _address_and_port(request)
     with contextlib.suppress(NodeError):
-        return _address_and_port(job, request)
-    return {}
+        return _address_and_port(request)
+    return "", 0
 
 
-def _address_and_port(job: Job, request: Mapping[str, Any]) -> dict[str, Any]:
-    node = str(request["node"])
+def _address_and_port(request: PreflightRequest) -> tuple[str, int]:
+    job = request.job
     if job.allocation == "local":
         address = "127.0.0.1"
     else:
-        interface = network.interface_setting(job.launch.interface, node)
+        interface = network.interface_setting(job.launch.interface, request.node)
         address = "" if interface == "auto" else network.address_of(interface)
         address = address or network.advertised_address(os.uname().nodename)
-    return {"address": address, "port": network.free_port(network.port_for(job.id))}
+    return address, network.free_port(network.port_for(job.id))
 
 
-def _bundle_state(
-    job: Job, root: str, request: Mapping[str, Any], processes: int
-) -> dict[str, Any]:
-    """Find which parts of the bundle are here, and how fast it can be read where it lies."""
+def _with_bundle_state(
+    answer: PreflightAnswer, request: PreflightRequest, processes: int
+) -> PreflightAnswer:
+    """Add which parts of the bundle are here, and how fast it can be read where it lies."""
+    job, root = request.job, answer.root
     env, started = env_of(job, root), time.monotonic()
     faults = damage.look(env, processes) if root else None
     check_seconds = round(time.monotonic() - started, 3)
     ready = faults == []
     rate = None if ready else _reading_rate(job)
-    answer: dict[str, Any] = {
-        "ready": ready,
-        "rate": rate,
-        "pkgs": ready or rate is not None,
-        "check_seconds": check_seconds,
-    }
-    if faults:
-        answer["damage"] = damage.describe(env, faults).to_json()
-    if request.get("heads") and not ready:
-        envs = os.path.join(root, "envs")
-        answer.update(_missing_layers(envs, request, processes, damaged=bool(faults)))
-    return answer
+    answer = replace(
+        answer,
+        ready=ready,
+        rate=rate,
+        pkgs=ready or rate is not None,
+        check_seconds=check_seconds,
+        damage=damage.describe(env, faults) if faults else None,
+    )
+    if not request.heads or ready:
+        return answer
+    return _with_missing_layers(answer, request, processes)
 
 
-def _missing_layers(
-    envs: str, request: Mapping[str, Any], processes: int, *, damaged: bool
-) -> dict[str, Any]:
-    """Find the layers that no older environment has, by number, and whether one has the wheel."""
-    heads: Sequence[str] = request["heads"]
+def _with_missing_layers(
+    answer: PreflightAnswer, request: PreflightRequest, processes: int
+) -> PreflightAnswer:
+    """Add the layers that no older environment has, by number, and whether one has the wheel."""
+    envs = os.path.join(answer.root, "envs")
     # Where there is damage, more is likely: environments are trusted only after a check.
     older: Collection[str]
-    if damaged:
+    if answer.damage is not None:
         older = hard_links.sound_layers(envs, processes)
     else:
-        older = hard_links.older_layers(envs, heads)
-    wheel = request.get("wheel")
-    return {
-        "lacks": [number for number, head in enumerate(heads) if head not in older],
-        "has_wheel": wheel is None or hard_links.has_decompressor(envs, *wheel),
-    }
+        older = hard_links.older_layers(envs, request.heads)
+    wheel = request.wheel
+    return replace(
+        answer,
+        lacks=tuple(number for number, head in enumerate(request.heads) if head not in older),
+        has_wheel=wheel is None or hard_links.has_decompressor(envs, *wheel),
+    )
 
 
 def _reading_rate(job: Job) -> float | None:

@@ -11,9 +11,13 @@ import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..node.host import host_facts
+from ..protocol.answers import ProbeAnswer
+from ..protocol.codec import decode
+from ..protocol.facts import HostFacts
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requires import Requires
 from ..system import processes
@@ -83,7 +87,7 @@ def check_origin(module, spec):
     origins[module] = places[0]
     outside = [place for place in places if not inside(place)]
     if outside:
-        problem("MODULE_FOREIGN", module, found=outside[0])
+        problem("module-foreign", module, found=outside[0])
 
 
 def modules_of(dist):
@@ -98,16 +102,16 @@ def check_package(name):
         dist = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         versions[name] = None
-        problem("PACKAGE_MISSING", name, root=root)
+        problem("package-missing", name, root=root)
         return
     versions[name] = dist.version
     place = str(dist.locate_file(""))
     if not inside(place):
-        problem("PACKAGE_FOREIGN", name, found=place)
+        problem("package-foreign", name, found=place)
     for module in modules_of(dist):
         spec = spec_of(module)
         if spec is None:
-            problem("PACKAGE_INCOMPLETE", name, module=module)
+            problem("package-incomplete", name, module=module)
         else:
             check_origin(module, spec)
 
@@ -115,7 +119,7 @@ def check_package(name):
 def check_import(module):
     spec = spec_of(module)
     if spec is None:
-        problem("MODULE_MISSING", module, python=sys.executable)
+        problem("module-missing", module, python=sys.executable)
         return
     if module not in origins:
         check_origin(module, spec)
@@ -127,7 +131,7 @@ def check_import(module):
         importlib.import_module(module)
     except (Exception, SystemExit) as exc:
         last = traceback.format_exception_only(type(exc), exc)[-1].strip()
-        problem("MODULE_NOT_IMPORTED", module, why=last)
+        problem("module-not-imported", module, why=last)
 
 
 for name in request["packages"]:
@@ -142,6 +146,18 @@ os._exit(0)  # some libraries crash or hang while they are torn down; the answer
 '''
 
 
+@dataclass(frozen=True)
+class _Description:
+    """An environment, as the program describes it."""
+
+    v: int
+    python: str
+    prefix: str
+    packages: dict[str, str | None]
+    origins: dict[str, str]
+    problems: tuple[Problem, ...]
+
+
 def environment_facts(
     env_dir: str,
     packages: Sequence[str],
@@ -149,7 +165,7 @@ def environment_facts(
     rank_env: Mapping[str, str],
     deep: bool,
     timeout: float,
-) -> dict[str, object]:
+) -> ProbeAnswer:
     """Ask a staged environment for its packages and the origins of its modules.
 
     Args:
@@ -161,10 +177,8 @@ def environment_facts(
         timeout: seconds for all of it.
 
     Returns:
-        ``python`` (full version), ``prefix``, ``packages`` (version or null by name), ``origins``
-        (file or folder by module), ``origin_ok`` (every one lies under ``env_dir``; modules of the
-        standard library are exempt), ``problems`` (see :class:`Problem`). After a failure to start
-        only ``problems`` has content; nothing is raised.
+        The environment in its own words. After a failure to start only ``problems`` has content;
+        nothing is raised.
     """
     argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", _PROGRAM]
     request = {
@@ -178,57 +192,49 @@ def environment_facts(
         done = processes.run(
             argv, env=rank_env, cwd=env_dir, timeout=timeout, input=json.dumps(request)
         )
-        answer = json.loads(done.stdout)
+        description = decode(_Description, json.loads(done.stdout))
     except processes.ProcessError as exc:
-        return _failed(_did_not_run(env_dir, exc))
+        return ProbeAnswer(problems=(_did_not_run(env_dir, exc),))
     except ValueError:
         tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
         values = {"answer": " ".join(tail)}
-        return _failed(Problem(ProblemCode.PYTHON_GARBLED, env_dir, values))
-    problems = [
-        Problem(ProblemCode[raw["code"]], raw["where"], raw["values"]) for raw in answer["problems"]
-    ]
-    facts = {key: answer[key] for key in ("python", "prefix", "packages", "origins")}
-    return {
-        **facts,
-        "problems": [problem.to_json() for problem in problems],
-        "origin_ok": not any(problem.code in _FOREIGN for problem in problems),
-    }
+        return ProbeAnswer(problems=(Problem(ProblemCode.PYTHON_GARBLED, env_dir, values),))
+    problems = description.problems
+    return ProbeAnswer(
+        python=description.python,
+        prefix=description.prefix,
+        packages=description.packages,
+        origins=description.origins,
+        origin_ok=not any(problem.code in _FOREIGN for problem in problems),
+        problems=problems,
+    )
 
 
-def probe_line(facts: Mapping[str, object]) -> str:
-    """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``.
-
-    Args:
-        facts: the result of :func:`environment_facts`, and ``node``, the node's name; further
-            problems, of the host for example, may have been put first into ``problems``.
-    """
-    problems = facts.get("problems")
-    if isinstance(problems, list) and problems:
-        return f"NODE {facts['node']} FAILED -> {Problem.from_json(problems[0])}"
-    packages = facts.get("packages")
-    versions = dict(packages) if isinstance(packages, Mapping) else {}
-    installed = {name: version for name, version in versions.items() if version}
+def probe_line(answer: ProbeAnswer) -> str:
+    """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``."""
+    if answer.problems:
+        return f"NODE {answer.node} FAILED -> {answer.problems[0]}"
+    installed = {name: version for name, version in answer.packages.items() if version}
     words = [f"{SHOWN[name]} {installed[name]}" for name in SHOWN if name in installed]
     if not words:
         words = [f"{name} {version}" for name, version in list(installed.items())[:6]]
-    python = ".".join(str(facts.get("python", "")).split(".")[:2])
-    return " ".join([f"NODE {facts['node']} OK -> PY {python}", *words])
+    python = ".".join(answer.python.split(".")[:2])
+    return " ".join([f"NODE {answer.node} OK -> PY {python}", *words])
 
 
-def check_requires(requires: Requires, host: Mapping[str, object]) -> list[Problem]:
+def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:
     """Return all reasons why a bundle cannot run on a machine.
 
     Args:
         requires: from the bundle's manifest.
         host: the result of :func:`host_facts`.
     """
-    where = str(host["hostname"])
+    where = host.hostname
     problems = []
-    if host["machine"] != requires.machine:
-        values = {"needed": requires.machine, "machine": str(host["machine"])}
+    if host.machine != requires.machine:
+        values = {"needed": requires.machine, "machine": host.machine}
         problems.append(Problem(ProblemCode.OTHER_MACHINE, where, values))
-    libc, version = str(host["libc"]), str(host["libc_version"])
+    libc, version = host.libc, host.libc_version
     if libc != requires.libc:
         needed = f"{requires.libc} {requires.libc_version}"
         values = {"needed": needed, "libc": f"{libc} {version}".rstrip()}
@@ -255,14 +261,3 @@ def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
     elif exc.code == -signal.SIGKILL and not exc.timed_out:
         code = ProblemCode.PYTHON_KILLED
     return Problem(code, env_dir, {"why": why})
-
-
-def _failed(problem: Problem) -> dict[str, object]:
-    return {
-        "python": "",
-        "prefix": "",
-        "packages": {},
-        "origins": {},
-        "origin_ok": False,
-        "problems": [problem.to_json()],
-    }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
+from ..protocol.requests import TidyRequest
 from ..results.receive import Received
 from .state import State
 
@@ -63,7 +64,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         state.note(f"some outputs were not brought back; they are still on {head} in {work_dir}")
         return
     with contextlib.suppress(NodeError):
-        state.ask("tidy", state.paths)
+        state.ask("tidy", lambda node: TidyRequest(*state.placed(node)))
 
 
 def _fetch_outputs(state: State, head: str, work_dir: str) -> bool:

@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..checks import findings, network_agreement, reachability
 from ..checks.findings import Problems
@@ -19,6 +18,7 @@ from ..launch.choices import choose_backend
 from ..protocol import output
 from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport
 from ..protocol.problem import Problem, ProblemCode
+from ..protocol.requests import DeepRequest, GroupSettings, LaunchRequest
 from ..protocol.words import Allocation
 from ..system import network
 from .state import Answer, State
@@ -32,13 +32,13 @@ ALL_REDUCE_SECONDS = 1800
 def check_nodes(state: State) -> None:
     """Let every node check itself; ``state.answers`` then has this beside the probe's answers."""
     probed, job = state.answers, state.job
-    between_nodes = (
-        job.allocation is not Allocation.LOCAL
-    )  # one machine has one clock and one resolver
-    request: dict[str, Any] = {}
+    # One machine has one clock and one resolver.
+    between_nodes = job.allocation is not Allocation.LOCAL
+    head, names = None, None
     if between_nodes:
-        names = reachability.resolution(job.nodes)
-        request = {"head": list(_address_of(state, job.nodes[0])), "names": names}
+        head = _address_of(state, job.nodes[0])
+        resolved = reachability.resolution(job.nodes)
+        names = {name: tuple(addresses) for name, addresses in resolved.items()}
     clocks: dict[str, ClockReading] = {}
     sent = time.time()
 
@@ -46,15 +46,17 @@ def check_nodes(state: State) -> None:
         if event["event"] == "clock":
             clocks[str(event["node"])] = ClockReading(sent, float(event["clock"]), time.time())
 
-    state.ask("deep", lambda node: {**state.paths(node), **request}, on_event)
+    state.ask(
+        "deep", lambda node: DeepRequest(*state.placed(node), head=head, names=names), on_event
+    )
     checked = state.answers
     found = [_damage(checked)]
     for node, answer in checked.items():
         if "damage" in answer:
             finding = "is damaged" if answer["damage"] else "is as it was built, every file"
             state.log_line(node, f"{node} deep: the environment {finding}")
-    if between_nodes:
-        found += _network(state, request["names"], clocks)
+    if names is not None:
+        found += _network(state, names, clocks)
     state.answers = _merged(probed, checked, found)
 
 
@@ -164,13 +166,8 @@ def _run_ranks(
     # Nobody joins these ranks later, and none is started again.
     launch = replace(state.job.launch, command=COMMAND, elastic=None, max_restarts=0)
     address, port = _address_of(state, nodes[0])
-    request = {
-        "job": replace(state.job, nodes=nodes, launch=launch).to_json(),
-        "own": True,
-        "limit": ALL_REDUCE_SECONDS,
-        "shared": False,
-        "group": {"address": address, "port": port, "backend": backend, "nproc": state.nproc},
-    }
+    job = replace(state.job, nodes=nodes, launch=launch)
+    group = GroupSettings(address, port, backend, state.nproc)
     printed: dict[tuple[str, int], list[str]] = {}
 
     def on_event(event: Event) -> None:
@@ -178,11 +175,12 @@ def _run_ranks(
             rank = str(event["node"]), int(event["rank"])
             printed.setdefault(rank, []).extend(output.shown(event))
 
-    def part(node: str) -> dict[str, Any]:
-        return {**state.paths(node), **request, "node_rank": nodes.index(node)}
+    def request(node: str) -> LaunchRequest:
+        asked = LaunchRequest(*state.placed(node), group=group, shared=False, own=True)
+        return replace(asked, job=job, node_rank=nodes.index(node), limit=ALL_REDUCE_SECONDS)
 
     state.answers = {}
-    state.ask_some("launch", nodes, part, on_event)
+    state.ask_some("launch", nodes, request, on_event)
     return printed
 
 

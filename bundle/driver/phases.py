@@ -8,8 +8,11 @@ from typing import Any
 
 from ..checks import preflight
 from ..format.manifest import room_for
+from ..protocol.answers import PreflightAnswer
+from ..protocol.codec import decode
 from ..protocol.job import Job
 from ..protocol.problem import Problem
+from ..protocol.requests import CleanRequest, PreflightRequest, ProbeRequest
 from ..protocol.words import Action, PhaseName
 from . import collect, ranks, staging
 from .state import State
@@ -49,9 +52,8 @@ class PreflightPhase(Phase):
 
     def ask(self, state: State) -> None:
         """Ask for the facts of each node."""
-        bundle = _bundle_facts(state)
         with collect.run_dir_marker(state.job) as marker:
-            state.ask(self.name, lambda node: {**bundle, "marker": marker})
+            state.ask(self.name, lambda node: _preflight_request(state, node, marker))
 
     def use(self, state: State) -> None:
         """Keep the facts, log them, and decide how many ranks each node gets."""
@@ -107,8 +109,8 @@ class ProbePhase(Phase):
 
     def ask(self, state: State) -> None:
         """Let each node's environment describe itself."""
-        head = state.facts[state.job.nodes[0]]["address"]
-        state.ask(self.name, lambda node: {**state.paths(node), "head": head})
+        head = str(state.facts[state.job.nodes[0]]["address"])
+        state.ask(self.name, lambda node: ProbeRequest(*state.placed(node), head=head))
 
     def use(self, state: State) -> None:
         """Log the answers."""
@@ -173,31 +175,33 @@ class CleanPhase(Phase):
 
     def ask(self, state: State) -> None:
         """Let each node remove its own."""
-        state.ask(self.name, lambda node: {})
+        state.ask(self.name, lambda node: CleanRequest(*state.common(node)))
 
     def use(self, state: State) -> None:
         """Fail where something could not be removed."""
         state.fail_if_any()
 
 
-def _bundle_facts(state: State) -> dict[str, Any]:
-    """Return what a preflight needs to know about the bundle."""
+def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest:
+    """Return the request of a node, with all that it needs to know about the bundle."""
+    request = PreflightRequest(*state.common(node), marker=marker)
     if state.bundle is None:
-        return {}
+        return request
     manifest = state.bundle.manifest
     wheel = manifest.decompressor
-    return {
-        "heads": [layer.head for layer in manifest.layers],
-        "room": [room_for([layer]) for layer in manifest.layers],
-        "own_room": room_for([], manifest),
-        "size": os.path.getsize(state.job.bundle),
-        "wheel": None if wheel is None else [wheel.name, wheel.size],
-    }
+    return replace(
+        request,
+        heads=tuple(layer.head for layer in manifest.layers),
+        room=tuple(room_for([layer]) for layer in manifest.layers),
+        own_room=room_for([], manifest),
+        size=os.path.getsize(state.job.bundle),
+        wheel=None if wheel is None else (wheel.name, wheel.size),
+    )
 
 
 def _preflight_lines(state: State, node: str, facts: dict[str, Any]) -> list[str]:
     """Return what the preflight's log says of a node."""
-    lines = [preflight.line(node, facts)]
+    lines = [preflight.line(decode(PreflightAnswer, facts, strict=False))]
     if "damage" in facts:
         lines.append(f"{node} damage: {_warn_of_damage(state, node, facts['damage'])}")
     lines += [f"{node} problem: {Problem.from_json(raw)}" for raw in facts["problems"]]

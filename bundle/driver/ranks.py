@@ -13,6 +13,7 @@ from ..protocol.codec import decode
 from ..protocol.events import JobEnds
 from ..protocol.launch_answers import Departure, FailureRecord, Lingering, Vanished
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..protocol.requests import GroupSettings, LaunchRequest
 from .state import State
 from .transports.transport import Event, OnEvent
 
@@ -26,21 +27,24 @@ def start(state: State) -> None:
         NodeError: they cannot be started with these nodes.
     """
     group = _group(state)
-    if group["on_cpus"]:
+    if group.on_cpus:
         _note_cpus(state)
     shared = all(facts["proj"] for facts in state.facts.values())
     world_size = state.nproc * len(state.job.nodes)
-    state.result = replace(state.result, world_size=world_size, backend=group["backend"])
+    state.result = replace(state.result, world_size=world_size, backend=group.backend)
     state.separate_run_dirs = not shared
-    request = {"group": group, "shared": shared}
     on_event = _log_starter(state)
     try:
-        state.ask("launch", lambda node: {**state.paths(node), **request}, on_event)
+        state.ask(
+            "launch",
+            lambda node: LaunchRequest(*state.placed(node), group=group, shared=shared),
+            on_event,
+        )
     finally:  # also of a job that is interrupted: something may have failed before
         state.result = _with_outcome(state.result, state)
 
 
-def _group(state: State) -> dict[str, Any]:
+def _group(state: State) -> GroupSettings:
     """Return how the ranks find each other."""
     job, gpus = state.job, state.gpus()
     try:
@@ -50,13 +54,13 @@ def _group(state: State) -> dict[str, Any]:
     head = state.facts[job.nodes[0]]
     if not head.get("port"):  # it has become the head after another one was left out
         raise NodeError(Problem(ProblemCode.HEAD_WITHOUT_ADDRESS, job.nodes[0]))
-    return {
-        "address": head["address"],
-        "port": head["port"],
-        "backend": backend,
-        "nproc": state.nproc,
-        "on_cpus": must_use_cpus(backend, gpus),
-    }
+    return GroupSettings(
+        address=str(head["address"]),
+        port=int(head["port"]),
+        backend=backend,
+        nproc=state.nproc,
+        on_cpus=must_use_cpus(backend, gpus),
+    )
 
 
 def _log_starter(state: State) -> OnEvent:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..checks.preflight import BROADCAST as FOLDER
 from ..format.archive import BundleFile, digest_of
@@ -18,6 +17,7 @@ from ..format.partial_bundle import write_excerpt
 from ..protocol.events import FileSent, StagingForecast, TransferPlan
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
+from ..protocol.requests import Incoming, UnpackRequest
 from ..transfer.forecast import forecast
 from ..transfer.plan import BROADCAST, NodeGroup, Plan, make_plan, where
 from .state import State
@@ -68,11 +68,11 @@ def _unpack_in_place(state: State, plan: Plan) -> None:
     if not nodes:
         return
 
-    def part(node: str) -> dict[str, Any]:
-        ready = state.facts[node]["ready"]
-        return {**state.paths(node), "bundle": state.job.bundle, "checked": ready}
+    def request(node: str) -> UnpackRequest:
+        ready = bool(state.facts[node]["ready"])
+        return UnpackRequest(*state.placed(node), bundle=state.job.bundle, checked=ready)
 
-    state.ask_some("unpack", nodes, part)
+    state.ask_some("unpack", nodes, request)
 
 
 def _remaining(state: State, nodes: list[str] | tuple[str, ...]) -> tuple[str, ...]:
@@ -126,14 +126,9 @@ class _Shipment:
         transfer = Transfer(source, target, os.path.getsize(source))
         return cls(transfer, bundle.manifest.to_bytes().decode(), group.members)
 
-    def incoming(self) -> dict[str, Any]:
+    def incoming(self) -> Incoming:
         """Return what an agent is asked to take."""
-        return {
-            "target": self.transfer.target,
-            "manifest": self.manifest,
-            "members": list(self.members),
-            "size": self.transfer.size,
-        }
+        return Incoming(self.transfer.target, self.manifest, self.members, self.transfer.size)
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
@@ -207,7 +202,7 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str,
         shipment = replace(shipment, transfer=replace(shipment.transfer, target=fresh))
     transfer, incoming = shipment.transfer, shipment.incoming()
     delivery = state.deliver(
-        transfer, nodes, lambda node: {**state.paths(node), "incoming": incoming}
+        transfer, nodes, lambda node: UnpackRequest(*state.placed(node), incoming=incoming)
     )
     if not delivery.failed:
         state.bytes_sent += transfer.size

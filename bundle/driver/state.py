@@ -17,6 +17,7 @@ from ..protocol import output
 from ..protocol.events import DriverEvent, JobEnds, NodesLeftOut, Note, OutputLoss
 from ..protocol.job import Job
 from ..protocol.problem import Problem, ProblemCode
+from ..protocol.requests import AgentRequest, CollectRequest
 from ..protocol.words import Launcher
 from ..transfer.plan import Plan
 from .logs import Logs
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 Answer = Event
 """The event with which a node answers a phase."""
-RequestPart = Callable[[str], "dict[str, Any]"]
-"""Returns what the request of a node has besides the job."""
+RequestFor = Callable[[str], AgentRequest]
+"""Returns the request of a node."""
 LISTED = ("failures", "tail", "left", "vanished", "lingering", "joined", "alone")
 """The lists in the answers of a launch; those of several tasks of a node are put together."""
 
@@ -189,31 +190,40 @@ class State:
         """Decide how many ranks each node gets."""
         self.nproc = choose_nproc(self.job.launch.nproc_per_node, self.gpus())
 
-    def paths(self, node: str) -> dict[str, Any]:
-        """Return the node root and the interpreter that the preflight found on a node."""
-        return {key: self.facts[node][key] for key in ("root", "python")}
+    def common(self, node: str) -> tuple[Job, str, int, int]:
+        """Return the part that all requests to a node begin with."""
+        return self.job, node, self.job.nodes.index(node), self.transport.nodes_here
 
-    def ask(self, phase: str, part: RequestPart, on_event: OnEvent | None = None) -> None:
+    def placed(self, node: str) -> tuple[Job, str, int, int, str, str]:
+        """Return that part with the node root and the interpreter that the preflight found."""
+        facts = self.facts[node]
+        return (*self.common(node), str(facts["root"]), str(facts["python"]))
+
+    def ask(self, phase: str, request: RequestFor, on_event: OnEvent | None = None) -> None:
         """Let every node's agent do a phase; ``answers`` then has one for each node.
 
         Args:
             phase: one of :data:`bundle.agent.agent.PHASES`.
-            part: returns what the request of a node has besides the job.
+            request: returns the request of a node.
             on_event: called with each event as it comes.
         """
         self.answers = {}
-        self.ask_some(phase, self.job.nodes, part, on_event)
+        self.ask_some(phase, self.job.nodes, request, on_event)
 
     def ask_some(
-        self, phase: str, nodes: tuple[str, ...], part: RequestPart, on_event: OnEvent | None = None
+        self,
+        phase: str,
+        nodes: tuple[str, ...],
+        request: RequestFor,
+        on_event: OnEvent | None = None,
     ) -> None:
         """Let some nodes' agents do a phase; adds to ``answers``."""
-        requests = self._requests(nodes, part)
+        requests = {node: request(node) for node in nodes}
         self._settle(phase, self.transport.run(phase, requests, self._listener(phase, on_event)))
 
-    def deliver(self, transfer: Transfer, nodes: tuple[str, ...], part: RequestPart) -> Delivery:
+    def deliver(self, transfer: Transfer, nodes: tuple[str, ...], request: RequestFor) -> Delivery:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
-        requests = self._requests(nodes, part)
+        requests = {node: request(node) for node in nodes}
         delivery = self.transport.deliver(transfer, requests, self._listener("unpack"))
         if not delivery.failed:
             self._settle("unpack", delivery.ended)
@@ -228,13 +238,13 @@ class State:
         from ..results.receive import receive
 
         job = self.job
-        request = self._requests((node,), lambda name: {**self.paths(name), "place": place})
+        request = CollectRequest(*self.placed(node), place=place)
         received: list[Received] = []
 
         def take(stream: IO[bytes]) -> None:
             received.append(receive(stream, job.run_dir, job.outputs, node))
 
-        self.transport.fetch("collect", request, take)
+        self.transport.fetch("collect", {node: request}, take)
         return received[0]
 
     def fail_if_any(self) -> None:
@@ -287,20 +297,6 @@ class State:
             return self.job.min_nodes
         elastic = self.job.launch.elastic
         return elastic[0] if elastic else len(self.job.nodes)
-
-    def _requests(self, nodes: tuple[str, ...], part: RequestPart) -> dict[str, dict[str, Any]]:
-        job = self.job.to_json()
-        return {
-            node: {
-                "v": 1,
-                "job": job,
-                "node": node,
-                "node_rank": self.job.nodes.index(node),
-                "nodes_here": self.transport.nodes_here,
-                **part(node),
-            }
-            for node in nodes
-        }
 
     def _listener(self, phase: str, on_event: OnEvent | None = None) -> OnEvent:
         """Return the function that takes each event of a phase."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..node.location import env_of
 from ..protocol.job import Job
+from ..protocol.requests import PlacedRequest
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,14 @@ class JobDirectories:
     """This job's private directory under the node root."""
 
 
-def place_of(job: Job, request: Mapping[str, Any]) -> JobDirectories:
-    """Return the directories of a job on this node."""
-    root = str(request["root"])
+def place_of(request: PlacedRequest) -> JobDirectories:
+    """Return the directories of a job on the node that is asked."""
+    job = request.job
     task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher == "srun" else "0"
     return JobDirectories(
-        root=root,
-        environment=env_of(job, root),
-        job_dir=os.path.join(root, "jobs", f"{job.id}.{request['node_rank']}.{task}"),
+        root=request.root,
+        environment=env_of(job, request.root),
+        job_dir=os.path.join(request.root, "jobs", f"{job.id}.{request.node_rank}.{task}"),
     )
 
 

@@ -30,8 +30,6 @@ OnOutput = Callable[["int | None", bytes], None]
 """Called with the rank, None for the launcher itself, and its next output: whole lines, except for
 very long ones, and the last."""
 
-RANKS_ENDED = "ranks-ended"
-"""An agent's event: its ranks have ended well, and their launcher still waits for other nodes."""
 AGENT_SECONDS = 5.0
 """Seconds that an agent may take to end after its ranks: it waits for them, and cleans up."""
 KEPT = 200

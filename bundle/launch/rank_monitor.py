@@ -15,9 +15,9 @@ import selectors
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..channel.lines import Lines
+from ..protocol.codec import AnyText, decode
 
 PIPE = "ranks"
 """The name of the pipe beside those of the ranks' output; :mod:`bundle.launch.watch` has it too."""
@@ -63,6 +63,20 @@ class Rank:
     def ended_well(self) -> bool:
         """True if its program has ended well, whatever happened to its process since."""
         return self.finished_well if self.finished is not None else self.code == 0
+
+
+@dataclass(frozen=True)
+class _Message:
+    """What a rank writes into the pipe; see :mod:`bundle.launch.watch`."""
+
+    event: str
+    rank: int
+    local_rank: int
+    pid: int
+    time: float
+    status: int = 0
+    joined: bool | None = None
+    threads: tuple[AnyText, ...] = ()
 
 
 class RankMonitor:
@@ -198,29 +212,26 @@ class RankMonitor:
         with contextlib.suppress(BlockingIOError):
             for line in self._lines.feed(os.read(self._pipe, _CHUNK)):
                 # The program may write there as well: any other line is ignored.
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    self._note_message(json.loads(line))
+                with contextlib.suppress(ValueError):
+                    self._note_message(decode(_Message, json.loads(line)))
 
-    def _note_message(self, message: Mapping[str, Any]) -> None:
-        event, number, pid = message["event"], int(message["rank"]), int(message["pid"])
+    def _note_message(self, message: _Message) -> None:
+        event, number = message.event, message.rank
         if event == "started":
-            self.ranks[number] = Rank(number, int(message["local_rank"]), pid)
-            self._watch(number, pid)
+            self.ranks[number] = Rank(number, message.local_rank, message.pid)
+            self._watch(number, message.pid)
             return
-        rank = self.ranks[number]
-        if rank.pid != pid:
+        rank = self.ranks.get(number)
+        if rank is None or rank.pid != message.pid:
             return
         if event == "lingers":
-            self._note_lingering(rank, tuple(map(str, message["threads"])))
+            self._note_lingering(rank, message.threads)
         elif event == "finished":
             self.ranks[number] = replace(
-                rank,
-                finished=float(message["time"]),
-                status=int(message["status"]),
-                joined=message.get("joined"),
+                rank, finished=message.time, status=message.status, joined=message.joined
             )
         elif event == "left":
-            self.ranks[number] = replace(rank, left=float(message["time"]))
+            self.ranks[number] = replace(rank, left=message.time)
         elif event == "joined":
             self.ranks[number] = replace(rank, left=None, lingers=None)
 

@@ -7,11 +7,12 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
+from ..protocol.codec import decode
+from ..protocol.counts import counted
+from ..protocol.launch_answers import FailureRecord
 from .rank_monitor import Rank, RankMonitor
-
-RECORD_KEYS = ("node", "rank", "local_rank", "exit_code", "exception", "message", "lines", "time")
 
 _RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
@@ -39,8 +40,8 @@ def failures(
     tail: Iterable[str],
     ended: float,
     by_rank: Mapping[int, Sequence[str]] | None = None,
-) -> list[dict[str, Any]]:
-    """Return every rank of this node that failed, as JSON objects with ``RECORD_KEYS``.
+) -> list[FailureRecord]:
+    """Return every rank of this node that failed.
 
     A rank that raised has left a record with its traceback; if it ended itself (``sys.exit``), its
     last lines replace the traceback. A rank that was killed left none; torchrun's report has its
@@ -54,37 +55,56 @@ def failures(
         by_rank: the last lines of each rank whose output is separate from the others'.
     """
     by_rank = by_rank or {}
-    records = {record["rank"]: record for record in _records(os.path.join(job_dir, "failures"))}
+    records = {record.rank: record for record in _records(os.path.join(job_dir, "failures"))}
     for rank, record in records.items():
-        if record["exception"] == "SystemExit" and by_rank.get(rank):
+        if record.exception == "SystemExit" and by_rank.get(rank):
             # Its last lines give the reason; the traceback only gives the place.
-            record["lines"] = list(by_rank[rank])[-_SHOWN:]
+            records[rank] = replace(record, lines=_last(by_rank[rank]))
     lines = list(tail)
     for rank, local_rank, code in reported(lines):
-        if rank in records:
-            continue
-        own_lines = list(by_rank.get(rank) or program_lines(lines, rank))
-        records[rank] = {
-            "node": node,
-            "rank": rank,
-            "local_rank": local_rank,
-            "exit_code": code,
-            "exception": "",
-            "message": "",
-            "lines": own_lines[-_SHOWN:],
-            "time": ended,
-        }
-    return sorted(records.values(), key=lambda record: (weight(record), record["time"]))
+        if rank not in records:
+            own_lines = by_rank.get(rank) or program_lines(lines, rank)
+            records[rank] = unrecorded(node, rank, local_rank, code, own_lines, ended)
+    return sorted(records.values(), key=_importance)
+
+
+def _importance(record: FailureRecord) -> tuple[int, float]:
+    return weight(record.exit_code, record.exception, record.message), record.time
+
+
+def unrecorded(
+    node: str, rank: int, local_rank: int, code: int, lines: Iterable[str], time: float
+) -> FailureRecord:
+    """Return the failure of a rank that left no record.
+
+    Args:
+        node: its node.
+        rank: its number.
+        local_rank: its number on the node.
+        code: its exit status.
+        lines: its output, of which the end is kept.
+        time: the time of the failure.
+    """
+    return FailureRecord(
+        node=node,
+        rank=rank,
+        local_rank=local_rank,
+        exit_code=code,
+        exception="",
+        message="",
+        lines=_last(lines),
+        time=time,
+    )
+
+
+def _last(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(lines)[-_SHOWN:]
 
 
 def settled(
-    records: Iterable[Mapping[str, Any]], monitor: RankMonitor, launcher: Sequence[str]
-) -> list[dict[str, Any]]:
+    records: Iterable[FailureRecord], monitor: RankMonitor, launcher: Sequence[str]
+) -> list[FailureRecord]:
     """Complete the failures of a node with the monitor's times, and with who ended the ranks.
-
-    Each gets ``told_to_end``, true if its launcher or its agent had told it to by then;
-    ``root_cause``, true if torchrun calls it the first failure that it saw; and ``ended``, the time
-    when its process ended, which after an exception takes PyTorch a while.
 
     Args:
         records: from :func:`failures`.
@@ -95,33 +115,29 @@ def settled(
     root_cause = listed[-1][0] if listed else None  # the last entry of torchrun's report
     pids = signalled(launcher)
     return [
-        _settled(record, monitor, pids, is_root_cause=record["rank"] == root_cause)
+        _settled(record, monitor, pids, is_root_cause=record.rank == root_cause)
         for record in records
     ]
 
 
 def _settled(
-    record: Mapping[str, Any], monitor: RankMonitor, pids: Collection[int], *, is_root_cause: bool
-) -> dict[str, Any]:
-    rank = monitor.ranks.get(record["rank"])
-    ended = record["time"]
+    record: FailureRecord, monitor: RankMonitor, pids: Collection[int], *, is_root_cause: bool
+) -> FailureRecord:
+    rank = monitor.ranks.get(record.rank)
+    ended = record.time
     if rank is not None:
         ended = rank.ended or monitor.launcher_end or ended
-    time = record["time"] if record["exception"] else ended
+    time = record.time if record.exception else ended
     told_to_end = monitor.has_stopped_before(time)
-    if not told_to_end and _is_sigterm(record):
+    if not told_to_end and _is_sigterm(record.exit_code):
         told_to_end = rank.pid in pids if rank is not None and pids else not is_root_cause
-    return {
-        **record,
-        "time": time,
-        "ended": ended,
-        "told_to_end": told_to_end,
-        "root_cause": is_root_cause,
-    }
+    return replace(
+        record, time=time, ended=ended, told_to_end=told_to_end, root_cause=is_root_cause
+    )
 
 
-def _is_sigterm(record: Mapping[str, Any]) -> bool:
-    return int(record["exit_code"]) in (_SIGTERM, 128 - _SIGTERM)
+def _is_sigterm(code: int) -> bool:
+    return code in (_SIGTERM, 128 - _SIGTERM)
 
 
 def signalled(launcher: Iterable[str]) -> set[int]:
@@ -130,32 +146,23 @@ def signalled(launcher: Iterable[str]) -> set[int]:
     return {int(match[1]) for match in matches if match}
 
 
-def unreported(rank: Rank, node: str, by_rank: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+def unreported(rank: Rank, node: str, by_rank: Mapping[int, Sequence[str]]) -> FailureRecord:
     """Return the record of a rank that failed before its stopped launcher could report it."""
-    return {
-        "node": node,
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "exit_code": rank.code,
-        "exception": "",
-        "message": "",
-        "lines": list(by_rank.get(rank.rank, ()))[-_SHOWN:],
-        "time": rank.ended,
-    }
+    code, lines = rank.code or 0, by_rank.get(rank.rank, ())
+    return unrecorded(node, rank.rank, rank.local_rank, code, lines, rank.ended or 0.0)
 
 
-def single(job_dir: str, rank: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any]:
-    """Return the failure of a rank without a launcher: its record, or its exit status.
+def single(job_dir: str, failure: FailureRecord) -> FailureRecord:
+    """Return the failure of a rank without a launcher: its own record, if it has left one.
 
     Args:
         job_dir: the job's directory, where the wrapper puts records.
-        rank: ``node``, ``rank``, ``local_rank``, ``exit_code`` and ``time``.
-        lines: its last lines.
+        failure: the failure as its agent has seen it.
     """
     for record in _records(os.path.join(job_dir, "failures")):
-        if record["rank"] == rank["rank"]:
+        if record.rank == failure.rank:
             return record
-    return {**rank, "exception": "", "message": "", "lines": list(lines)[-_SHOWN:]}
+    return failure
 
 
 def reported(lines: Iterable[str]) -> list[tuple[int, int, int]]:
@@ -197,27 +204,31 @@ def _may_be_of_rank(line: str, rank: int) -> bool:
     return prefix is None or int(prefix[1]) == rank
 
 
-def weight(record: Mapping[str, Any]) -> int:
+def weight(code: int, exception: str, message: str, told_to_end: bool | None = None) -> int:
     """Classify a failure: by itself (``CAUSE``), or only because another rank failed.
 
     A rank that loses the connection to a failed one raises, too (``LOST_PEER``), often before the
     first failure has been noticed; and torchrun ends with SIGTERM the ranks that still run
     (``ENDED``). A rank that a signal from elsewhere has ended failed by itself, see
     :func:`settled`.
+
+    Args:
+        code: exit status of the rank.
+        exception: class of the exception that ended it; empty for none.
+        message: the exception's message.
+        told_to_end: True if it was told to end; None if that is unknown.
     """
-    told_to_end = record.get("told_to_end")
-    if told_to_end or (told_to_end is None and _is_sigterm(record)):
+    if told_to_end or (told_to_end is None and _is_sigterm(code)):
         return ENDED
-    if not record["exception"]:
+    if not exception:
         return CAUSE
-    error = f"{record['exception']}: {record['message']}"
-    return LOST_PEER if _LOST_PEER.search(error) else CAUSE
+    return LOST_PEER if _LOST_PEER.search(f"{exception}: {message}") else CAUSE
 
 
 def out_of_memory(
-    records: Iterable[dict[str, Any]], before: int | None, after: int | None
-) -> list[tuple[dict[str, Any], str]]:
-    """Return the ranks that were killed while the kernel was out of memory, with a line for each.
+    records: Iterable[FailureRecord], before: int | None, after: int | None
+) -> dict[int, str]:
+    """Return a line for each rank that was killed while the kernel was out of memory.
 
     A process that is killed cannot report it, and Slurm does only where it limits memory.
 
@@ -227,16 +238,15 @@ def out_of_memory(
         after: its count now.
     """
     if before is None or after is None or after <= before:
-        return []
-    many = after - before
+        return {}
     line = (
-        f"stager: {many} oom-kill event{'s' if many > 1 else ''} on this node while the ranks ran: "
+        f"stager: {counted(after - before, 'oom-kill event')} on this node while the ranks ran: "
         "the kernel killed for want of memory"
     )
-    return [(record, line) for record in records if record["exit_code"] == _SIGKILL]
+    return {record.rank: line for record in records if record.exit_code == _SIGKILL}
 
 
-def _records(folder: str) -> list[dict[str, Any]]:
+def _records(folder: str) -> list[FailureRecord]:
     records = []
     try:
         names = sorted(os.listdir(folder))
@@ -247,17 +257,16 @@ def _records(folder: str) -> list[dict[str, Any]]:
             continue
         # Any other file (the program may write there too) is left out: torchrun's report of the
         # same rank is used then.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError):
             records.append(_record(os.path.join(folder, name)))
     return records
 
 
-def _record(path: str) -> dict[str, Any]:
+def _record(path: str) -> FailureRecord:
+    """Read a record of the wrapper's, which has more than is passed on.
+
+    Raises:
+        OSError, ValueError: it is none.
+    """
     with open(path, encoding="utf-8") as handle:
-        raw = json.load(handle)
-    record = {key: raw[key] for key in RECORD_KEYS}
-    for key in ("rank", "local_rank", "exit_code"):
-        record[key] = int(raw[key])
-    record["time"] = float(raw["time"])
-    record["lines"] = list(raw["lines"])
-    return record
+        return decode(FailureRecord, json.load(handle), strict=False)

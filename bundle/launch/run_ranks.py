@@ -8,17 +8,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ..channel.agent_channel import AgentChannel
 from ..checks import probe
 from ..environment import unpack, virtual_environment
 from ..node import host, locks, removal
 from ..protocol.counts import counted
-from ..protocol.job import Job
+from ..protocol.launch_answers import (
+    Departure,
+    FailureRecord,
+    LaunchAnswer,
+    Lingering,
+    RanksEnded,
+    Started,
+    Vanished,
+)
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..protocol.requests import LaunchRequest
 from ..redaction.masking import masked
 from ..system import files, network, open_files
 from . import commands, rank_results
@@ -26,7 +34,7 @@ from .choices import choose_threads
 from .directories import JobDirectories, place_of, work_dir
 from .early_torchrun import EarlyLauncher
 from .group import RankGroup
-from .output_reader import RANKS_ENDED, Outputs, RecentOutput, run_launcher
+from .output_reader import Outputs, RecentOutput, run_launcher
 from .rank_monitor import Rank, RankMonitor
 from .variables import native_variables, rank_variables
 
@@ -58,32 +66,31 @@ class _Ended:
 
 
 def run_ranks(
-    job: Job, channel: AgentChannel, early: EarlyLauncher | None = None
-) -> dict[str, Any]:
+    request: LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
+) -> LaunchAnswer:
     """Start this task's ranks and pass on their output until they end.
 
     Args:
-        job: the job.
-        channel: the channel to the driver, with the request.
+        request: the request.
+        channel: the channel to the driver.
         early: a launcher that waits already, on this node.
     """
-    request = channel.request
-    place = place_of(job, request)
-    group, link = _group(job, request)
+    job, place = request.job, place_of(request)
+    group, link = _group(request)
     native = job.launch.launcher == "srun"
     with unpack.using(place.root, job.bundle_id), _job_dir(place.job_dir):
-        start = _start(job, place, group, request)
-        channel.emit({"event": "started", "argv": masked(start.argv), "interface": link.interface})
+        start = _start(place, group, request)
+        channel.emit(Started(argv=tuple(masked(start.argv)), interface=link.interface))
         outputs = _open_outputs(place, start, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
         monitor = outputs.monitor
-        monitor.on_lingering = lambda rank: channel.emit({"event": "lingering", **_lingering(rank)})
-        outputs.on_finished = lambda: channel.emit({"event": RANKS_ENDED})
+        monitor.on_lingering = lambda rank: channel.emit(_lingering(group.node, rank))
+        outputs.on_finished = lambda: channel.emit(RanksEnded())
 
         def pass_on(rank: int | None, data: bytes) -> None:
             channel.output(int(start.variables["RANK"]) if native else rank, data)
 
-        with contextlib.closing(outputs), _limit(request.get("limit")):
+        with contextlib.closing(outputs), _limit(request.limit):
             running = early.go(start.argv, start.variables, start.cwd) if early else None
             killed_before = host.oom_kills()
             code, recent = run_launcher(
@@ -91,123 +98,125 @@ def run_ranks(
             )
         ended = _Ended(place, group.node, start, code, recent, monitor)
         failed = _native_failure(ended) if native else _failures(ended)
-        if not request["shared"]:
+        if not request.shared:
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
-        for record, line in rank_results.out_of_memory(failed, killed_before, host.oom_kills()):
-            record["lines"].append(line)
-            channel.output(record["rank"], f"{line}\n".encode())
-    return {
-        "exit_code": code,
-        "failures": failed,
-        "tail": list(recent.tail)[-_SHOWN:] if code else [],
-        "sent": {"" if rank is None else str(rank): sent for rank, sent in channel.sent.items()},
-        **_observations(ended, failed),
-    }
+        killed = rank_results.out_of_memory(failed, killed_before, host.oom_kills())
+        for rank, line in killed.items():
+            channel.output(rank, f"{line}\n".encode())
+        failed = [_with_line(record, killed.get(record.rank)) for record in failed]
+    answer = LaunchAnswer(
+        exit_code=code,
+        failures=tuple(failed),
+        tail=tuple(recent.tail)[-_SHOWN:] if code else (),
+        sent={"" if rank is None else str(rank): sent for rank, sent in channel.sent.items()},
+    )
+    return _observed(answer, ended)
 
 
-def _failures(ended: _Ended) -> list[dict[str, Any]]:
+def _with_line(record: FailureRecord, line: str | None) -> FailureRecord:
+    return record if line is None else replace(record, lines=(*record.lines, line))
+
+
+def _failures(ended: _Ended) -> list[FailureRecord]:
     """Return the failures of a launcher's ranks."""
     if not ended.code:
         return []
     by_rank = {rank: list(lines) for rank, lines in ended.recent.by_rank.items()}
     tail, now = ended.recent.tail, time.time()
     failed = rank_results.failures(ended.place.job_dir, ended.node, tail, now, by_rank)
-    known = {record["rank"]: record for record in failed}
+    known = {record.rank: record for record in failed}
     for rank in ended.monitor.unreported(known):
         failed.append(rank_results.unreported(rank, ended.node, by_rank))
     return rank_results.settled(failed, ended.monitor, list(ended.recent.launcher))
 
 
-def _native_failure(ended: _Ended) -> list[dict[str, Any]]:
+def _native_failure(ended: _Ended) -> list[FailureRecord]:
     """Return the failure of a rank that Slurm has started."""
     code, variables = ended.code, ended.start.variables
     if not code:
         return []
-    rank: dict[str, Any] = {
-        "rank": int(variables["RANK"]),
-        "local_rank": int(variables["LOCAL_RANK"]),
-        "node": ended.node,
-        "time": time.time(),
-        "exit_code": code if code <= 128 else 128 - code,
-    }
-    record = rank_results.single(ended.place.job_dir, rank, list(ended.recent.tail))
-    record["told_to_end"] = ended.monitor.stopped
-    return [record]
+    seen = rank_results.unrecorded(
+        ended.node,
+        int(variables["RANK"]),
+        int(variables["LOCAL_RANK"]),
+        code if code <= 128 else 128 - code,
+        ended.recent.tail,
+        time.time(),
+    )
+    record = rank_results.single(ended.place.job_dir, seen)
+    return [replace(record, told_to_end=ended.monitor.stopped)]
 
 
-def _observations(ended: _Ended, failed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first rank that left, and those that vanished, linger, joined a group or did not.
-
-    Args:
-        ended: the ranks.
-        failed: the records of those that failed.
-    """
+def _observed(answer: LaunchAnswer, ended: _Ended) -> LaunchAnswer:
+    """Add the first rank that left, and those that vanished, linger, joined a group or did not."""
     node, monitor = ended.node, ended.monitor
-    by_rank = {record["rank"]: record for record in failed}
+    by_rank = {record.rank: record for record in answer.failures}
     departed = monitor.departed(by_rank)[:1]  # later ones only follow from the first
     told_some = bool(rank_results.signalled(ended.recent.launcher))
     vanished = monitor.vanished(by_rank) if told_some else []
     ranks = monitor.ranks.values()
-    return {
-        "stopped": monitor.stopped,
-        "left": [
-            {"node": node, "rank": rank.rank, "time": since, "goes_on": not rank.ended_well}
+    return replace(
+        answer,
+        stopped=monitor.stopped,
+        left=tuple(
+            Departure(node, rank.rank, since, goes_on=not rank.ended_well)
             for since, rank in departed
-        ],
-        "vanished": [{"node": node, "rank": rank.rank, "time": rank.ended} for rank in vanished],
-        "lingering": [{"node": node, **_lingering(rank)} for rank in monitor.lingering()],
-        "joined": [rank.rank for rank in ranks if rank.joined],
-        "alone": [rank.rank for rank in ranks if rank.joined is False],
-    }
+        ),
+        vanished=tuple(Vanished(node, rank.rank, rank.ended) for rank in vanished),
+        lingering=tuple(_lingering(node, rank) for rank in monitor.lingering()),
+        joined=tuple(rank.rank for rank in ranks if rank.joined),
+        alone=tuple(rank.rank for rank in ranks if rank.joined is False),
+    )
 
 
-def _lingering(rank: Rank) -> dict[str, Any]:
+def _lingering(node: str, rank: Rank) -> Lingering:
     """Describe a rank whose process goes on for too long."""
-    return {
-        "rank": rank.rank,
-        "finished": rank.finished,
-        "left": rank.left,
-        "waits_for": list(rank.lingers or ()),
-    }
+    return Lingering(
+        node=node,
+        rank=rank.rank,
+        finished=rank.finished,
+        left=rank.left,
+        waits_for=rank.lingers or (),
+    )
 
 
-def _group(job: Job, request: Mapping[str, Any]) -> tuple[RankGroup, network.Route]:
-    settings, node = request["group"], str(request["node"])
-    nproc = int(settings["nproc"])
-    link = network.choose_link(job.launch.interface, node, str(settings["address"]))
+def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
+    job, settings, node = request.job, request.group, request.node
+    link = network.choose_link(job.launch.interface, node, settings.address)
     if job.launch.launcher == "srun":
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         threads = choose_threads(job.launch.omp_num_threads, cpus, 1)
     else:
-        cpus = int(str(probe.host_facts()["cpus"])) // int(request["nodes_here"])
-        threads = choose_threads(job.launch.omp_num_threads, cpus, nproc)
+        cpus = probe.host_facts().cpus // request.nodes_here
+        threads = choose_threads(job.launch.omp_num_threads, cpus, settings.nproc)
     group = RankGroup(
         node=node,
-        node_rank=int(request["node_rank"]),
+        node_rank=request.node_rank,
         nnodes=len(job.nodes),
-        nproc=nproc,
-        address=str(settings["address"]),
-        port=int(settings["port"]),
+        nproc=settings.nproc,
+        address=settings.address,
+        port=settings.port,
         interface=link.interface,
-        backend=str(settings["backend"]),
+        backend=settings.backend,
         threads=threads,
         max_restarts=job.launch.max_restarts,
         elastic=job.launch.elastic,
         grace_seconds=job.launch.grace_seconds,
         own_address=link.address,
-        on_cpus=bool(settings.get("on_cpus")),
+        on_cpus=settings.on_cpus,
     )
     return group, link
 
 
-def _start(job: Job, place: JobDirectories, group: RankGroup, request: Mapping[str, Any]) -> _Start:
+def _start(place: JobDirectories, group: RankGroup, request: LaunchRequest) -> _Start:
+    job = request.job
     program = commands.wrapper(place, job.launch.command)
     variables = rank_variables(place, group, os.environ, job.launch.pass_env)
     cwd = job.run_dir
-    if request.get("own"):  # a program of ours: the user's may have a module of the same name
+    if request.own:  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]
         cwd = place.job_dir
-    elif not request["shared"]:
+    elif not request.shared:
         cwd = work_dir(job, place.root)
         os.makedirs(cwd, mode=0o700, exist_ok=True)
     if job.launch.launcher == "srun":

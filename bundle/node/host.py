@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..protocol.facts import HostFacts, NodeRootFacts, NodeRootProblem
 from ..protocol.problem import NodeError
 from ..system import files, processes
 
@@ -30,13 +31,8 @@ class Limits:
     """Bytes of memory still free; page cache that can be reclaimed counts as free."""
 
 
-def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> dict[str, object]:
-    """Return everything about this machine that may trouble a job, as JSON values.
-
-    Keys: ``hostname``, ``kernel``, ``machine``, ``libc``, ``libc_version``, ``python``, ``cpus``
-    (usable by this job), ``memory_total`` and ``memory_available`` (bytes, within the job's limit),
-    ``gpus``, ``shm_free`` (bytes; null without /dev/shm), ``clock`` (seconds since the epoch) and
-    ``node_root`` (null, or see :func:`directory_facts`).
+def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> HostFacts:
+    """Return everything about this machine that may trouble a job.
 
     Args:
         node_root: a directory to examine; empty for none.
@@ -47,21 +43,21 @@ def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> dic
     limits = cgroup_limits()
     total, available = memory(Path("/proc/meminfo").read_text("utf-8"), limits)
     shm = Path("/dev/shm")  # noqa: S108 - only examined
-    return {
-        "hostname": os.uname().nodename,
-        "kernel": os.uname().release,
-        "machine": os.uname().machine,
-        "libc": libc,
-        "libc_version": libc_version,
-        "python": platform.python_version(),
-        "cpus": usable_cpus(env, len(os.sched_getaffinity(0)), limits),
-        "memory_total": total,
-        "memory_available": available,
-        "gpus": count_gpus(os.listdir("/dev"), env.get("CUDA_VISIBLE_DEVICES")),
-        "shm_free": files.facts_of(str(shm)).free_bytes if shm.is_dir() else None,
-        "clock": time.time(),
-        "node_root": directory_facts(node_root) if node_root else None,
-    }
+    return HostFacts(
+        hostname=os.uname().nodename,
+        kernel=os.uname().release,
+        machine=os.uname().machine,
+        libc=libc,
+        libc_version=libc_version,
+        python=platform.python_version(),
+        cpus=usable_cpus(env, len(os.sched_getaffinity(0)), limits),
+        memory_total=total,
+        memory_available=available,
+        gpus=count_gpus(os.listdir("/dev"), env.get("CUDA_VISIBLE_DEVICES")),
+        shm_free=files.facts_of(str(shm)).free_bytes if shm.is_dir() else None,
+        clock=time.time(),
+        node_root=directory_facts(node_root) if node_root else None,
+    )
 
 
 def oom_kills() -> int | None:
@@ -77,24 +73,24 @@ def oom_kills() -> int | None:
     return int(count[1]) if count else None
 
 
-def directory_facts(path: str) -> dict[str, object]:
-    """Return a directory's :class:`files.Facts`, owner and mode, or ``{path, problem}``."""
+def directory_facts(path: str) -> NodeRootFacts | NodeRootProblem:
+    """Return a directory's :class:`files.DirectoryFacts`, owner and mode, or the problem."""
     try:
         facts = files.facts_of(path)
         state = Path(path).lstat()
     except (NodeError, OSError) as exc:
-        return {"path": path, "problem": str(exc)}
-    return {
-        "path": path,
-        "fstype": facts.fstype,
-        "free_bytes": facts.free_bytes,
-        "free_inodes": facts.free_inodes,
-        "noexec": facts.noexec,
-        "read_only": facts.read_only,
-        "shared": facts.shared,
-        "owner": state.st_uid,
-        "mode": f"{state.st_mode & 0o7777:04o}",
-    }
+        return NodeRootProblem(path, str(exc))
+    return NodeRootFacts(
+        path=path,
+        fstype=facts.fstype,
+        free_bytes=min(facts.free_bytes, _NO_LIMIT),  # some network file systems have no end
+        free_inodes=None if facts.free_inodes is None else min(facts.free_inodes, _NO_LIMIT),
+        noexec=facts.noexec,
+        read_only=facts.read_only,
+        shared=facts.shared,
+        owner=state.st_uid,
+        mode=f"{state.st_mode & 0o7777:04o}",
+    )
 
 
 def c_library() -> tuple[str, str]:

@@ -8,32 +8,29 @@ phase needs is in modules of their own: ``deep_answers``, ``launch_answers``, ``
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .codec import REQUIRED, AnyText, encode
+from .codec import REQUIRED, WRITTEN, AnyText, encode
 from .digest import Digest
 from .facts import HostFacts
 from .problem import Problem
-
-VERSION = 1
-"""Version of the protocol between a driver and its agents."""
+from .requests import VERSION
 
 
 @dataclass(frozen=True)
 class AgentEvent:
     """An event of a node's agent."""
 
-    event: ClassVar[str]
+    event: ClassVar[str] = ""
     """Its name on the wire."""
 
     node: str = field(default="", metadata=REQUIRED)
     """The node's name."""
 
-    def to_json(self, names: Collection[str] | None = None) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the event as a JSON object, without the fields that have their default."""
-        return {"v": VERSION, "event": self.event, **encode(self, short=True, names=names)}
+        return {"v": VERSION, "event": self.event, **encode(self, short=True)}
 
 
 @dataclass(frozen=True)
@@ -64,29 +61,29 @@ class PreflightAnswer(Answer):
 
     event: ClassVar[str] = "preflight"
 
-    root: str = field(default="", metadata=REQUIRED)
+    root: str = field(default="", metadata=WRITTEN)
     """The node root; empty if no directory fits."""
-    python: str = field(default="", metadata=REQUIRED)
+    python: str = field(default="", metadata=WRITTEN)
     """An interpreter for the environment; empty if there is none."""
-    address: str = field(default="", metadata=REQUIRED)
+    address: str = field(default="", metadata=WRITTEN)
     """Address that the node has as the head."""
-    port: int = field(default=0, metadata=REQUIRED)
+    port: int = field(default=0, metadata=WRITTEN)
     """Free port that it has as the head; 0 if it cannot be the head."""
-    proj: bool = field(default=False, metadata=REQUIRED)
+    proj: bool = field(default=False, metadata=WRITTEN)
     """True if the node sees the run directory."""
-    pkgs: bool = field(default=False, metadata=REQUIRED)
+    pkgs: bool = field(default=False, metadata=WRITTEN)
     """True if the node has the environment, or can read the bundle."""
-    ready: bool = field(default=False, metadata=REQUIRED)
+    ready: bool = field(default=False, metadata=WRITTEN)
     """True if it has the environment, undamaged."""
-    rate: float | None = field(default=None, metadata=REQUIRED)
+    rate: float | None = field(default=None, metadata=WRITTEN)
     """Bytes a second at which it reads the bundle; None if it cannot, or need not."""
-    check_seconds: float = field(default=0.0, metadata=REQUIRED)
+    check_seconds: float = field(default=0.0, metadata=WRITTEN)
     """Time that the check of the environment took."""
     damage: Problem | None = None
     """The damage of its environment."""
     lacks: tuple[int, ...] | None = None
     """The numbers of the layers that no environment there has; None if that is unknown."""
-    has_wheel: bool = False
+    has_wheel: bool = field(default=False, metadata=WRITTEN)
     """True if an environment there has the bundle's decompressor, or none is needed."""
     host: HostFacts | None = None
     """The machine."""
@@ -98,13 +95,13 @@ class UnpackAnswer(Answer):
 
     event: ClassVar[str] = "unpack"
 
-    path: str = field(default="", metadata=REQUIRED)
+    path: str = field(default="", metadata=WRITTEN)
     """The environment's directory."""
-    reused: bool = field(default=False, metadata=REQUIRED)
+    reused: bool = field(default=False, metadata=WRITTEN)
     """True if it was there already."""
-    files_linked: int = field(default=0, metadata=REQUIRED)
+    files_linked: int = field(default=0, metadata=WRITTEN)
     """Files that were taken from older environments by hard link."""
-    files_written: int = field(default=0, metadata=REQUIRED)
+    files_written: int = field(default=0, metadata=WRITTEN)
     """Files that were written from the bundle."""
     unpack_seconds: float | None = None
     """Time that the unpacking took, without the wait for bytes; None where nothing was unpacked."""
@@ -122,21 +119,21 @@ class ProbeAnswer(Answer):
 
     event: ClassVar[str] = "probe"
 
-    python: str = field(default="", metadata=REQUIRED)
+    python: str = field(default="", metadata=WRITTEN)
     """Its full version."""
-    prefix: str = field(default="", metadata=REQUIRED)
+    prefix: str = field(default="", metadata=WRITTEN)
     """Its ``sys.prefix``."""
-    packages: dict[str, str | None] = field(default_factory=dict, metadata=REQUIRED)
+    packages: dict[str, str | None] = field(default_factory=dict, metadata=WRITTEN)
     """Version of each package that was asked for; None for one that is missing."""
-    origins: dict[str, str] = field(default_factory=dict, metadata=REQUIRED)
+    origins: dict[str, str] = field(default_factory=dict, metadata=WRITTEN)
     """File or directory of each module."""
-    origin_ok: bool = field(default=False, metadata=REQUIRED)
+    origin_ok: bool = field(default=False, metadata=WRITTEN)
     """True if every module comes from the environment."""
     line: AnyText = ""
     """The line that people look for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1``."""
-    interface: str = field(default="", metadata=REQUIRED)
+    interface: str = field(default="", metadata=WRITTEN)
     """The network interface by which the node reaches the head."""
-    address: str = field(default="", metadata=REQUIRED)
+    address: str = field(default="", metadata=WRITTEN)
     """Its address there."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .answers import Answer
-from .codec import REQUIRED
+from .codec import REQUIRED, WRITTEN
 from .problem import Problem
 
 
@@ -36,5 +36,5 @@ class CleanAnswer(Answer):
 
     event: ClassVar[str] = "clean"
 
-    roots: tuple[NodeCleanup, ...] = field(default=(), metadata=REQUIRED)
+    roots: tuple[NodeCleanup, ...] = field(default=(), metadata=WRITTEN)
     """Each node root of this user."""

@@ -8,8 +8,8 @@ dataclass, or one with ``to_json`` and ``from_json`` of its own. Classes are loo
 that declares the field, so it must import them when it runs, not only for a type checker.
 
 A field's JSON name is its own, or ``json`` of its metadata: ``field(metadata={"json": "class"})``.
-One with :data:`REQUIRED` as its metadata is always written, and must be there when it is read, also
-where it has a default.
+One with :data:`WRITTEN` as its metadata is never left out; one with :data:`REQUIRED` must be there
+when it is read, too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 AnyText = str
 """Text that a program wrote, in annotations: any character may be in it, NUL too."""
+WRITTEN = {"written": True}
+"""Metadata of a field that is always written; where it is missing, it has its default."""
 REQUIRED = {"required": True}
 """Metadata of a field that is always in JSON: its default is for those who make a value only."""
 _Reader = Callable[[object, str], object]
@@ -62,7 +64,7 @@ def encode(
         if names is not None and field.name not in names:
             continue
         held = getattr(value, field.name)
-        if not (short and field.is_default(held)):
+        if field.written or not (short and field.is_default(held)):
             encoded[field.json_name] = _encoded(held, short)
     return encoded
 
@@ -133,6 +135,8 @@ class _Field:
     json_name: str
     default: object
     """The default; ``dataclasses.MISSING`` for a field that is required."""
+    written: bool
+    """True if it is never left out."""
     read: _Reader
 
     @property
@@ -155,6 +159,7 @@ def _fields(kind: type, strict: bool = True) -> tuple[_Field, ...]:
                 field.name,
                 field.metadata.get("json", field.name),
                 _default(field, strict),
+                bool(field.metadata.get("written")),
                 _reader(str(field.type), _module_of(kind, field), strict),
             )
             for field in fields

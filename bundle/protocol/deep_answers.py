@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .answers import AgentEvent, Answer
-from .codec import REQUIRED
+from .codec import REQUIRED, WRITTEN
 from .problem import Problem
 
 
@@ -40,7 +40,7 @@ class DeepAnswer(Answer):
 
     event: ClassVar[str] = "deep"
 
-    torch: bool = field(default=False, metadata=REQUIRED)
+    torch: bool = field(default=False, metadata=WRITTEN)
     """True if ranks can be started in its environment."""
     damage: tuple[Problem, ...] | None = None
     """The damage to its environment; None if that is unknown."""

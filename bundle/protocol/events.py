@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Union
 
 from . import answers, clean_answers, deep_answers, launch_answers
-from .answers import VERSION, AgentEvent
+from .answers import AgentEvent
 from .codec import REQUIRED, AnyText, DecodeError, decode, encode
 from .counts import counted
 from .launch_answers import Departure, FailureRecord, Lingering, Vanished
 from .problem import Problem, ProblemCode
+from .requests import VERSION
 from .words import PhaseName
 
 

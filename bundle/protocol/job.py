@@ -137,6 +137,11 @@ class Job:
         """Return the job as a JSON object."""
         return {"v": VERSION, **encode(self)}
 
+    @classmethod
+    def from_json(cls, raw: object) -> Job:
+        """Read :meth:`to_json`'s output; see :func:`parse`."""
+        return parse(raw if isinstance(raw, dict) else {})
+
 
 def parse(raw: Mapping[str, Any]) -> Job:
     """Read a job.

@@ -19,6 +19,10 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
         fix="start the job with the same version of stager that built the bundle",
     ),
     ProblemCode.JOB_UNREADABLE: Wording("the job description cannot be read", fix="start it again"),
+    ProblemCode.REQUEST_UNREADABLE: Wording(
+        "the request cannot be read",
+        fix="start the job with the same version of stager that built the bundle",
+    ),
     ProblemCode.LOG_DIR_UNWRITABLE: Wording(
         "the log directory cannot be written", fix="name another one with --log-dir"
     ),

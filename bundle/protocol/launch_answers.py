@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .answers import AgentEvent, Answer
-from .codec import REQUIRED, AnyText
+from .codec import REQUIRED, WRITTEN, AnyText
 
 
 @dataclass(frozen=True)
@@ -104,21 +104,21 @@ class LaunchAnswer(Answer):
 
     event: ClassVar[str] = "launch"
 
-    failures: tuple[FailureRecord, ...] = field(default=(), metadata=REQUIRED)
+    failures: tuple[FailureRecord, ...] = field(default=(), metadata=WRITTEN)
     """The ranks that failed."""
-    tail: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
+    tail: tuple[AnyText, ...] = field(default=(), metadata=WRITTEN)
     """The last lines of output, after a failure."""
     sent: dict[str, int] | None = None
     """Bytes of output that were sent, by rank; ``""`` for the launcher's own."""
-    stopped: bool = field(default=False, metadata=REQUIRED)
+    stopped: bool = field(default=False, metadata=WRITTEN)
     """True if the ranks were told to end."""
-    left: tuple[Departure, ...] = field(default=(), metadata=REQUIRED)
+    left: tuple[Departure, ...] = field(default=(), metadata=WRITTEN)
     """The first rank that others may have missed."""
-    vanished: tuple[Vanished, ...] = field(default=(), metadata=REQUIRED)
+    vanished: tuple[Vanished, ...] = field(default=(), metadata=WRITTEN)
     """Ranks that ended unseen."""
-    lingering: tuple[Lingering, ...] = field(default=(), metadata=REQUIRED)
+    lingering: tuple[Lingering, ...] = field(default=(), metadata=WRITTEN)
     """Ranks that went on for too long, and still did at the end."""
-    joined: tuple[int, ...] = field(default=(), metadata=REQUIRED)
+    joined: tuple[int, ...] = field(default=(), metadata=WRITTEN)
     """Ranks that have been in a process group of PyTorch's."""
-    alone: tuple[int, ...] = field(default=(), metadata=REQUIRED)
+    alone: tuple[int, ...] = field(default=(), metadata=WRITTEN)
     """Ranks that have never been in one."""

@@ -41,8 +41,10 @@ def readable(event: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "lines": shown(event)}
 
 
-def line(event: Mapping[str, Any]) -> bytes:
-    """Return an event as JSON in one line, without a line end."""
-    # Output is UTF-8 and stays readable; file names in other events may be invalid UTF-8.
-    is_output = event.get("event") == "output"
-    return json.dumps(event, ensure_ascii=not is_output).encode()
+def line(node: str, rank: int | None, data: bytes) -> bytes:
+    """Return output of a rank, or of the launcher (None), as an event in one line of JSON.
+
+    UTF-8 stays readable. The line has no end.
+    """
+    event = {"v": 1, "node": node, "event": "output", "rank": rank, **encoded(data)}
+    return json.dumps(event, ensure_ascii=False).encode()

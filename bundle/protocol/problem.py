@@ -120,6 +120,7 @@ class ProblemCode(Word):
     # Its description and its allocation.
     JOB_OF_OTHER_VERSION = enum.auto()
     JOB_UNREADABLE = enum.auto()
+    REQUEST_UNREADABLE = enum.auto()
     LOG_DIR_UNWRITABLE = enum.auto()
     NO_ALLOCATION = enum.auto()
     ALLOCATION_UNUSABLE = enum.auto()

@@ -1,15 +1,22 @@
 """The requests that a node's agent is asked with, one class a phase.
 
-On the wire a request is one JSON object with ``v``, ``phase`` and the fields of its class. In a
-step of Slurm's the requests of all nodes travel as one (:func:`factored`).
+On the wire a request is one JSON object with ``v``, the version, ``phase`` and the fields
+of its class. In a step of Slurm's, whose tasks all get the same bytes, the requests of all nodes
+travel as one :class:`StepMessage`. :class:`RequestReader` is an agent's side of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
+from .codec import REQUIRED, DecodeError, decode, encode
 from .job import Job
+from .problem import NodeError, Problem, ProblemCode
+
+_T = TypeVar("_T")
+VERSION = 1
+"""Version of the protocol between a driver and its agents."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,10 @@ class AgentRequest:
     nodes_here: int
     """The number of nodes that share one machine."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the request as a JSON object, without the fields that have their default."""
+        return {"v": VERSION, "phase": self.phase, **encode(self, short=True)}
+
 
 @dataclass(frozen=True)
 class PlacedRequest(AgentRequest):
@@ -41,7 +52,7 @@ class PlacedRequest(AgentRequest):
 
 @dataclass(frozen=True)
 class EarlyRequest(AgentRequest):
-    """Start the launcher before all else; there is no answer."""
+    """Start the launcher before all other phases; there is no answer."""
 
     phase: ClassVar[str] = "early"
 
@@ -172,3 +183,148 @@ class CleanRequest(AgentRequest):
     """Remove the environments that nobody uses."""
 
     phase: ClassVar[str] = "clean"
+
+
+REQUESTS: dict[str, type[AgentRequest]] = {
+    kind.phase: kind
+    for kind in (
+        EarlyRequest,
+        PreflightRequest,
+        UnpackRequest,
+        ProbeRequest,
+        DeepRequest,
+        LaunchRequest,
+        CollectRequest,
+        TidyRequest,
+        CleanRequest,
+    )
+}
+"""The class of a request by its phase."""
+
+
+@dataclass(frozen=True)
+class StepMessage:
+    """The requests of the nodes of a step as one, with what all of them have written once."""
+
+    phase: str
+    """The phase that is asked for."""
+    common: dict[str, object]
+    """Fields that all requests have; the job is left out where the agents know it."""
+    own: dict[str, dict[str, object]]
+    """By node, the fields that only its request has."""
+    nodes: tuple[str, ...] | None = None
+    """The nodes that are asked; None for all of the step."""
+    v: int = field(default=VERSION, metadata=REQUIRED)
+    """Version of the protocol."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A request that an agent passes on to itself under another interpreter."""
+
+    request: dict[str, object]
+    """The request."""
+    in_step: bool
+    """True in a step of Slurm's."""
+    frames_sent: int
+    """The number of frames that the agent had sent."""
+
+
+@dataclass(frozen=True)
+class FramesAgain:
+    """A question of the driver's for frames that it has not received."""
+
+    again: dict[str, tuple[tuple[int, int], ...]]
+    """By source, the first and the last number of frames that are missing."""
+
+
+class RequestReader:
+    """Reads the requests that come to one agent.
+
+    Attributes:
+        in_step: True in a step of Slurm's.
+        handed_over: True if the agent was started under this interpreter by itself.
+        frames_sent: the number of frames that it had sent before.
+    """
+
+    def __init__(self, node: str, phase: str = "") -> None:
+        """Begin with nothing known.
+
+        Args:
+            node: the agent's node in a step of Slurm's.
+            phase: the phase of requests that do not name one.
+        """
+        self.in_step = self.handed_over = False
+        self.frames_sent = 0
+        self._node, self._phase = node, phase
+        self._job: object = None
+        """The job of the last message, as JSON."""
+
+    def first(self, raw: object) -> AgentRequest:
+        """Read the first request.
+
+        Raises:
+            NodeError: it is of another version, or a field is missing, unknown or wrong.
+        """
+        fields = raw if isinstance(raw, dict) else {}
+        if "handover" in fields:
+            handover = _decoded(Handover, fields["handover"])
+            self.in_step, self.frames_sent = handover.in_step, handover.frames_sent
+            self.handed_over = True
+            self._job = handover.request.get("job")
+            return self._request(handover.request)
+        self.in_step = "common" in fields
+        request = self.next(raw)
+        if request is None:
+            raise NodeError(_unreadable(DecodeError("nodes", f"{self._node} is not asked")))
+        return request
+
+    def next(self, raw: object) -> AgentRequest | None:
+        """Read a further request; return None for one to other nodes.
+
+        Raises:
+            NodeError: it is of another version, or a field is missing, unknown or wrong.
+        """
+        if not self.in_step:
+            return self._request(raw)
+        message = _decoded(StepMessage, raw)
+        self._job = message.common.get("job", self._job)  # it may be new in one to other nodes
+        if message.nodes is not None and self._node not in message.nodes:
+            return None
+        job = Job.from_json(self._job)
+        return self._request(
+            {
+                **message.common,
+                **message.own.get(self._node, {}),
+                "v": message.v,
+                "phase": message.phase,
+                "job": self._job,
+                "node": self._node,
+                "node_rank": job.nodes.index(self._node),
+            }
+        )
+
+    def _request(self, raw: object) -> AgentRequest:
+        try:
+            if not isinstance(raw, dict):
+                raise DecodeError("", "it is not an object")
+            fields = {"v": None, "phase": self._phase, **raw}
+            version, phase = fields.pop("v"), str(fields.pop("phase"))
+            if version != VERSION:
+                raise DecodeError("v", f"version {version!r}, this program speaks {VERSION}")
+            if phase not in REQUESTS:
+                raise DecodeError("phase", f"{phase!r} is none of {', '.join(REQUESTS)}")
+            return decode(REQUESTS[phase], fields)
+        except DecodeError as exc:
+            raise NodeError(_unreadable(exc)) from exc
+
+
+def _decoded(kind: type[_T], raw: object) -> _T:
+    try:
+        return decode(kind, raw)
+    except DecodeError as exc:
+        raise NodeError(_unreadable(exc)) from exc
+
+
+def _unreadable(exc: DecodeError) -> Problem:
+    return Problem(ProblemCode.REQUEST_UNREADABLE, exc.path, {"why": exc.reason})

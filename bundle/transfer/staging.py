@@ -6,9 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..channel.agent_channel import GO, AgentChannel
 from ..checks import probe
@@ -17,15 +15,17 @@ from ..format import archive
 from ..format.archive import Excerpt
 from ..format.arriving_file import Arrival
 from ..node import locks, removal
-from ..protocol.job import Job
+from ..protocol.answers import Ready, UnpackAnswer
+from ..protocol.digest import Digest
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..protocol.requests import Incoming, UnpackRequest
 from ..system import files
 
 _TRIES = 5
 _TRY_SECONDS = 0.02
 
 
-def stage(job: Job, channel: AgentChannel) -> dict[str, Any]:
+def stage(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
     """Make the environment unless it is there already.
 
     With ``incoming`` in the request, a file is sent: the agent reports ``ready``, and unpacks the
@@ -33,48 +33,39 @@ def stage(job: Job, channel: AgentChannel) -> dict[str, Any]:
     damaged file the answer has the digest of the bytes that arrived, as ``arrived``: it tells the
     driver if they were damaged on their way.
     """
-    request = channel.request
-    incoming = request.get("incoming")
-    if incoming is None:
-        return _unpack(
-            job,
-            request,
-            str(request["bundle"]),
-            unpack.Source(checked=bool(request.get("checked"))),
-        )
-    path = str(incoming["target"])
-    with locks.using_root(str(request["root"])):
-        return _receive(job, channel, path)
+    if request.incoming is None:
+        return _unpack(request, request.bundle, unpack.Source(checked=request.checked))
+    with locks.using_root(request.root):
+        return _receive(request, request.incoming, channel)
 
 
-def _receive(job: Job, channel: AgentChannel, path: str) -> dict[str, Any]:
+def _receive(request: UnpackRequest, incoming: Incoming, channel: AgentChannel) -> UnpackAnswer:
     """Unpack a file while it arrives; its directory is removed in the end, however that is.
 
     The directory is this agent's, not only the file: when a job is cancelled, ``sbcast`` can
     outlive the agent for a moment, and would make the file anew.
     """
-    request = channel.request
-    incoming = request["incoming"]
+    path = incoming.target
     folder = os.path.dirname(path)
     _remove(folder)  # of an earlier attempt: it must not be mistaken for this file
     arrival = Arrival()
     listening = threading.Thread(target=_follow, args=(channel, arrival), daemon=True)
     excerpt = None
-    if incoming["manifest"] is not None:
-        manifest = str(incoming["manifest"]).encode()
-        excerpt = Excerpt(manifest, frozenset(incoming["members"]))
+    if incoming.manifest is not None:
+        excerpt = Excerpt(incoming.manifest.encode(), frozenset(incoming.members))
     try:
         _make(folder)
-        channel.emit({"event": "ready", "step": _step_id()})
+        channel.emit(Ready(step=_step_id()))
         listening.start()
         try:
-            answer = _unpack(job, request, path, unpack.Source(excerpt, arrival))
+            answer = _unpack(request, path, unpack.Source(excerpt, arrival))
         except NodeError as exc:
             listening.join()
             if arrival.failed:
-                raise NodeError(_not_sent(path, int(incoming["size"]))) from exc
+                raise NodeError(_not_sent(path, incoming.size)) from exc
             if exc.problem.code is ProblemCode.BUNDLE_DAMAGED:
-                return {"problems": [exc.problem.to_json()], "arrived": archive.digest_of(path)}
+                arrived = Digest(archive.digest_of(path))
+                return UnpackAnswer(problems=(exc.problem,), arrived=arrived)
             raise
         listening.join()
         return answer
@@ -113,26 +104,28 @@ def _follow(channel: AgentChannel, arrival: Arrival) -> None:
     arrival.end(whole=channel.command() == GO)
 
 
-def _unpack(job: Job, request: Mapping[str, Any], path: str, sent: unpack.Source) -> dict[str, Any]:
-    cpus = int(str(probe.host_facts()["cpus"]))
-    answer: dict[str, Any] = {}
+def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackAnswer:
+    job, cpus = request.job, probe.host_facts().cpus
     try:
         made = unpack.unpack(
             path,
-            root=str(request["root"]),
+            root=request.root,
             expected=job.bundle_id,
-            python=str(request["python"]),
-            processes=max(1, cpus // int(request["nodes_here"])),
-            source=replace(sent, trusted=job.trusted_bundle),
+            python=request.python,
+            processes=max(1, cpus // request.nodes_here),
+            source=replace(source, trusted=job.trusted_bundle),
         )
     except unpack.MissingLayer as exc:
-        return {"lacking": True, "problems": [exc.problem.to_json()]}
-    answer["path"], answer["reused"] = made.path, made.reused
-    if made.mended is not None:
-        answer["mended"] = made.mended.to_json()
-    waited = sent.arrival.waited if sent.arrival is not None else 0.0
-    answer["unpack_seconds"] = round(max(0.0, made.seconds - waited), 3)
-    return {**answer, "files_linked": made.linked, "files_written": made.written}
+        return UnpackAnswer(problems=(exc.problem,), lacking=True)
+    waited = source.arrival.waited if source.arrival is not None else 0.0
+    return UnpackAnswer(
+        path=made.path,
+        reused=made.reused,
+        files_linked=made.linked,
+        files_written=made.written,
+        unpack_seconds=round(max(0.0, made.seconds - waited), 3),
+        mended=made.mended,
+    )
 
 
 def _step_id() -> str:

@@ -13,7 +13,7 @@ from bundle.protocol.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """A rank that failed, and its place among the other failures."""
+    """A rank that failed, see :class:`bundle.protocol.launch_answers.FailureRecord`."""
 
     node: str
     """The node it ran on."""
@@ -44,14 +44,7 @@ class RankFailure:
     @property
     def weight(self) -> int:
         """The relation to other ranks' failures, see :func:`bundle.launch.rank_results.weight`."""
-        return weight(
-            {
-                "exit_code": self.exit_code,
-                "exception": self.exception,
-                "message": self.message,
-                "told_to_end": self.told_to_end,
-            }
-        )
+        return weight(self.exit_code, self.exception, self.message, self.told_to_end)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import enum
 import random
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from bundle.protocol.digest import Digest
@@ -18,16 +18,24 @@ _TEXTS = ("", "n1", "two words", "größe", 'a "quote"', "line\nbreak", "\\", "{
 _NUMBERS = (0, 1, 2, 3, 255, 10**9, 2**53)
 
 
-def generated(kind: type[_T], seed: int) -> _T:
-    """Return a value of a dataclass; the same one for the same seed."""
-    value: _T = _dataclass(kind, random.Random(seed))
+def generated(kind: type[_T], seed: int, **given: object) -> _T:
+    """Return a value of a dataclass; the same one for the same seed.
+
+    Args:
+        kind: the dataclass.
+        seed: any number.
+        given: the fields that are not made here.
+    """
+    value: _T = _dataclass(kind, random.Random(seed), given)
     return value
 
 
-def _dataclass(kind: Any, random_: random.Random) -> Any:
+def _dataclass(
+    kind: Any, random_: random.Random, given: Mapping[str, object] = types.MappingProxyType({})
+) -> Any:
     hints = typing.get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-    return kind(**{name: _value(declared, random_) for name, declared in fields.items()})
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in given]
+    return kind(**given, **{name: _value(hints[name], random_) for name in names})
 
 
 def _value(declared: Any, random_: random.Random) -> Any:

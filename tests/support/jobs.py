@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bundle.format.manifest import room_for
+from bundle.protocol.digest import Digest
 from bundle.protocol.job import Job, Launch
+from bundle.protocol.requires import Requires
 from bundle.protocol.words import Action, Allocation, Backend, Launcher
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON
@@ -24,6 +26,28 @@ LAUNCH = Launch(
     omp_num_threads=None,
     max_restarts=0,
 )
+
+
+PLAIN = Job(
+    id="4711",
+    name="demo",
+    allocation=Allocation.SLURM,
+    nodes=("n0", "n1"),
+    bundle="/shared/demo.pkgs.tar",
+    bundle_id=Digest.of(b"bundle"),
+    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
+    room=(1000, 20),
+    packages=("torch",),
+    imports=("torch",),
+    node_root="auto",
+    run_dir="/home/me/project",
+    log_dir="/home/me/slurm_logs",
+    action=Action.RUN,
+    import_modules=False,
+    python_hints=(),
+    launch=LAUNCH,
+)
+"""A job on two nodes whose bundle is nowhere."""
 
 
 def job_for(packed: Packed, folder: Path, **changed: Any) -> Job:

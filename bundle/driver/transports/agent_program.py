@@ -8,18 +8,21 @@ all of it is compressed as one. On a node :mod:`bundle.channel.bootstrap` takes 
 from __future__ import annotations
 
 import binascii
+import dataclasses
 import functools
 import io
 import json
 import zipfile
 import zlib
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 from ...channel.agent_channel import PACKED
 from ...environment.merge import HOOKS
+from ...protocol.codec import encode
+from ...protocol.job import Job
+from ...protocol.requests import AgentRequest, StepMessage
 from .strip_source import stripped
-from .transport import Request, Requests
+from .transport import Requests
 
 STRIPPED = "stripped/"
 """The folder of a program that holds its agents' modules as they are sent, if it has been made."""
@@ -56,8 +59,8 @@ from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
 """
 """The main module, for a request that names another Python than the bootstrap program's own."""
-_AGENT_KNOWS = ("node", "node_rank")
-"""The keys of a request that an agent fills in by itself."""
+_AGENT_KNOWS = {"node", "node_rank"}
+"""The fields of a request that an agent fills in by itself."""
 
 
 def agent_modules(program: bytes) -> dict[str, bytes]:
@@ -101,10 +104,10 @@ class AgentProgram:
         self.bootstrap = self._modules["bundle/channel/bootstrap.py"].decode()
         self._packed = functools.lru_cache(maxsize=None)(self._pack)
 
-    def step_input(self, phases: Collection[str], request: Request) -> bytes:
-        """Return the input of a step that has these phases, and this request first."""
+    def step_input(self, phases: Collection[str], message: StepMessage) -> bytes:
+        """Return the input of a step that has these phases, and these requests first."""
         program = self._packed(frozenset(phases))
-        packed = zlib.compress(json.dumps(request).encode(), 9)
+        packed = zlib.compress(json.dumps(encode(message, short=True)).encode(), 9)
         return b"%d %d\n" % (len(program), len(packed)) + program + packed
 
     def _pack(self, phases: frozenset[str]) -> bytes:
@@ -121,31 +124,37 @@ def compressed(modules: Mapping[str, bytes]) -> bytes:
     return zlib.compress(head + b"\n" + b"".join(modules.values()), 9)
 
 
-def request_line(request: Request) -> str:
+def request_line(message: StepMessage) -> str:
     """Return a further request as a line: compressed where that is shorter."""
-    text = json.dumps(request)
+    text = json.dumps(encode(message, short=True))
     packed = PACKED + binascii.b2a_base64(zlib.compress(text.encode(), 9), newline=False).decode()
     return min(text, packed, key=len)
 
 
-def factored(requests: Requests) -> dict[str, Any]:
-    """Return the requests of many nodes as one, with what all of them have written once."""
-    common = _common_items(list(requests.values()))
-    own = {node: _without(request, common) for node, request in requests.items()}
-    return {"common": common, "own": {node: items for node, items in own.items() if items}}
+def factored(requests: Requests, known: Job | None = None) -> StepMessage:
+    """Return the requests of many nodes as one, with what all of them have written once.
+
+    Args:
+        requests: the request of each node.
+        known: the job that the agents know; it does not travel again.
+    """
+    first, *others = requests.values()
+    names = {field.name for field in dataclasses.fields(first)} - _AGENT_KNOWS
+    shared = {name for name in names if _is_shared(name, first, others)}
+    own = {node: _encoded(request, names - shared) for node, request in requests.items()}
+    if first.job == known:
+        shared.discard("job")
+    return StepMessage(
+        phase=first.phase,
+        common=_encoded(first, shared),
+        own={node: items for node, items in own.items() if items},
+    )
 
 
-def _common_items(requests: list[Request]) -> dict[str, Any]:
-    """Return the items that all requests have."""
-    first, *others = requests
-    common = {}
-    for key, value in first.items():
-        if all(key in other and other[key] == value for other in others):
-            common[key] = value
-    return {key: value for key, value in common.items() if key not in _AGENT_KNOWS}
+def _is_shared(name: str, first: AgentRequest, others: Sequence[AgentRequest]) -> bool:
+    value = getattr(first, name)
+    return all(getattr(other, name) == value for other in others)
 
 
-def _without(request: Request, common: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items that a node has for itself."""
-    left_out = (*common, *_AGENT_KNOWS)
-    return {key: value for key, value in request.items() if key not in left_out}
+def _encoded(request: AgentRequest, names: Collection[str]) -> dict[str, object]:
+    return encode(request, short=True, names=names)

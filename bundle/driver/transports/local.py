@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, cast
 
-from ...agent.agent import EARLY, SESSION
+from ...agent.agent import SESSION
 from ...channel.lines import Lines
 from ...launch.output_reader import AGENT_SECONDS
 from ...node.location import base_for
@@ -25,10 +25,11 @@ from ...node.root import secure_root
 from ...protocol import output
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
+from ...protocol.requests import AgentRequest, EarlyRequest, PlacedRequest
 from ...protocol.words import Action, LogMode
 from ...redaction.masking import without_secrets
 from ...system import files, permissions, processes, signals
-from .transport import Delivery, Ended, Event, OnEvent, Request, Requests, Transfer, saving_note
+from .transport import Delivery, Ended, Event, OnEvent, Requests, Transfer, saving_note
 
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
@@ -79,7 +80,7 @@ class LocalTransport:
         """
         try:
             for node, request in requests.items():
-                self._ask(node, {**request, "phase": phase})
+                self._ask(node, request)
             agents = {node: self._agents[node] for node in requests}
             try:
                 codes = _attend(agents, on_event, phase)
@@ -128,17 +129,18 @@ class LocalTransport:
 
     def begin(self, job: Job) -> None:
         """Start the agents, and let them start what takes long before anything else is done."""
-        for node in job.nodes:
-            self._ask(node, {"phase": EARLY, "job": job.to_json(), "node": node})
+        for rank, node in enumerate(job.nodes):
+            self._ask(node, EarlyRequest(job, node, rank, self.nodes_here))
 
-    def _ask(self, node: str, request: Request) -> None:
+    def _ask(self, node: str, request: AgentRequest) -> None:
         """Send a node's agent its next request; start an agent where none runs."""
         agent = self._agents.get(node)
         if agent is None or agent.poll() is not None:
-            agent = self._agents[node] = self._start(node, str(request.get("python") or ""))
+            python = request.python if isinstance(request, PlacedRequest) else ""
+            agent = self._agents[node] = self._start(node, python)
         if agent.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it has ended: the end of its output shows
-                agent.stdin.write(json.dumps(request).encode() + b"\n")
+                agent.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
                 agent.stdin.flush()
 
     def _start(self, node: str, python: str) -> processes.Process:

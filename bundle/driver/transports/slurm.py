@@ -61,7 +61,7 @@ class SlurmTransport:
         self._session: DriverChannel | None = None
         """The step that all phases share."""
         self._session_nodes: frozenset[str] = frozenset()
-        self._session_job: object = None
+        self._session_job: Job | None = None
         """The job that the agents of that step know."""
         self._open_steps = contextlib.ExitStack()
         self._grace = job.launch.grace_seconds + output_reader.AGENT_SECONDS
@@ -175,19 +175,16 @@ class SlurmTransport:
         session = self._session
         if session is None or session.ended or not requests.keys() <= self._session_nodes:
             return self._begin_session(phase, requests), 1
-        message = factored(requests)
-        job = message["common"].get("job")
-        if job is not None and job == self._session_job:
-            del message["common"]["job"]
-        self._session_job = job or self._session_job
-        session.tell(request_line({"phase": phase, "nodes": list(requests), **message}))
+        message = factored(requests, self._session_job)
+        self._session_job = _job_of(requests)
+        session.tell(request_line(replace(message, nodes=tuple(requests))))
         return session, 1
 
     def _begin_session(self, phase: str, requests: Requests) -> DriverChannel:
         self.close()
         step = self._open_steps.enter_context(self._starter.start(phase, requests, 1, SESSION))
         self._session, self._session_nodes = step, frozenset(requests)
-        self._session_job = factored(requests)["common"].get("job")
+        self._session_job = _job_of(requests)
         return step
 
     def _listen(self, run: PhaseRun) -> None:
@@ -331,6 +328,10 @@ class SlurmTransport:
             values = {"command": argv[0], "why": "; ".join([exc.reason, *exc.tail[-1:]])}
             where = os.uname().nodename
             raise NodeError(Problem(ProblemCode.SLURM_COMMAND_FAILED, where, values)) from exc
+
+
+def _job_of(requests: Requests) -> Job:
+    return next(iter(requests.values())).job
 
 
 def _release(step: DriverChannel, answers: Answers, until: float) -> None:

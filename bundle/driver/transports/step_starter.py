@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 from ...agent.agent import SESSION
 from ...protocol.job import Job
+from ...protocol.requests import AgentRequest, LaunchRequest
 from ...protocol.words import Launcher
 from ...redaction.masking import without_secrets
 from . import slurm_commands
@@ -76,16 +78,16 @@ class StepStarter:
         )
         starter = slurm_commands.starter(self._program.bootstrap, command, self._job.python_hints)
         if self.holds(phase):
-            requests = {node: {**request, "hold": True} for node, request in requests.items()}
-        first_request = {"phase": phase, **factored(requests)}
-        step_input = self._program.step_input(self._phases(command), first_request)
+            requests = {node: _held(request) for node, request in requests.items()}
+        step_input = self._program.step_input(self._phases(command), factored(requests))
         return slurm_commands.step_argv(step, starter), step_input
 
     def tasks(self, phase: str, requests: Requests) -> int:
         """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
         if phase != "launch" or self._job.launch.launcher is not Launcher.SRUN:
             return 1
-        return max(int(request["group"]["nproc"]) for request in requests.values())
+        launches = [request for request in requests.values() if isinstance(request, LaunchRequest)]
+        return max(request.group.nproc for request in launches)
 
     def holds(self, phase: str) -> bool:
         """Return whether ranks begin only when all nodes are there, as they may do with fewer."""
@@ -102,3 +104,7 @@ class StepStarter:
         if self._job.one_step and phases & {"run", "deep"}:
             phases.add("launch")
         return phases
+
+
+def _held(request: AgentRequest) -> AgentRequest:
+    return replace(request, hold=True) if isinstance(request, LaunchRequest) else request

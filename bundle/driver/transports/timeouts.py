@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ...launch.output_reader import RANKS_ENDED
+from ...protocol.launch_answers import RanksEnded
 from ...protocol.problem import Problem, ProblemCode
 from ...system import processes
 from . import slurm_commands
@@ -134,7 +134,7 @@ class Watch:
 
     def take(self, event: Event) -> None:
         """Learn from an event of a node, and pass it on."""
-        if event["event"] == RANKS_ENDED or (event["event"] == self._phase and "ok" in event):
+        if event["event"] == RanksEnded.event or (event["event"] == self._phase and "ok" in event):
             self._done.add(str(event["node"]))
         self._next_look = time.monotonic() + self._pause
         self._on_event(event)

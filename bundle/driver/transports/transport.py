@@ -9,14 +9,13 @@ from typing import IO, Any, Protocol
 
 from ...protocol.job import Job
 from ...protocol.problem import ProblemCode
+from ...protocol.requests import AgentRequest
 from ...system import files
 
 Event = dict[str, Any]
 """A decoded JSON event of an agent or of the driver."""
 OnEvent = Callable[[Event], None]
-Request = Mapping[str, Any]
-"""The JSON object that an agent is asked with."""
-Requests = Mapping[str, Request]
+Requests = Mapping[str, AgentRequest]
 """The request of each node's agent."""
 
 

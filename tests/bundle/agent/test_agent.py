@@ -100,7 +100,7 @@ def test_an_agent_that_is_told_to_end_says_nothing_more(
 
 def converse(program: Path, *requests: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and events of an agent that is asked for several phases."""
-    node = {"node": "local1", "node_rank": 0, "nodes_here": 1}
+    node = {"v": 1, "node": "local1", "node_rank": 0, "nodes_here": 1}
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(program), "agent", "session"],
         input="".join(json.dumps({**node, **one}) + "\n" for one in requests),

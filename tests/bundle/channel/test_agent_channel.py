@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import pytest
 from bundle.channel import agent_channel
 from bundle.channel.frames import FrameReader
 from bundle.driver.transports import agent_program
+from bundle.protocol.codec import encode
+from bundle.protocol.job import Job
+from bundle.protocol.requests import StepMessage
+from tests.support.jobs import PLAIN
 
 REPO = str(Path(__file__).resolve().parents[3])
 AGENT = f"""
@@ -24,6 +29,7 @@ import os, sys, time
 sys.path.insert(0, {REPO!r})
 from bundle.system import signals
 from bundle.channel import agent_channel
+from bundle.protocol.launch_answers import LaunchAnswer
 signals.end_on_signals()
 agent_channel._REPEAT_SECONDS = 0.4
 agent_channel.STAY_SECONDS = float(sys.argv[2])
@@ -35,8 +41,13 @@ try:
         time.sleep(600)
 except signals.Stopped:
     channel.output(0, b"saved\\n")
-channel.conclude({{"event": "launch", "ok": True, "sent": channel.sent.get(0)}})
+channel.conclude(LaunchAnswer(sent={{"0": channel.sent[0]}}))
 """
+
+
+def message(phase: str, job: Job = PLAIN, **fields: Any) -> StepMessage:
+    """The first request of a step."""
+    return StepMessage(phase, {"job": job.to_json(), "nodes_here": 1, **fields}, {})
 
 
 class Agent:
@@ -46,7 +57,7 @@ class Agent:
 
     def __init__(self, folder: Path, stay: float, *words: str) -> None:
         request = folder / "request.json"
-        request.write_text(json.dumps({"common": {"job": {"nodes": ["n1"]}}, "own": {}}))
+        request.write_text(json.dumps(encode(message("clean"))))
         handle = os.open(request, os.O_RDONLY)
         self.process = subprocess.Popen(
             [sys.executable, "-c", AGENT, str(handle), str(stay), *words],
@@ -88,7 +99,7 @@ def test_it_stays_until_its_standard_input_ends(tmp_path: Path, agents: list[Age
     agents.append(agent := Agent(tmp_path, 600))
     said = events(agent.frames(4))
     assert [event.get("text") for event in said] == ["line 0\n", "line 1\n", "line 2\n", None]
-    assert said[-1]["sent"] == 21
+    assert said[-1]["sent"] == {"0": 21}
     agent.process.send_signal(signal.SIGTERM)  # Slurm does so when another task has died
     time.sleep(0.2)
     assert agent.process.poll() is None
@@ -137,22 +148,24 @@ sys.path.insert(0, {REPO!r})
 from bundle.channel import agent_channel
 channel = agent_channel.AgentChannel(int(sys.argv[1]))
 while channel.following():
-    print(json.dumps([channel.request["phase"], channel.request["job"]]), flush=True)
+    request = channel.request
+    print(json.dumps([request.phase, request.job.id, request.node_rank]), flush=True)
 """
 
 
 def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_path: Path) -> None:
     """Be it known from a request that was for other nodes."""
-    job = {"nodes": ["n0", "n1"]}
-    other = {**job, "id": "2"}
+    other = replace(PLAIN, id="2")
     request = tmp_path / "request.json"
-    request.write_text(json.dumps({"common": {"job": job}, "own": {}}))
-    told = [
-        {"phase": "unpack", "common": {"manifest": "x" * 500}, "own": {}},
-        {"phase": "probe", "nodes": ["n0"], "common": {"job": other}, "own": {}},
-        {"phase": "launch", "nodes": ["n1"], "common": {}, "own": {}},
+    request.write_text(json.dumps(encode(message("clean"))))
+    asked = [
+        message("preflight", marker="x" * 500),
+        replace(message("tidy", other), nodes=("n0",)),
+        replace(message("clean"), nodes=("n1",)),
     ]
-    lines = [agent_program.request_line(one) for one in told]
+    for number in (0, 2):
+        del asked[number].common["job"]
+    lines = [agent_program.request_line(one) for one in asked]
     assert lines[0].startswith(agent_channel.PACKED)
     with request.open() as handle:
         done = subprocess.run(
@@ -165,6 +178,6 @@ def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_pat
             check=False,
         )
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        ["unpack", job],
-        ["launch", other],
+        ["preflight", PLAIN.id, 1],
+        ["clean", "2", 1],
     ]

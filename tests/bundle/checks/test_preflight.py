@@ -15,13 +15,17 @@ from typing import Any
 
 import pytest
 
-from bundle.checks import preflight
+from bundle.checks import preflight, probe
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import room_for
 from bundle.node import locks
 from bundle.node.root import secure_root
+from bundle.protocol.answers import PreflightAnswer
+from bundle.protocol.facts import NodeRootFacts, NodeRootProblem
+from bundle.protocol.job import Job
 from bundle.protocol.problem import NodeError
+from bundle.protocol.requests import PreflightRequest, RequestReader
 from bundle.protocol.requires import Requires
 from bundle.protocol.words import Allocation
 from bundle.system import network
@@ -140,6 +144,14 @@ def about(packed: Packed) -> dict[str, Any]:
     }
 
 
+def request(job: Job, asked: dict[str, Any]) -> PreflightRequest:
+    """The same as an agent gets it."""
+    common = PreflightRequest(job, "local1", 0, 1).to_json()
+    made = RequestReader("").first({**common, **asked})
+    assert isinstance(made, PreflightRequest)
+    return made
+
+
 @pytest.fixture(scope="module")
 def pair(
     store: Store, tmp_path_factory: pytest.TempPathFactory, zstd_wheel: Wheel | None
@@ -191,14 +203,14 @@ def test_what_is_here_takes_no_room_again(pair: tuple[Packed, Packed], tmp_path:
     names = [layer.name for layer in second.manifest.layers]
     asked["room"] = [(1000, 5) if name == "moving" else (much // 2, 5) for name in names]
     with pytest.raises(NodeError, match="free"):
-        preflight.base_by_need(job, asked)
+        preflight.base_by_need(request(job, asked))
     staged(first)
-    assert preflight.base_by_need(job, asked) == os.environ["STAGER_NODE_ROOT"]
+    assert preflight.base_by_need(request(job, asked)) == os.environ["STAGER_NODE_ROOT"]
     asked["room"] = [(much, 5)] * 3
     with pytest.raises(NodeError, match="free"):
-        preflight.base_by_need(job, asked)
+        preflight.base_by_need(request(job, asked))
     staged(second)
-    assert preflight.base_by_need(job, asked) == os.environ["STAGER_NODE_ROOT"]
+    assert preflight.base_by_need(request(job, asked)) == os.environ["STAGER_NODE_ROOT"]
 
 
 def test_a_file_that_is_to_be_sent_needs_room_beside_what_it_makes(
@@ -208,10 +220,10 @@ def test_a_file_that_is_to_be_sent_needs_room_beside_what_it_makes(
     free = place.f_bavail * place.f_frsize
     asked = {**about(single), "size": 2 * free}  # others free some meanwhile
     here = job_for(single, tmp_path)
-    assert preflight.base_by_need(here, asked) == os.environ["STAGER_NODE_ROOT"]
+    assert preflight.base_by_need(request(here, asked)) == os.environ["STAGER_NODE_ROOT"]
     elsewhere = replace(here, bundle=str(tmp_path / "elsewhere.tar"))
     with pytest.raises(NodeError, match="free"):
-        preflight.base_by_need(elsewhere, asked)
+        preflight.base_by_need(request(elsewhere, asked))
 
 
 def test_room_for_several(single: Packed, tmp_path: Path) -> None:
@@ -301,23 +313,36 @@ def test_a_directory_is_swept_or_held_and_never_both(base: Path) -> None:
 
 
 def test_the_line_of_a_node() -> None:
-    place = {"free_bytes": 3_200_000_000, "free_inodes": 1200, "noexec": False}
-    facts = {
-        "proj": True,
-        "pkgs": False,
-        "root": "/tmp/stager-7",
-        "python": "/usr/bin/python3.11",
-        "host": {"node_root": place},
-    }
-    assert preflight.line("hpc07", facts) == (
+    place = NodeRootFacts(
+        path="/tmp/stager-7",
+        fstype="ext4",
+        free_bytes=3_200_000_000,
+        free_inodes=1200,
+        noexec=False,
+        read_only=False,
+        shared=False,
+        owner=7,
+        mode="0700",
+    )
+    answer = PreflightAnswer(
+        node="hpc07",
+        proj=True,
+        root="/tmp/stager-7",
+        python="/usr/bin/python3.11",
+        host=replace(probe.host_facts(), node_root=place),
+    )
+    assert preflight.line(answer) == (
         "hpc07 proj=ok pkgs=missing root=/tmp/stager-7 free=3.2GB inodes=1200 exec=ok "
         "python=/usr/bin/python3.11"
     )
-    place |= {"noexec": True, "free_inodes": None}
-    assert " inodes=any exec=no " in preflight.line("hpc07", facts)
+    full = replace(place, noexec=True, free_inodes=None)
+    answer = replace(answer, host=replace(probe.host_facts(), node_root=full))
+    assert " inodes=any exec=no " in preflight.line(answer)
 
 
-@pytest.mark.parametrize("facts", [{}, {"host": {}}, {"host": None, "python": ""}])
-def test_the_line_of_a_node_that_said_little(facts: dict[str, Any]) -> None:
+@pytest.mark.parametrize("root", [None, NodeRootProblem("/gone", "No such file or directory")])
+def test_the_line_of_a_node_that_said_little(root: NodeRootProblem | None) -> None:
     """It failed, or was lost."""
-    assert preflight.line("hpc07", facts) == "hpc07 proj=missing pkgs=missing"
+    host = None if root is None else replace(probe.host_facts(), node_root=root)
+    answer = PreflightAnswer(node="hpc07", host=host)
+    assert preflight.line(answer) == "hpc07 proj=missing pkgs=missing"

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bundle.checks import probe
-from bundle.protocol.problem import Problem
+from bundle.protocol.answers import ProbeAnswer
 from bundle.protocol.requires import Requires
 from tests.support.needs import lacks
 from tests.support.problems import worded
@@ -57,29 +58,24 @@ def env(template: Path, tmp_path: Path) -> Path:
 
 def ask(
     env: Path, packages: list[str], imports: list[str], deep: bool = False, **variables: str
-) -> dict[str, object]:
+) -> ProbeAnswer:
     rank_env = {**RANK_ENV, **variables}
-    facts = probe.environment_facts(str(env), packages, imports, rank_env, deep, 30)
-    assert json.loads(json.dumps(facts)) == facts
-    return facts
+    return probe.environment_facts(str(env), packages, imports, rank_env, deep, 30)
 
 
-def problems(facts: Mapping[str, object]) -> list[str]:
-    listed = facts["problems"]
-    assert isinstance(listed, list)
-    return [str(Problem.from_json(raw)) for raw in listed]
+def problems(facts: ProbeAnswer) -> list[str]:
+    return [str(problem) for problem in facts.problems]
 
 
 def test_a_sound_environment(env: Path) -> None:
     imports = ["torch.cuda", "spread.one.deep", "mine", "json", "sys", "zlib"]
     facts = ask(env, ["Torch", "toy_package"], imports)
     assert problems(facts) == []
-    assert facts["origin_ok"] is True
-    assert facts["packages"] == {"Torch": "2.3.1", "toy_package": "1.0"}
-    assert facts["python"] == ".".join(str(part) for part in sys.version_info[:3])
-    assert facts["prefix"] == str(env)
-    origins = facts["origins"]
-    assert isinstance(origins, dict)
+    assert facts.origin_ok is True
+    assert facts.packages == {"Torch": "2.3.1", "toy_package": "1.0"}
+    assert facts.python == ".".join(str(part) for part in sys.version_info[:3])
+    assert facts.prefix == str(env)
+    origins = facts.origins
     assert origins["torch"] == str(site(env) / "torch" / "__init__.py")
     assert origins["torch.cuda"] == str(site(env) / "torch" / "cuda.py")
     assert origins["_toy"] == str(site(env) / "_toy.abi3.so")
@@ -111,7 +107,7 @@ def test_a_decoy_on_pythonpath_is_found_out(env: Path, tmp_path: Path, with_meta
     if not with_metadata:
         subprocess.run(["rm", "-r", decoy / "torch-9.9.dist-info"], check=True)
     facts = ask(env, ["torch"], ["torch"], PYTHONPATH=str(decoy))
-    assert facts["origin_ok"] is False
+    assert facts.origin_ok is False
     said = problems(facts)
     assert f"torch: the module does not come from the environment; found in {decoy}" in said[-1]
     assert len(said) == 1 + with_metadata
@@ -121,9 +117,9 @@ def test_a_decoy_namespace_beside_ours_is_found_out(env: Path, tmp_path: Path) -
     (tmp_path / "decoy" / "spread" / "one" / "deep").mkdir(parents=True)
     (tmp_path / "decoy" / "spread" / "one" / "deep" / "__init__.py").touch()
     facts = ask(env, [], ["spread.one.deep"], PYTHONPATH=str(tmp_path / "decoy"))
-    assert facts["origin_ok"] is False
+    assert facts.origin_ok is False
     facts = ask(env, [], ["spread"], PYTHONPATH=str(tmp_path / "decoy"))
-    assert facts["origin_ok"] is False
+    assert facts.origin_ok is False
 
 
 def test_decoys_elsewhere_do_not_matter(env: Path, tmp_path: Path) -> None:
@@ -132,7 +128,7 @@ def test_decoys_elsewhere_do_not_matter(env: Path, tmp_path: Path) -> None:
     for folder in (home / ".local" / "lib" / version / "site-packages", env):
         install(folder, "torch", "9.9", {"torch/__init__.py": ""})
     facts = ask(env, ["torch"], ["torch"], HOME=str(home))
-    assert (problems(facts), facts["packages"]) == ([], {"torch": "2.3.1"})
+    assert (problems(facts), facts.packages) == ([], {"torch": "2.3.1"})
 
 
 def test_a_link_out_of_the_environment_is_found_out(env: Path, tmp_path: Path) -> None:
@@ -141,8 +137,8 @@ def test_a_link_out_of_the_environment_is_found_out(env: Path, tmp_path: Path) -
     (outside / "edited" / "__init__.py").touch()
     (site(env) / "edited.pth").write_text(f"{outside}\n")
     (site(env) / "linked").symlink_to(outside / "edited")
-    assert ask(env, [], ["edited"])["origin_ok"] is False
-    assert ask(env, [], ["linked"])["origin_ok"] is False
+    assert ask(env, [], ["edited"]).origin_ok is False
+    assert ask(env, [], ["linked"]).origin_ok is False
 
 
 def test_site_packages_of_the_interpreter_are_not_the_standard_library(env: Path) -> None:
@@ -151,7 +147,7 @@ def test_site_packages_of_the_interpreter_are_not_the_standard_library(env: Path
     facts = ask(env, [], ["pip"])
     if any("missing" in text for text in problems(facts)):
         lacks("pip", "there is none")
-    assert facts["origin_ok"] is False
+    assert facts.origin_ok is False
 
 
 def test_what_modules_print_does_not_mix_with_the_answer(env: Path) -> None:
@@ -173,7 +169,7 @@ def test_an_import_that_ends_the_interpreter(env: Path, code: str, why: str, fix
     (site(env) / "toy_core.py").write_text(code)
     facts = ask(env, ["torch"], ["torch", "toy_core"], deep=True)
     said = problems(facts)
-    assert facts["origin_ok"] is False
+    assert facts.origin_ok is False
     assert len(said) == 1
     assert why in said[0]
     assert fix in said[0]
@@ -208,29 +204,31 @@ def test_an_environment_that_is_not_there_or_not_python(tmp_path: Path) -> None:
 
 def test_the_line_of_a_good_node() -> None:
     packages = {"numpy": "1.26.4", "extra": "1", "datasets": "2.19.0", "transformers": "4.41.2"}
-    facts = {"node": "hpc09", "python": "3.11.7", "problems": []}
-    assert probe.probe_line({**facts, "packages": {**packages, "torch": "2.3.1"}}) == (
+    facts = ProbeAnswer(node="hpc09", python="3.11.7")
+    assert line(facts, {**packages, "torch": "2.3.1"}) == (
         "NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2 datasets 2.19.0 numpy 1.26.4"
     )
-    assert probe.probe_line({**facts, "packages": {"numpy": "2", "x": "1"}}) == (
-        "NODE hpc09 OK -> PY 3.11 numpy 2"
-    )
+    assert line(facts, {"numpy": "2", "x": "1"}) == "NODE hpc09 OK -> PY 3.11 numpy 2"
     letters = dict.fromkeys("abcdefgh", "1")
-    assert probe.probe_line({**facts, "packages": {"z": None, **letters}}) == (
-        "NODE hpc09 OK -> PY 3.11 a 1 b 1 c 1 d 1 e 1 f 1"
-    )
-    assert probe.probe_line({**facts, "packages": {}}) == "NODE hpc09 OK -> PY 3.11"
+    assert line(facts, {"z": None, **letters}) == "NODE hpc09 OK -> PY 3.11 a 1 b 1 c 1 d 1 e 1 f 1"
+    assert line(facts, {}) == "NODE hpc09 OK -> PY 3.11"
+
+
+def line(facts: ProbeAnswer, packages: dict[str, str | None]) -> str:
+    return probe.probe_line(replace(facts, packages=packages))
 
 
 def test_the_line_of_a_bad_node() -> None:
-    listed = [worded(what, "torch", "why", "fix").to_json() for what in ("first", "second")]
-    facts = {"node": "hpc09", "python": "3.11.7", "packages": {}, "problems": listed}
+    listed = tuple(worded(what, "torch", "why", "fix") for what in ("first", "second"))
+    facts = ProbeAnswer(node="hpc09", python="3.11.7", problems=listed)
     assert probe.probe_line(facts) == "NODE hpc09 FAILED -> torch: first; why; fix"
 
 
 # --- what a bundle requires ----------------------------------------------------------------------
 
-HOST = {"hostname": "n1", "machine": "x86_64", "libc": "glibc", "libc_version": "2.28"}
+HOST = replace(
+    probe.host_facts(), hostname="n1", machine="x86_64", libc="glibc", libc_version="2.28"
+)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +252,7 @@ def test_requirements(needs: tuple[str, str, str], why: list[str]) -> None:
 
 def test_this_machine_meets_what_it_is() -> None:
     facts = probe.host_facts()
-    own = Requires("3.11", os.uname().machine, str(facts["libc"]), str(facts["libc_version"]))
+    own = Requires("3.11", os.uname().machine, facts.libc, facts.libc_version)
     assert probe.check_requires(own, facts) == []
 
 
@@ -283,6 +281,8 @@ def test_from_a_zip_without_site(env: Path, tmp_path: Path, which: str) -> None:
     program = python39() if which == "3.9" else sys.executable
     main = f"""
 import json, sys
+from dataclasses import replace
+from bundle.protocol.codec import encode
 from bundle.system import files as fs, network as net
 from bundle.checks import probe
 from bundle.node import interpreter
@@ -294,8 +294,8 @@ print(json.dumps({{
     "version": version,
     "root": root,
     "base": interpreter.find(version),
-    "host": probe.host_facts(root),
-    "line": probe.probe_line({{**facts, "node": "n1"}}),
+    "host": encode(probe.host_facts(root)),
+    "line": probe.probe_line(replace(facts, node="n1")),
     "port": net.free_port(net.port_for("7")),
     "link": net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,
     "advertised": net.interface_for("127.0.0.1").interface,

@@ -107,7 +107,7 @@ def test_an_agent_that_is_the_head_waits_for_the_others(
     with socket.create_server(("127.0.0.1", 0)) as free:
         head = list(free.getsockname()[:2])
     asked = {"head": head, "names": {"localhost": [], "no-such.invalid": []}}
-    code, events = ask(program, "deep", job, root=str(tmp_path / "nowhere"), **asked)
+    code, events = ask(program, "deep", job, root=str(tmp_path / "nowhere"), python="", **asked)
     clock, answer = events
     assert (code, clock["event"], answer["event"], answer["ok"]) == (0, "clock", "deep", True)
     assert answer["network"]["missing"] == []
@@ -120,6 +120,6 @@ def test_a_port_that_is_taken(single: Packed, program: Path, tmp_path: Path) -> 
         head = list(taken.getsockname()[:2])
         job = job_for(single, tmp_path, nodes=("local1",))
         root = str(tmp_path / "nowhere")
-        _, events = ask(program, "deep", job, root=root, head=head, names={})
+        _, events = ask(program, "deep", job, root=root, python="", head=head, names={})
     problem = events[-1]["network"]["problem"]
     assert problem["what"] == "the head node cannot listen on the job's port"

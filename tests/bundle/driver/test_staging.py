@@ -23,6 +23,7 @@ from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Request
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.protocol.codec import encode
 from bundle.protocol.problem import ProblemCode
+from bundle.protocol.requests import Incoming, UnpackRequest
 from bundle.protocol.words import Stage
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
@@ -43,7 +44,7 @@ class Sending:
         self.sent: list[tuple[str, ...]] = []
         self.transfers: list[tuple[Transfer, bytes]] = []
         self.read: list[tuple[str, ...]] = []
-        self.incoming: list[dict[str, Any]] = []
+        self.incoming: list[Incoming] = []
         self.lacking: set[str] = set()
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
@@ -54,7 +55,10 @@ class Sending:
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         self.sent.append(tuple(requests))
         self.transfers.append((transfer, Path(transfer.source).read_bytes()))
-        self.incoming.append(next(iter(requests.values()))["incoming"])
+        asked = next(iter(requests.values()))
+        assert isinstance(asked, UnpackRequest)
+        assert asked.incoming is not None
+        self.incoming.append(asked.incoming)
         every = self.fails.pop(0) if self.fails else {}
         failed = {node: why for node, why in every.items() if node in requests or not node}
         if not failed:
@@ -127,9 +131,7 @@ def test_when_all_goes_well_it_is_sent_once(single: Packed, tmp_path: Path) -> N
     ((transfer, data),) = transport.transfers
     assert transfer == Transfer(str(single.path), "/r/incoming/job-4711.0/bundle.tar", size)
     assert data == single.path.read_bytes()
-    assert transport.incoming == [
-        {"target": transfer.target, "manifest": None, "members": [], "size": size}
-    ]
+    assert transport.incoming == [Incoming(transfer.target, None, (), size)]
     assert (whys(state), state.bytes_sent, list(state.answers)) == ({}, size, list(NODES))
 
 
@@ -196,10 +198,11 @@ def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Pa
     assert state.plan is not None
     assert state.bytes_sent == state.plan.bytes
     for (transfer, data), incoming in zip(transport.transfers, transport.incoming, strict=True):
-        assert len(data) == transfer.size == incoming["size"]
+        assert len(data) == transfer.size == incoming.size
         path = tmp_path / "again.tar"
         path.write_bytes(data)
-        excerpt = Excerpt(incoming["manifest"].encode(), frozenset(incoming["members"]))
+        assert incoming.manifest is not None
+        excerpt = Excerpt(incoming.manifest.encode(), frozenset(incoming.members))
         with BundleFile(str(path), standard.manifest.id, excerpt):
             pass
     assert not any(os.path.exists(transfer.source) for transfer, _ in transport.transfers)
@@ -216,7 +219,7 @@ def test_a_node_whose_older_environment_has_gone_gets_all_of_it(
         staging.carry_out(state)
     assert transport.sent == [("n1", "n2"), ("n2",)]
     assert transport.transfers[1][0].source == str(standard.path)
-    assert transport.incoming[1]["manifest"] is None
+    assert transport.incoming[1].manifest is None
     assert whys(state) == {}
 
 

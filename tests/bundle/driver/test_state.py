@@ -20,6 +20,7 @@ from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.problem import Problem, ProblemCode
+from bundle.protocol.requests import AgentRequest, CollectRequest
 from bundle.protocol.words import Launcher
 from stager.pack.bundle import Packed
 from tests.support.jobs import LAUNCH, job_for
@@ -38,10 +39,10 @@ class Scripted:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.ended: dict[str, Ended] = {}
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.asked: list[tuple[str, dict[str, AgentRequest]]] = []
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
-        self.asked.append((phase, {node: dict(one) for node, one in requests.items()}))
+        self.asked.append((phase, dict(requests)))
         for event in self.events:
             on_event({"v": 1, "problems": [], **event})
         return {node: self.ended.get(node, ENDED) for node in requests}
@@ -74,7 +75,7 @@ def asked(state: State, phase: str, *events: dict[str, Any], **ended: Ended) -> 
     transport = state.transport
     assert isinstance(transport, Scripted)
     transport.events, transport.ended = list(events), ended
-    state.ask(phase, lambda node: {"extra": node})
+    state.ask(phase, lambda node: CollectRequest(*state.common(node), "/r", "", place=node))
 
 
 def said(node: str, *, ok: bool = True, phase: str = "launch", **more: Any) -> dict[str, Any]:
@@ -95,15 +96,7 @@ def test_each_node_is_asked_for_its_own_part(job: Job) -> None:
     ((phase, requests),) = state.transport.asked
     assert phase == "probe"
     assert requests == {
-        node: {
-            "v": 1,
-            "job": job.to_json(),
-            "node": node,
-            "node_rank": rank,
-            "nodes_here": 1,
-            "extra": node,
-        }
-        for rank, node in enumerate(NODES)
+        node: CollectRequest(job, node, rank, 1, "/r", "", node) for rank, node in enumerate(NODES)
     }
     assert list(state.answers) == list(NODES)  # in the nodes' order, not in that of the answers
 

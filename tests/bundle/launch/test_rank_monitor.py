@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -255,7 +254,7 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
     (record,) = rank_results.settled(
         [rank_results.unreported(failed, "n1", {1: ["last"]})], monitor, []
     )
-    assert (record["told_to_end"], record["lines"]) == (False, ["last"])
+    assert (record.told_to_end, record.lines) == (False, ("last",))
 
 
 def test_a_rank_whose_end_nobody_has_seen(tmp_path: Path) -> None:
@@ -309,12 +308,12 @@ def test_a_rank_that_its_launcher_did_not_end(tmp_path: Path, report: str, known
         if known:
             for rank, ended in ((0, 11.5), (1, 11.25)):
                 outputs.monitor.ranks[rank] = Rank(rank, rank, 100 + rank, ended=ended, code=-15)
-        found = {one["rank"]: one for one in rank_results.settled(records, outputs.monitor, lines)}
-    assert [found[rank]["told_to_end"] for rank in (0, 1)] == [True, False]
-    assert [found[rank]["root_cause"] for rank in (0, 1)] == [False, True]
-    assert [rank_results.weight(found[rank]) for rank in (0, 1)] == [
-        rank_results.ENDED,
-        rank_results.CAUSE,
+        found = {one.rank: one for one in rank_results.settled(records, outputs.monitor, lines)}
+    assert [found[rank].told_to_end for rank in (0, 1)] == [True, False]
+    assert [found[rank].root_cause for rank in (0, 1)] == [False, True]
+    weights = [
+        rank_results.weight(one.exit_code, one.exception, one.message, one.told_to_end)
+        for one in (found[0], found[1])
     ]
-    assert [found[rank]["time"] for rank in (0, 1)] == ([11.5, 11.25] if known else [99.0, 99.0])
-    assert json.dumps(list(found.values()))  # as an agent sends it
+    assert weights == [rank_results.ENDED, rank_results.CAUSE]
+    assert [found[rank].time for rank in (0, 1)] == ([11.5, 11.25] if known else [99.0, 99.0])

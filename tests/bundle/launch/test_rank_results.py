@@ -10,20 +10,22 @@ from bundle.launch.rank_results import (
     CAUSE,
     ENDED,
     LOST_PEER,
-    RECORD_KEYS,
     failures,
     out_of_memory,
     program_lines,
     reported,
+    unrecorded,
     weight,
 )
+from bundle.protocol.codec import decode
+from bundle.protocol.launch_answers import FailureRecord
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 KILLED = (SAMPLES / "torchrun-2.13-sigkill.txt").read_text().splitlines()
 CRASHED = (SAMPLES / "torchrun-2.13-sigsegv-and-exit.txt").read_text().splitlines()
 
 
-def record(job_dir: Path, rank: int, **changes: Any) -> dict[str, Any]:
+def record(job_dir: Path, rank: int, **changes: Any) -> FailureRecord:
     """A record as the wrapper writes it."""
     (job_dir / "failures").mkdir(exist_ok=True)
     content = {
@@ -40,7 +42,7 @@ def record(job_dir: Path, rank: int, **changes: Any) -> dict[str, Any]:
         **changes,
     }
     (job_dir / "failures" / f"{rank}.json").write_text(json.dumps(content))
-    return {key: content[key] for key in RECORD_KEYS}
+    return decode(FailureRecord, content, strict=False)
 
 
 def test_the_report_of_a_killed_rank() -> None:
@@ -54,27 +56,27 @@ def test_the_report_of_a_crash_and_an_exit() -> None:
 
 def test_the_killed_rank_comes_first_with_the_last_that_was_written(tmp_path: Path) -> None:
     found = failures(str(tmp_path), "node01", KILLED, 99.0)
-    assert [(one["rank"], one["exit_code"]) for one in found] == [(1, -9), (0, -15), (2, -15)]
-    assert found[0] == {
-        "node": "node01",
-        "rank": 1,
-        "local_rank": 1,
-        "exit_code": -9,
-        "exception": "",
-        "message": "",
-        "lines": [
+    assert [(one.rank, one.exit_code) for one in found] == [(1, -9), (0, -15), (2, -15)]
+    assert found[0] == FailureRecord(
+        node="node01",
+        rank=1,
+        local_rank=1,
+        exit_code=-9,
+        exception="",
+        message="",
+        lines=(
             "[RANK 1] WORLD_SIZE=3",
             "[RANK 2] WORLD_SIZE=3",
             "[RANK 0] WORLD_SIZE=3",
             "rank: 1 is about to be killed",
-        ],
-        "time": 99.0,
-    }
+        ),
+        time=99.0,
+    )
 
 
 def test_nothing_of_torchruns_own_is_taken_for_the_programs() -> None:
     """Not even where the program wrote nothing."""
-    assert [one["lines"] for one in failures("/absent", "node01", CRASHED, 1.0)] == [[], [], []]
+    assert [one.lines for one in failures("/absent", "node01", CRASHED, 1.0)] == [(), (), ()]
 
 
 def test_a_report_whose_beginning_is_lost_is_read(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_records_and_report_are_one(tmp_path: Path) -> None:
     own = record(tmp_path, 1, exit_code=1, time=5.0)
     found = failures(str(tmp_path), "node01", KILLED, 99.0)
     assert found[0] == own
-    assert [one["rank"] for one in found] == [1, 0, 2]
+    assert [one.rank for one in found] == [1, 0, 2]
 
 
 def test_of_a_rank_that_ended_itself_its_last_words_count(tmp_path: Path) -> None:
@@ -98,9 +100,9 @@ def test_of_a_rank_that_ended_itself_its_last_words_count(tmp_path: Path) -> Non
     record(tmp_path, 1, exception="ValueError", message="no", lines=["a traceback"])
     own = {0: ["train.py: error: no such option"], 1: ["step 1"]}
     found = failures(str(tmp_path), "node01", [], 99.0, own)
-    assert {one["rank"]: one["lines"] for one in found} == {0: own[0], 1: ["a traceback"]}
-    (alone,) = [one for one in failures(str(tmp_path), "node01", [], 99.0) if one["rank"] == 0]
-    assert alone["lines"] == ["a traceback"]
+    assert {one.rank: one.lines for one in found} == {0: tuple(own[0]), 1: ("a traceback",)}
+    (alone,) = [one for one in failures(str(tmp_path), "node01", [], 99.0) if one.rank == 0]
+    assert alone.lines == ("a traceback",)
 
 
 def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
     record(tmp_path, 2, time=6.0)
     record(tmp_path, 3, time=1.0, exit_code=143)
     found = failures(str(tmp_path), "node01", [], 99.0)
-    assert [one["rank"] for one in found] == [2, 1, 0, 3]
+    assert [one.rank for one in found] == [2, 1, 0, 3]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_the_earliest_cause_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_weights(code: int, exception: str, message: str, expected: int) -> None:
-    assert weight({"exit_code": code, "exception": exception, "message": message}) == expected
+    assert weight(code, exception, message) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,8 +153,8 @@ def test_what_is_no_record_leaves_the_word_to_torchrun(tmp_path: Path, content: 
     (tmp_path / "failures" / "3.json").mkdir()
     (tmp_path / "failures" / ".0.json.123").write_text("half")
     (tmp_path / "failures" / "notes.txt").write_text("mine")
-    found = {one["rank"]: one for one in failures(str(tmp_path), "node01", KILLED, 99.0)}
-    assert found[1]["exit_code"] == -9
+    found = {one.rank: one for one in failures(str(tmp_path), "node01", KILLED, 99.0)}
+    assert found[1].exit_code == -9
     assert found[2] == own
     assert sorted(found) == [0, 1, 2]
 
@@ -175,13 +177,17 @@ def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:
 
 
 def test_a_kill_while_the_kernel_killed_for_memory_is_told() -> None:
-    ranks: list[dict[str, Any]] = [{"exit_code": code} for code in (1, -9, -15)]
-    ((blamed, line),) = out_of_memory(ranks, 3, 4)
-    assert blamed is ranks[1]
+    ranks = [killed(rank, code) for rank, code in enumerate((1, -9, -15))]
+    ((rank, line),) = out_of_memory(ranks, 3, 4).items()
+    assert rank == 1
     assert "1 oom-kill event on this node" in line
-    assert "2 oom-kill events" in out_of_memory(ranks, 3, 5)[0][1]
+    assert "2 oom-kill events" in out_of_memory(ranks, 3, 5)[1]
+
+
+def killed(rank: int, code: int) -> FailureRecord:
+    return unrecorded("node01", rank, rank, code, [], 1.0)
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (None, 4), (3, None), (None, None)])
 def test_a_kill_of_another_kind_is_not(before: int | None, after: int | None) -> None:
-    assert out_of_memory([{"exit_code": -9}], before, after) == []
+    assert out_of_memory([killed(0, -9)], before, after) == {}

@@ -5,12 +5,16 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bundle.node import host
 from bundle.node.host import Limits
+from bundle.protocol.codec import decode, encode
+from bundle.protocol.facts import HostFacts, NodeRootFacts, NodeRootProblem
+from bundle.system import files
 
 REPO = Path(__file__).resolve().parents[3]
 GB = 1 << 30
@@ -140,22 +144,34 @@ def test_no_gpus_whatever_the_variable_says() -> None:
 
 def test_the_facts_of_this_machine(tmp_path: Path) -> None:
     facts = host.host_facts(str(tmp_path))
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["hostname"] == platform.node()
-    assert (facts["libc"], facts["libc_version"]) == platform.libc_ver()
-    assert facts["machine"] == platform.machine()
-    assert facts["python"] == platform.python_version()
-    assert 1 <= int(str(facts["cpus"])) <= len(os.sched_getaffinity(0))
-    assert 0 < int(str(facts["memory_available"])) <= int(str(facts["memory_total"]))
-    root = facts["node_root"]
-    assert isinstance(root, dict)
-    assert (root["owner"], root["path"]) == (os.getuid(), str(tmp_path))
-    assert root["mode"] == f"{tmp_path.stat().st_mode & 0o7777:04o}"
+    assert decode(HostFacts, json.loads(json.dumps(encode(facts)))) == facts
+    assert facts.hostname == platform.node()
+    assert (facts.libc, facts.libc_version) == platform.libc_ver()
+    assert facts.machine == platform.machine()
+    assert facts.python == platform.python_version()
+    assert 1 <= facts.cpus <= len(os.sched_getaffinity(0))
+    assert 0 < facts.memory_available <= facts.memory_total
+    root = facts.node_root
+    assert isinstance(root, NodeRootFacts)
+    assert (root.owner, root.path) == (os.getuid(), str(tmp_path))
+    assert root.mode == f"{tmp_path.stat().st_mode & 0o7777:04o}"
 
 
 def test_the_facts_of_a_directory_that_is_not_there(tmp_path: Path) -> None:
     facts = host.directory_facts(str(tmp_path / "absent"))
-    assert "No such file" in str(facts["problem"])
+    assert isinstance(facts, NodeRootProblem)
+    assert "No such file" in facts.problem
+
+
+def test_a_file_system_without_an_end_has_a_size_that_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems report 8 EiB of free space."""
+    facts = replace(files.facts_of(str(tmp_path)), free_bytes=(1 << 63) - 1, free_inodes=1 << 63)
+    monkeypatch.setattr(files, "facts_of", lambda path: facts)
+    root = host.directory_facts(str(tmp_path))
+    assert isinstance(root, NodeRootFacts)
+    assert decode(NodeRootFacts, encode(root)) == root
 
 
 def test_a_process_s_own_cpus_count() -> None:
@@ -163,7 +179,7 @@ def test_a_process_s_own_cpus_count() -> None:
 import os, sys; sys.path.insert(0, {str(REPO)!r})
 from bundle.node import host
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
-print(host.host_facts()["cpus"])
+print(host.host_facts().cpus)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from bundle.protocol.codec import REQUIRED, AnyText, DecodeError, decode, encode
+from bundle.protocol.codec import REQUIRED, WRITTEN, AnyText, DecodeError, decode, encode
 from bundle.protocol.digest import Digest
 
 
@@ -168,11 +168,13 @@ class Made:
     """A dataclass whose fields have defaults for those who make it."""
 
     name: str = field(default="", metadata=REQUIRED)
+    size: int = field(default=0, metadata=WRITTEN)
     printed: AnyText = ""
 
 
 def test_a_required_field_is_written_with_its_default_and_missed_without() -> None:
-    assert encode(Made(), short=True) == {"name": ""}
+    assert encode(Made(), short=True) == {"name": "", "size": 0}
+    assert decode(Made, {"name": ""}) == Made()
     with pytest.raises(DecodeError, match=r"^at: name: missing$"):
         decode(Made, {"printed": "x"}, "at")
 
@@ -186,4 +188,4 @@ def test_text_of_programs_may_hold_any_character_and_is_text() -> None:
 
 
 def test_only_some_fields_are_encoded() -> None:
-    assert encode(Made("n", "p"), names=("printed",)) == {"printed": "p"}
+    assert encode(Made("n", 1, "p"), names=("printed",)) == {"printed": "p"}

@@ -30,7 +30,7 @@ class Agent:
 
     def __init__(self, program: Path, phase: str, request: dict[str, Any], own: Path) -> None:
         path = own / "request.json"
-        path.write_text(json.dumps({"common": request, "own": {}}))
+        path.write_text(json.dumps({"v": 1, "phase": phase, "common": request, "own": {}}))
         handle = os.open(path, os.O_RDONLY)
         argv = [sys.executable, "-I", "-S", str(program), "agent", phase, "--request", str(handle)]
         self.process = subprocess.Popen(
@@ -102,7 +102,6 @@ def waiting(
     job = job_for(packed, own, nodes=("n0", "n1"), bundle="/not/seen/here.tar")
     root = str(Path(incoming["target"]).parents[2])
     request = {
-        "v": 1,
         "job": job.to_json(),
         "nodes_here": 1,
         "root": root,

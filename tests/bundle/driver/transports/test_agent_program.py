@@ -17,8 +17,11 @@ import pytest
 
 from bundle.channel import bootstrap
 from bundle.driver.transports import agent_program, slurm_commands
+from bundle.protocol.codec import encode
+from bundle.protocol.requests import ProbeRequest, RequestReader, StepMessage
 from stager.pack.compiled_program import with_bytecode
 from stager.pack.program import make_node_program
+from tests.support.jobs import PLAIN
 
 REPO = Path(__file__).resolve().parents[4]
 AGENT = "bundle/agent/agent.py"
@@ -96,7 +99,7 @@ def compiled_program() -> bytes:
 def started(*phases: str, compiled: bool = False) -> tuple[bytes, str]:
     """What a step is sent, and its bootstrap program."""
     made = agent_program.AgentProgram(compiled_program() if compiled else PROGRAM)
-    asked = {"phase": phases[0], "common": {"job": {"nodes": ["n1"]}}, "own": {}}
+    asked = StepMessage(phases[0], {"job": PLAIN.to_json()}, {})
     return made.step_input(phases, asked), made.bootstrap
 
 
@@ -136,10 +139,10 @@ def test_what_is_sent_of_a_compiled_program_is_the_same() -> None:
 
 def test_it_is_small() -> None:
     """The program takes nearly all of what a step is given."""
-    assert len(started("verify")[0]) < 70_000
-    assert len(started("run", "launch")[0]) < 84_000
-    assert len(started("launch")[0]) < 84_000
-    assert len(started("verify", "deep", "launch")[0]) < 88_500
+    assert len(started("verify")[0]) < 70_800
+    assert len(started("run", "launch")[0]) < 84_800
+    assert len(started("launch")[0]) < 84_800
+    assert len(started("verify", "deep", "launch")[0]) < 89_200
 
 
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
@@ -153,16 +156,33 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     )
     assert done.returncode == 1
     said = done.stderr.decode()
-    assert "ValueError: 'n2' is not in list" in said
+    assert "ValueError: tuple.index(x): x not in tuple" in said
     (line,) = re.findall(
-        r'File "/proc/self/fd/\d+/bundle/channel/agent_channel.py", line (\d+), in _own', said
+        r'File "/proc/self/fd/\d+/bundle/protocol/requests.py", line (\d+), in next', said
     )
-    source = (REPO / "bundle/channel/agent_channel.py").read_text().split("\n")
-    assert 'message["common"]["job"]["nodes"].index(node)' in source[int(line) - 1]
+    source = (REPO / "bundle/protocol/requests.py").read_text().split("\n")
+    assert "job.nodes.index(self._node)" in source[int(line) - 1]
 
 
 def test_a_long_request_is_compressed() -> None:
-    short, long = {"phase": "tidy"}, {"phase": "unpack", "manifest": "abc" * 1000}
-    assert json.loads(agent_program.request_line(short)) == short
+    short = StepMessage("tidy", {}, {})
+    long = StepMessage("unpack", {"manifest": "abc" * 1000}, {})
+    assert json.loads(agent_program.request_line(short)) == encode(short, short=True)
     assert agent_program.request_line(long).startswith("=")
-    assert len(agent_program.request_line(long)) < 100
+    assert len(agent_program.request_line(long)) < 140
+
+
+def test_what_all_requests_have_travels_once() -> None:
+    requests = {
+        node: ProbeRequest(PLAIN, node, rank, 1, f"/tmp/{node}", "/usr/bin/python3", "10.0.0.1")
+        for rank, node in enumerate(PLAIN.nodes)
+    }
+    message = agent_program.factored(requests)
+    assert message.common.keys() == {"job", "nodes_here", "python", "head"}
+    assert message.own == {node: {"root": f"/tmp/{node}"} for node in PLAIN.nodes}
+    assert agent_program.factored(requests, PLAIN).common.keys() == {"nodes_here", "python", "head"}
+    for node, request in requests.items():
+        reader = RequestReader(node)
+        assert reader.first(json.loads(json.dumps(encode(message, short=True)))) == request
+        again = agent_program.factored(requests, PLAIN)
+        assert reader.next(json.loads(json.dumps(encode(again, short=True)))) == request

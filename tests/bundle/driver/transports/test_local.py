@@ -19,6 +19,7 @@ from bundle.driver.transports.local import LocalTransport
 from bundle.driver.transports.transport import Ended, Transfer
 from bundle.protocol.job import Job
 from bundle.protocol.problem import NodeError, ProblemCode
+from bundle.protocol.requests import PreflightRequest, TidyRequest
 from bundle.system import processes
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
@@ -42,11 +43,8 @@ def transport(job: Job, program: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert living(program) == []
 
 
-def requests(job: Job, **more: Any) -> dict[str, dict[str, Any]]:
-    return {
-        node: {"job": job.to_json(), "node": node, "node_rank": rank, "nodes_here": 2, **more}
-        for rank, node in enumerate(job.nodes)
-    }
+def requests(job: Job) -> dict[str, PreflightRequest]:
+    return {node: PreflightRequest(job, node, rank, 2) for rank, node in enumerate(job.nodes)}
 
 
 def test_each_node_has_a_place_of_its_own(transport: LocalTransport, job: Job) -> None:
@@ -69,7 +67,9 @@ def test_one_agent_a_node_does_one_phase_after_the_other(
     transport.run("preflight", requests(job), events.append)
     agents = {node: agent.pid for node, agent in transport._agents.items()}
     root = {event["node"]: event["root"] for event in events}
-    asked = {node: {**one, "root": root[node]} for node, one in requests(job).items()}
+    asked = {
+        node: TidyRequest(job, node, rank, 2, root[node], "") for rank, node in enumerate(job.nodes)
+    }
     transport.run("tidy", asked, events.append)
     assert {node: agent.pid for node, agent in transport._agents.items()} == agents
     transport._agents["local1"].kill()
@@ -91,7 +91,8 @@ def test_nothing_is_sent_or_fetched_on_one_machine(transport: LocalTransport, jo
 
 def test_every_nodes_answer_arrives_though_one_fails(transport: LocalTransport, job: Job) -> None:
     asked = requests(job)
-    asked["local2"]["job"]["requires"]["machine"] = "pdp11"
+    other = replace(job, requires=replace(job.requires, machine="pdp11"))
+    asked["local2"] = replace(asked["local2"], job=other)
     events: list[dict[str, Any]] = []
     ended = transport.run("preflight", asked, events.append)
     assert {node: end.code for node, end in ended.items()} == {"local1": 0, "local2": 3}
