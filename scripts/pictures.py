@@ -111,7 +111,7 @@ def main() -> int:
     """Build, run, report, and take both pictures."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else REPO / "docs" / "pictures"
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="stager-pictures-", dir="/var/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="stager-pictures-") as folder:
         home = Path(folder)
         store = Path(os.environ.get("OFFLINE_ROOT", home / "offline")).resolve()
         place = Workplace(home=home, store=store)
