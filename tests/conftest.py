@@ -17,7 +17,7 @@ import pytest
 from packaging.version import Version
 
 from tests.support import requirements
-from tests.support.building import project, zstandard_wheel  # noqa: F401 - fixtures
+from tests.support.building import project, supplies, zstandard_wheel  # noqa: F401 - fixtures
 from tests.support.needs import needs
 from tests.support.nesting import nested  # noqa: F401 - a fixture
 from tests.support.requirements import DATA

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.building import STAGER, Project, digests, left_in_tmp
+from tests.support.processes import until
 from tests.support.wheelhouse import make_wheel
 
 FINAL = ("wheels", "layers", "bundles", "programs")
@@ -227,31 +228,39 @@ def test_a_build_that_nohup_started_goes_on(project: Project, mark: str) -> None
     assert process.returncode == 0, err
 
 
+NEVER_DONE = """\
+import sys
+from pathlib import Path
+
+from stager.core.store import Store
+from stager.core.values import Digest, Target
+from stager.layers.build import make_layers
+from stager.layers.source import LayerSource
+from stager.layers.tree import Tree, TreeFile
+
+if __name__ == "__main__":
+    pipe, store = Path(sys.argv[1]), Store(Path(sys.argv[2]))
+    file = TreeFile(path="data", source=pipe, mode=0o644, size=1)
+    tree = Tree(files=(file,), links=(), skipped=())
+    source = LayerSource(kind="asset", name="slow", size=1, digest=Digest.of(b"slow"), tree=tree)
+    with store.lock():
+        make_layers([source], store=store, target=Target.of_host(), jobs=1)
+"""
+"""Makes the layer of a file that is a pipe to which nobody writes."""
+
+
 def test_a_layer_under_way_ends_with_a_build_that_is_killed(tmp_path: Path, mark: str) -> None:
-    """The wheel is a pipe that nobody writes to: its layer would never be done."""
-    pipe = tmp_path / "slow-1.0-py3-none-any.whl"
+    pipe, script = tmp_path / "pipe", tmp_path / "build.py"
     os.mkfifo(pipe)
-    code = (
-        "import sys\nfrom pathlib import Path\n"
-        "from stager.layers.source import LayerSource\n"
-        "from stager.layers.build import make_layers\n"
-        "from stager.core.values import Digest, Target\nfrom stager.core.store import Store\n"
-        "if __name__ == '__main__':\n"
-        "    store = Store(Path(sys.argv[2]))\n"
-        "    source = LayerSource(kind='wheel', name='slow', version='1.0', size=1,\n"
-        "                    digest=Digest.of(b'slow'), wheel=Path(sys.argv[1]))\n"
-        "    with store.lock():\n"
-        "        make_layers([source], store=store, target=Target.of_host(), jobs=1)\n"
-    )
-    script = tmp_path / "build.py"
-    script.write_text(code)
+    script.write_text(NEVER_DONE)
     repo = Path(__file__).resolve().parents[2]
     argv = [sys.executable, str(script), str(pipe), str(tmp_path / "store")]
     with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(repo)}) as process:
-        for _ in range(600):
-            if len(marked(mark)) >= 4:  # the build, the resource tracker, the server, the layer's
-                break
-            time.sleep(0.1)
+        # The build, the resource tracker, the server, the layer's.
+        begun = until(lambda: len(marked(mark)) >= 4 or process.poll() is not None, 60)
         time.sleep(0.3)
+        ended_by_itself = process.poll() is not None
         process.kill()
+    assert begun
+    assert not ended_by_itself
     assert all_end(mark) == {}

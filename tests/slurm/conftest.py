@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.store import Store
-from tests.support.building import Project
+from tests.support.building import Project, Supplies
 from tests.support.cluster import (
     REPO,
     Cluster,
@@ -118,7 +118,7 @@ def slurm_torch(cluster: Cluster, shared: Path, torch_project: TorchProject) -> 
 def slurm_project(
     shared: Path,
     index_env: dict[str, str],
-    zstandard_wheel: Path,
+    supplies: Supplies,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Project:
     """A project without torch, whose ranks Slurm starts; built where the nodes can see it."""
@@ -128,7 +128,7 @@ def slurm_project(
     root.mkdir()
     (root / "train.py").write_text(RANK)
     made = Project(root=root, store=Store(shared / "offline"))
-    (made.store.wheels / zstandard_wheel.name).write_bytes(zstandard_wheel.read_bytes())
+    supplies.put_into(made.store)
     made.settings("alpha", more='[launch]\nlauncher = "srun"\nbackend = "gloo"')
     made.build()
     return made

@@ -18,6 +18,8 @@ from tests.support.torch_project import STAGER, TorchProject
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 ACCURACY = 0.78
+SHORT = ("--subset", "600", "--epochs", "1")
+"""A training of a few steps, where it is not the learning that is looked at."""
 
 
 def training(data: Path) -> list[str]:
@@ -33,11 +35,11 @@ def unpacked(logs: Path) -> bool:
     return any(wanted in path.read_text() for path in logs.glob("events.*.jsonl"))
 
 
-def assert_trained(ran: SlurmRan, work: Path) -> None:
-    """Six ranks on three nodes have learnt, and everything is where it belongs."""
+def assert_trained(ran: SlurmRan, work: Path, accuracy: float) -> None:
+    """Six ranks on three nodes have learnt so well, and everything is where it belongs."""
     metrics = json.loads((work / "out" / "metrics.json").read_text())
     assert metrics["world_size"] == 6
-    assert metrics["accuracy"] >= ACCURACY, metrics
+    assert metrics["accuracy"] >= accuracy, metrics
     assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)]
     names = {path.name.split(".", 2)[2] for path in ran.files()}
     assert names == {f"node0{rank // 2 + 1}.{rank}.out" for rank in range(6)}
@@ -68,7 +70,7 @@ def test_training_from_the_nodes_own_disks(slurm_torch: SlurmTorch, data_dir: Pa
     report = json.loads(out)
     ran = SlurmRan(code=started.returncode, report=report, stderr=err, logs=logs)
     assert (ran.code, ran.report["ok"], ran.report["world_size"]) == (0, True, 6), err
-    assert_trained(ran, slurm_torch.work)
+    assert_trained(ran, slurm_torch.work, ACCURACY)
     answers = ran.events("unpack")
     assert [answer["reused"] for answer in answers] == [False] * 3
     for answer in answers:
@@ -81,14 +83,14 @@ def test_training_from_the_nodes_own_disks(slurm_torch: SlurmTorch, data_dir: Pa
 def test_the_printed_script_does_the_same(
     veiled: Cluster, torch_project: TorchProject, data_dir: Path
 ) -> None:
-    """Submitted by hand; the nodes have neither the tool nor its source."""
+    """Submitted by hand; the nodes have neither the tool nor its source. A few steps tell."""
     for node in veiled.nodes:
         assert veiled.on(node, ["ls", str(REPO)]).stdout == ""
         assert veiled.on(node, [STAGER, "--version"], check=False).returncode == 127
     work = veiled.shared / "sbatch"
     work.mkdir()
     here = SlurmTorch(project=torch_project, cluster=veiled, work=work)
-    options = here.argv("script", "--nproc-per-node", "2", "--", *training(data_dir))
+    options = here.argv("script", "--nproc-per-node", "2", "--", *training(data_dir), *SHORT)
     options.remove("--json")
     printed = subprocess.run(
         options, cwd=work, env=here.env, capture_output=True, text=True, timeout=60, check=False
@@ -107,7 +109,8 @@ def test_the_printed_script_does_the_same(
     number = done.stdout.strip()
     log = next((work / "logs").glob(f"*.{number}.batch.out"), None)
     assert done.returncode == 0, log.read_text() if log else done.stderr
-    assert_trained(SlurmRan(code=0, report={"job_id": number}, stderr="", logs=work / "logs"), work)
+    ran = SlurmRan(code=0, report={"job_id": number}, stderr="", logs=work / "logs")
+    assert_trained(ran, work, accuracy=0.0)
 
 
 def test_a_rank_touches_nothing_that_is_shared(
@@ -122,7 +125,7 @@ def test_a_rank_touches_nothing_that_is_shared(
     data = Path("/tmp/data")
     for node in slurm_torch.cluster.nodes:
         slurm_torch.cluster.on(node, ["cp", "-r", str(data_dir), str(data)])
-    command = [*training(data), "--subset", "600", "--epochs", "1"]
+    command = [*training(data), *SHORT]
     here = replace(slurm_torch, work=tmp_path)
     assert here.job("verify").code == 0  # so that no unpacking is traced
     trace = slurm_torch.work / "trace"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stager.core.store import Store
-from tests.support.building import Project
+from tests.support.building import Project, Supplies
 from tests.support.cluster import Cluster
 from tests.support.slurm_torch import SlurmTorch
 
@@ -33,7 +33,7 @@ os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as on a failing d
 def small(
     shared: Path,
     index_env: dict[str, str],
-    zstandard_wheel: Path,
+    supplies: Supplies,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Project:
     """A project without torch, built where the nodes can see it."""
@@ -42,7 +42,7 @@ def small(
     root = shared / "project"
     root.mkdir()
     made = Project(root=root, store=Store(shared / "offline"))
-    (made.store.wheels / zstandard_wheel.name).write_bytes(zstandard_wheel.read_bytes())
+    supplies.put_into(made.store)
     made.settings("alpha", more='[launch]\nlauncher = "srun"\nbackend = "gloo"')
     made.build()
     return made

@@ -23,12 +23,12 @@ from tests.support.slurm_torch import SlurmTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-EPOCHS = 6
+EPOCHS = 3
 TRAINING = (
     "-m", "trainer", "mlp", "--subset", "12000", "--epochs", str(EPOCHS), "--batch-size", "8",
     "--save-every", "25", "--precision", "float32", "--out", "out",
 )  # fmt: skip
-"""Some thousands of short steps: long enough to be hurt in the middle."""
+"""About 1500 short steps: long enough to be hurt in the middle."""
 PICTURES = ("--data", "data", "--epochs", "1", "--out", "out")
 AGAIN = "[environment]\nrequirements = []\n[launch]\nmax-restarts = 2\n"
 RESUMED = re.compile(r"resuming from \S+, after (\d+) steps? \((\d+) steps? to do again\)")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stager.core.store import Store
-from tests.support.building import Project
+from tests.support.building import Project, Supplies
 from tests.support.cluster import Cluster
 from tests.support.provoking import Bench
 
@@ -68,7 +68,7 @@ def at_home(
     veiled: Cluster,
     private_home: Path,
     index_env: dict[str, str],
-    zstandard_wheel: Path,
+    supplies: Supplies,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Project]:
     """A project that lies in the home with its offline root, its run directory and its logs."""
@@ -79,7 +79,7 @@ def at_home(
     monkeypatch.delenv("STAGER_NODE_ROOT", raising=False)
     made = Project(root=base / "project", store=Store(base / "offline"))
     (made.root / "train.py").write_text(RESULT)
-    (made.store.wheels / zstandard_wheel.name).write_bytes(zstandard_wheel.read_bytes())
+    supplies.put_into(made.store)
     made.settings("alpha", more=SETTINGS)
     made.build()
     for node in veiled.nodes:

@@ -33,6 +33,8 @@ from stager.layers.layer_file import LayerWriter
 from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
 from stager.layers.wheel import add_wheel
+from stager.pack.compiled_program import compiled_program
+from stager.pack.program import make_node_program
 from tests.support.needs import lacks, needs
 
 STAGER = [sys.executable, "-m", "stager"]
@@ -122,14 +124,44 @@ def zstandard_wheel(
     return next(folder.iterdir())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Supplies:
+    """What all bundles of this machine have in common, to be put into stores before a build."""
+
+    decompressor: Path
+    """The zstandard wheel."""
+    programs: tuple[Path, ...]
+    """The node program, and the one with bytecode: most of what a small build would work on."""
+
+    def put_into(self, store: Store) -> Store:
+        """Copy them into an offline root, with the modes that it gives to its files."""
+        for source, folder in (
+            (self.decompressor, store.wheels),
+            *((program, store.programs) for program in self.programs),
+        ):
+            with store.publishing(folder / source.name) as partial:
+                partial.write_bytes(source.read_bytes())
+        return store
+
+
+@pytest.fixture(scope="session")
+def supplies(zstandard_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Supplies:
+    """They are made once for all tests; what makes them has tests of its own."""
+    store = Store(tmp_path_factory.mktemp("supplies"))
+    program = make_node_program()
+    plain = store.programs / f"{Digest.of(program)}.pyz"
+    plain.write_bytes(program)
+    programs = (plain, compiled_program(plain, store))
+    return Supplies(decompressor=zstandard_wheel, programs=programs)
+
+
 @pytest.fixture
-def project(tmp_path: Path, index_env: dict[str, str], zstandard_wheel: Path) -> Project:
-    """A project that needs ``alpha``, with the decompressor in its store already."""
+def project(tmp_path: Path, index_env: dict[str, str], supplies: Supplies) -> Project:
+    """A project that needs ``alpha``; its store has what does not depend on the project."""
     root = tmp_path / "project"
     root.mkdir()
     (root / "train.py").write_text("import alpha\nprint('alpha', alpha.VERSION)\n")
-    made = Project(root=root, store=Store(Path(os.environ["OFFLINE_ROOT"])))
-    shutil.copy2(zstandard_wheel, made.store.wheels)
+    made = Project(root=root, store=supplies.put_into(Store(Path(os.environ["OFFLINE_ROOT"]))))
     return made.settings("alpha")
 
 

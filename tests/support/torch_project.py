@@ -52,7 +52,7 @@ PASSED_ON += ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROX
 PLACES = Path("/var/tmp")
 """Where it is built: the nodes of a cluster on this machine have a ``/tmp`` of their own."""
 _PREFIX = "stager-torch-"
-COMMON = os.environ.get("STAGER_TEST_LAYERS")
+COMMON = os.environ.get("STAGER_TEST_SHARED")
 """A directory that test processes have in common; read now, as tests do not see such variables."""
 ROOM = 8 << 30
 """Bytes of memory that must be free for the node roots to be kept in it."""
@@ -181,7 +181,7 @@ def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
     (base / "project" / "stager.toml").write_text(SETTINGS)
     (base / "project" / "train.py").write_text(TRAIN)
     try:
-        with _layers_of_all(base / "offline" / "layers"):
+        with _built_once(base):
             done = _stager(("build", "--json"), base / "project", env, 900)
             assert done.returncode == 0, done.stderr
         made = json.loads(done.stdout)
@@ -198,24 +198,27 @@ def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
 
 
 @contextlib.contextmanager
-def _layers_of_all(layers: Path) -> Iterator[None]:
-    """Let test processes that run side by side compress the same wheels only once.
+def _built_once(base: Path) -> Iterator[None]:
+    """Let the first of the test processes that run side by side build, and the others copy that.
 
-    Each gets copies, as tests may harm theirs;
-    the build itself trusts none that is not as long as it says it is.
+    Each has copies, as tests may harm theirs. The others build as well, and find that it was done:
+    the lock, the wheels, the layers, the bundle and the proof are there.
     """
     if not COMMON:
         yield
         return
-    kept = Path(COMMON, "layers")
+    made, places = Path(COMMON, "torch"), ("project", "offline")
     with Path(COMMON, "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        first = not kept.is_dir()
-        if not first:
-            shutil.copytree(kept, layers)
-        yield
-        if first:
-            shutil.copytree(layers, kept)
+        if not made.is_dir():
+            yield
+            for place in places:
+                shutil.copytree(base / place, made.with_suffix(".partial") / place, symlinks=True)
+            made.with_suffix(".partial").rename(made)
+            return
+    for place in places:
+        shutil.copytree(made / place, base / place, symlinks=True, dirs_exist_ok=True)
+    yield
 
 
 def _place() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -84,11 +85,19 @@ def test_curves_that_cannot_be_written_are_done_without(tmp_path, ready):
     assert metrics(tmp_path / "out")["epochs"] == 1
 
 
-@pytest.fixture
-def trained(tmp_path):
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
     """A folder with a run of one epoch that did not finish, but for its last word."""
-    train(0, tmp_path, *SMALL, "--epochs", "1")
-    (tmp_path / "out" / "metrics.json").unlink()
+    folder = tmp_path_factory.mktemp("unfinished")
+    train(0, folder, *SMALL, "--epochs", "1")
+    (folder / "out" / "metrics.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def trained(unfinished, tmp_path):
+    """A copy of it, for a test to harm."""
+    shutil.copytree(unfinished, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

@@ -20,8 +20,8 @@ _END_OF_LINE = 1 << 20
 
 def stripped(source: bytes) -> bytes:
     """Return the source of a module without what only readers need."""
-    tree = ast.parse(source)
-    spans = [*_docstrings(tree), *_annotations(source, tree), *_comments(source, tree)]
+    nodes = list(ast.walk(ast.parse(source)))
+    spans = [*_docstrings(nodes), *_annotations(source, nodes), *_comments(source, nodes)]
     brief = _replaced(source, spans)
     return _replaced(brief, _unused_imports(ast.parse(brief)))
 
@@ -44,9 +44,9 @@ def _statement(node: ast.stmt, replacement: bytes) -> _Span:
     return (node.lineno, node.col_offset, *_end(node), replacement)
 
 
-def _docstrings(tree: ast.AST) -> Iterator[_Span]:
+def _docstrings(nodes: list[ast.AST]) -> Iterator[_Span]:
     """Find texts that are statements: docstrings, and those below a constant or a field."""
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", ())
         if not isinstance(body, list):
             continue  # of a lambda
@@ -60,11 +60,11 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _annotations(source: bytes, tree: ast.AST) -> Iterator[_Span]:
+def _annotations(source: bytes, nodes: list[ast.AST]) -> Iterator[_Span]:
     """Find the annotations of arguments, results and variables, not those of fields."""
     lines = source.split(b"\n")
     fields: set[ast.AST] = set()
-    for node in ast.walk(tree):  # a class comes before what is in it
+    for node in nodes:  # a class comes before what is in it
         if isinstance(node, ast.ClassDef):
             fields.update(node.body)
         elif isinstance(node, ast.arg):
@@ -94,9 +94,9 @@ def _of_variable(node: ast.AnnAssign) -> _Span:
     return (*_end(node.target), *_end(node.annotation), b"")
 
 
-def _comments(source: bytes, tree: ast.AST) -> Iterator[_Span]:
+def _comments(source: bytes, nodes: list[ast.AST]) -> Iterator[_Span]:
     """Find the comments: what begins with the first ``#`` of a line that is in no text."""
-    texts = _text_columns(tree)
+    texts = _text_columns(nodes)
     for number, line in enumerate(source.split(b"\n"), 1):
         column = line.find(b"#")
         while any(begin <= column < end for begin, end in texts.get(number, ())):
@@ -105,10 +105,10 @@ def _comments(source: bytes, tree: ast.AST) -> Iterator[_Span]:
             yield number, column, number, len(line), b""
 
 
-def _text_columns(tree: ast.AST) -> dict[int, list[tuple[int, int]]]:
+def _text_columns(nodes: list[ast.AST]) -> dict[int, list[tuple[int, int]]]:
     """Return the columns that are inside of texts, by line."""
     columns: dict[int, list[tuple[int, int]]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, (ast.Constant, ast.JoinedStr)):
             continue
         last, end = _end(node)

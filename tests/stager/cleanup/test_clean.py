@@ -183,6 +183,7 @@ def test_a_lock_that_nothing_was_built_from_counts_if_it_is_named(
 ) -> None:
     wheel = make_wheel(tmp_path, "planned")
     shutil.copy2(wheel, project.store.wheels)
+    shutil.rmtree(project.store.programs)  # no bundle is here that needs them
     locked = other_project(project).locked(wheel)
     assert names(plan(project.store, Rules(wheels=True), later())) == {("wheel", wheel.name)}
     rules = Rules(wheels=True, projects=(locked.root,))

@@ -487,14 +487,20 @@ def sample() -> bytes:
     return "\n".join(lines).encode()
 
 
-@pytest.mark.parametrize("size", [997, 65_537, 1 << 20])
-def test_pieces_do_not_matter(size: int) -> None:
+@pytest.fixture(scope="module")
+def at_once() -> tuple[bytes, list[bytes], bytes]:
+    """A text, the secrets that are learned from it, and what is shown of it in one piece."""
     text = sample()
     assert len(text) > 3 * BLOCK
     taught = Redactor()
     taught.text(text)
     known = list(taught.known.values)  # what is learned depends on what was seen before
-    whole = Redactor(KnownValues(known)).text(text)
+    return text, known, Redactor(KnownValues(known)).text(text)
+
+
+@pytest.mark.parametrize("size", [997, 65_537, 1 << 20])
+def test_pieces_do_not_matter(at_once: tuple[bytes, list[bytes], bytes], size: int) -> None:
+    text, known, whole = at_once
     pieces = (text[at : at + size] for at in range(0, len(text), size))
     shown = b"".join(Redactor(KnownValues(known)).stream(pieces))
     assert shown == whole

@@ -182,17 +182,18 @@ def test_what_is_missing_is_named_in_one_message(tmp_path, arguments, named):
 
 
 @pytest.mark.slow
-def test_four_ranks_train_on_real_news(tmp_path):
+def test_two_ranks_train_on_real_news(tmp_path):
+    """Four learn it, to an accuracy, in the acceptance test of the command line."""
     needs("data")
     real = ("--data", f"{SHARED}/ag_news.csv", "--vocab", f"{SHARED}/bert_uncased_vocab.txt")
-    done = train(4, tmp_path, *real, "--subset", "800", "--epochs", "1", "--out", "news")
+    done = train(2, tmp_path, *real, "--subset", "800", "--epochs", "1", "--out", "news")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert {f"[RANK {rank}] WORLD_SIZE=4" for rank in range(4)} <= set(lines)
+    assert {f"[RANK {rank}] WORLD_SIZE=2" for rank in range(2)} <= set(lines)
     assert (
-        "800 rows to train on, 1000 held out, 0.0% of the tokens unknown, 13 steps an epoch"
+        "800 rows to train on, 1000 held out, 0.0% of the tokens unknown, 25 steps an epoch"
         in lines
     )
     found = metrics(tmp_path / "news")
-    assert (found["world_size"], found["train_rows"], found["held_out_rows"]) == (4, 800, 1000)
+    assert (found["world_size"], found["train_rows"], found["held_out_rows"]) == (2, 800, 1000)
     assert found["loss"] < 1.5

@@ -42,16 +42,16 @@ def test_mnist_on_four_ranks(tmp_path):
 @REAL
 @pytest.mark.slow
 def test_cifar10_learns(tmp_path):
-    """A narrow network, so that it takes a minute or two on a CPU."""
-    data = ("--data", str(SHARED.resolve() / "cifar10_subset.npz"), "--width", "16")
-    train(2, tmp_path, "cifar10", *data, "--epochs", "16", "--batch-size", "16")
+    """The narrowest network, so that it takes half a minute on two CPUs; chance is one in ten."""
+    data = ("--data", str(SHARED.resolve() / "cifar10_subset.npz"), "--width", "8")
+    train(2, tmp_path, "cifar10", *data, "--epochs", "12", "--batch-size", "16")
     out = tmp_path / "cifar10_out"
     curve = losses(out)
     first, last = (
         [curve[step] for step in sorted(curve)][part] for part in (slice(20), slice(-20, None))
     )
     assert sum(last) < 0.8 * sum(first)
-    assert metrics(out)["accuracy"] > 0.35
+    assert metrics(out)["accuracy"] > 0.3
 
 
 def test_the_networks_have_their_published_sizes():
