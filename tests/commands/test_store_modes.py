@@ -18,6 +18,7 @@ from stager.core.store import Store
 from stager.core.values import Target
 from stager.layers.build import make_layers
 from tests.support.building import STAGER, Project, source_of
+from tests.support.needs import needs
 from tests.support.users import GROUP, as_user
 from tests.support.wheelhouse import make_wheel
 
@@ -78,6 +79,7 @@ def test_a_store_that_is_shared_later_is_opened_by_its_next_use(tmp_path: Path) 
 @pytest.fixture
 def shared(zstandard_wheel: Path, project: Project) -> Iterator[Path]:
     """A folder that everybody can reach, with a store that a group shares and all it needs."""
+    needs("root")
     place = Path(tempfile.mkdtemp(prefix="stager-shared-"))
     place.chmod(0o755)
     root = place / "store"
