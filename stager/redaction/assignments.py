@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from bundle.redaction.secret_names import meaning
 
-from .false_positives import is_digest, is_placeholder, looks_random
-from .literal import OPEN, QUOTES, Value, checked, value_at
 from .names import Name
 from .spans import end_of
+from .values import OPEN, QUOTES, Value, checked, is_digest, is_placeholder, looks_random, value_at
 
 _TYPES = rb"(?:str|bytes|Any|Secret\w*|(?:Optional|Union)\[[\w, |]{1,40}\]|str \| None)"
 _OP = re.compile(
