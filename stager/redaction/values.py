@@ -6,7 +6,6 @@ line of any length takes time in proportion to it.
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass
 
@@ -28,8 +27,9 @@ class Value:
     """Quotes that a replacement needs where the value is a number or a list in JSON."""
 
 
-QUOTES = rb"\\{0,7}(?:\"\"\"|'''|[\"'`])"
-OPEN = re.compile(rb"(?:[bBrRuUfF]{1,2}(?=\\{0,7}[\"']))?(?P<quote>" + QUOTES + rb")")
+QUOTES = rb"(?:\"\"\"|'''|[\"'`])"
+"""Quotes; where they are escaped, :mod:`stager.redaction.views` has the text without the escapes."""
+OPEN = re.compile(rb"(?:[bBrRuUfF]{1,2}(?=[\"']))?(?P<quote>" + QUOTES + rb")")
 _WORD = re.compile(
     rb"[^\s\"'<>,;&\\`]*(?:(?:\\(?![\"'nrt\n])|[,;&](?!\s|\Z|[\w.%\[\]-]{1,40}[=:]))"
     rb"[^\s\"'<>,;&\\`]*)*"
@@ -189,22 +189,14 @@ def _end_of_quoted(text: bytes, start: int, quote: bytes) -> int:
     """Return where a quoted text ends: at its quote; with its line where the quote is missing."""
     limit = min(len(text), start + _QUOTED_BYTES)
     plain = _PLAIN.get(quote)
-    if plain is not None:
-        end = end_of(plain, text, start, limit)
-        if end < limit or limit == len(text):
-            return end
-        end = text.find(quote, end)
-        return end if end >= 0 else len(text)
-    line = text.find(b"\n", start, limit)
-    end_of_line = line if line >= 0 else limit
-    several_lines = quote.endswith((b'"""', b"'''"))
-    closing = _closing(quote).search(text, start, limit if several_lines else end_of_line)
-    return closing.start() if closing is not None else end_of_line
-
-
-@functools.cache
-def _closing(quote: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb"(?<!\\)" + re.escape(quote))
+    if plain is None:  # three quotes, around any number of lines
+        closing = text.find(quote, start, limit)
+        return closing if closing >= 0 else end_of(_LINE, text, start, limit)
+    end = end_of(plain, text, start, limit)
+    if end < limit or limit == len(text):
+        return end
+    end = text.find(quote, end)
+    return end if end >= 0 else len(text)
 
 
 def _bracketed(text: bytes, name: Name, at: int, bracket: int, quote: bytes) -> Value | None:
