@@ -28,7 +28,7 @@ class Value:
 
 
 QUOTES = rb"(?:\"\"\"|'''|[\"'`])"
-"""Quotes; where they are escaped, :mod:`stager.redaction.views` has the text without the escapes."""
+"""Quotes; for escaped ones :mod:`stager.redaction.views` has the text without the escapes."""
 OPEN = re.compile(rb"(?:[bBrRuUfF]{1,2}(?=[\"']))?(?P<quote>" + QUOTES + rb")")
 _WORD = re.compile(
     rb"[^\s\"'<>,;&\\`]*(?:(?:\\(?![\"'nrt\n])|[,;&](?!\s|\Z|[\w.%\[\]-]{1,40}[=:]))"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_LEVELS = 3
-"""The number of times a text may be escaped: JSON within JSON within a shell's quotes."""
+_LEVELS = 6
+"""The number of times a text may be escaped: JSON within JSON within a shell's quotes, and more."""
 _ATOM = re.compile(
     rb"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[()][A-Z0-9])"
     rb"|\0|\xef\xbb\xbf|\xff\xfe|\xe2\x80[\x8b-\x8d]|\xc2[\xad\xa0]|[^\n]\x08"
