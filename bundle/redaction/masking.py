@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from .secret_names import is_secret
 
@@ -68,28 +67,6 @@ _TOKEN_VALUE = re.compile(
 )
 """Letters and digits mixed as in a secret token, not a number, a path or a file name."""
 _OPENING = ("[", "{", "(")
-
-
-@dataclass(frozen=True)
-class _Name:
-    """The name of a secret in a text, with the sign that its value follows."""
-
-    text: str
-    """The whole text."""
-    name: str
-    """The name itself."""
-    sign: str
-    """The text between name and value: ``=``, ``: ``, a blank."""
-    quoted_in_json: bool
-    """True if the name has quotes of its own: ``{"api_key": ...}``."""
-    before: str
-    """The characters just before the name."""
-    value_start: int
-    """The index after the sign."""
-    closing_quote: int
-    """The index of the quote that closes around name and value; -1 for none."""
-    sole_argument: bool
-    """True if no blank stands before the name: an argument, whose value may have blanks."""
 
 
 def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
@@ -197,42 +174,44 @@ def _masked_word(word: str) -> str:
 
 def _hide_values(text: str) -> str:
     """Hide the values of secret names anywhere in a text: ``--export=ALL,HF_TOKEN=...``."""
+    return _hidden(text, _values(text))
+
+
+def _hidden(text: str, ranges: Iterable[tuple[int, int]]) -> str:
+    """Return a text with some ranges hidden, which are in order and do not overlap."""
     parts = []
     copied = 0
-    quotes = list(_quotes(text))
-    blank = _BLANK.search(text)
-    first_blank = blank.start() if blank else len(text)
-    for match in _NAME_AND_SIGN.finditer(text):
-        if match.start() < copied or not is_secret(match["name"]):
-            continue
-        start, end = _value_range(_name_in_context(match, quotes, first_blank))
-        if end > start:
-            parts += [text[copied:start], HIDDEN]
-            copied = end
+    for start, end in ranges:
+        parts += [text[copied:start], HIDDEN]
+        copied = end
     return "".join([*parts, text[copied:]])
 
 
-def _name_in_context(
-    match: re.Match[str], quotes: Sequence[tuple[int, int]], first_blank: int
-) -> _Name:
-    """Return a name with what surrounds it.
+def _values(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where the value of each name of a secret begins and ends."""
+    quotes = list(_quotes(text))
+    blank = _BLANK.search(text)
+    first_blank = blank.start() if blank else len(text)
+    hidden = 0
+    for match in _NAME_AND_SIGN.finditer(text):
+        if match.start() < hidden or not is_secret(match["name"]):
+            continue
+        # Without a blank before the name it is an argument of its own, whose value may have blanks.
+        word = _ARGUMENT_VALUE if first_blank > match.start() else _SHELL_WORD
+        start, end = _value_range(match, _closing_quote(match, quotes), word)
+        if end > start:
+            yield start, end
+            hidden = end
 
-    The quotes around it count unless they are its own, as in ``{"api_key": "..."}``.
+
+def _closing_quote(match: re.Match[str], quotes: Sequence[tuple[int, int]]) -> int:
+    """Return the index of the quote that closes around a name and its value; -1 for none.
+
+    Quotes of the name alone do not count, as in ``{"api_key": "..."}``.
     """
     last_opened = bisect.bisect(quotes, (match.start(), 0)) - 1
     closing_quote = quotes[last_opened][1] if last_opened >= 0 else -1
-    if closing_quote <= match.end("name"):
-        closing_quote = -1
-    return _Name(
-        text=match.string,
-        name=match["name"],
-        sign=match["sign"],
-        quoted_in_json=bool(match["own_quote"]),
-        before=match.string[max(0, match.start() - 3) : match.start()],
-        value_start=match.end(),
-        closing_quote=closing_quote,
-        sole_argument=first_blank > match.start(),
-    )
+    return closing_quote if closing_quote > match.end("name") else -1
 
 
 def _quotes(text: str) -> Iterator[tuple[int, int]]:
@@ -245,54 +224,68 @@ def _quotes(text: str) -> Iterator[tuple[int, int]]:
         yield match.start(), match.end() - closed
 
 
-def _value_range(name: _Name) -> tuple[int, int]:
-    """Return where the value of a name begins and ends; an empty range for no value."""
-    if name.sign.isspace():
-        return _range_after_blank(name)
-    if ":" in name.sign and "=" not in name.sign:
-        return _range_after_colon(name)
-    return _range_after_equals(name)
+def _value_range(
+    match: re.Match[str], closing_quote: int, word: re.Pattern[str]
+) -> tuple[int, int]:
+    """Return where the value of a name begins and ends; an empty range for no value.
+
+    Args:
+        match: the name and the sign between it and its value: ``=``, ``: ``, a blank.
+        closing_quote: the index of the quote that closes around both; -1 for none.
+        word: an unquoted value after an equals sign.
+    """
+    if match["sign"].isspace():
+        return _range_after_blank(match, closing_quote)
+    if ":" in match["sign"] and "=" not in match["sign"]:
+        return _range_after_colon(match, closing_quote)
+    return _range_after_equals(match, closing_quote, word)
 
 
-def _range_after_blank(name: _Name) -> tuple[int, int]:
+def _range_after_blank(match: re.Match[str], closing_quote: int) -> tuple[int, int]:
     """Return the range of ``--token VALUE``; none where the name is a word of prose."""
-    start = name.value_start
-    if not _DASHES.search(name.before):
+    text, start = match.string, match.end()
+    if not _DASHES.search(_before(match)):
         return start, start
-    end = _end_of(_SHELL_WORD, name.text, start)
-    if name.closing_quote >= 0 and not _VALUE.match(name.text, start):
-        end = min(end, name.closing_quote)
+    end = _end_of(_SHELL_WORD, text, start)
+    if closing_quote >= 0 and not _VALUE.match(text, start):
+        end = min(end, closing_quote)
     return start, end
 
 
-def _range_after_colon(name: _Name) -> tuple[int, int]:
+def _range_after_colon(match: re.Match[str], closing_quote: int) -> tuple[int, int]:
     """Return the range of a header's or a table's value."""
-    text, start = name.text, name.value_start
+    text, start = match.string, match.end()
     quoted = _VALUE.match(text, start)
     if quoted:
         return _between_quotes(quoted)
-    if name.sign == ":" and not _is_header(name):
+    if match["sign"] == ":" and not _is_header(match):
         return start, start
-    if name.quoted_in_json and text.startswith(_OPENING, start):
+    if match["own_quote"] and text.startswith(_OPENING, start):
         return start, _end_of_list(text, start, len(text)) or len(text)
-    if name.closing_quote >= 0:
-        return start, _end_of_quotes(text, name.closing_quote)
-    return start, _end_of(_JSON_ITEM if name.quoted_in_json else _TEXT_LINE, text, start)
+    if closing_quote >= 0:
+        return start, _end_of_quotes(text, closing_quote)
+    return start, _end_of(_JSON_ITEM if match["own_quote"] else _TEXT_LINE, text, start)
 
 
-def _range_after_equals(name: _Name) -> tuple[int, int]:
+def _range_after_equals(
+    match: re.Match[str], closing_quote: int, word: re.Pattern[str]
+) -> tuple[int, int]:
     """Return the range of ``NAME=VALUE``."""
-    text, start = name.text, name.value_start
+    text, start = match.string, match.end()
     if _VALUE.match(text, start):
         return start, _end_of(_SHELL_WORD, text, start)
     if text.startswith(_OPENING, start):
         end = _end_of_list(text, start, start + _LIST_REACH)
         if end:
             return start, end
-    if name.closing_quote >= 0:
-        return start, _end_of_quotes(text, name.closing_quote)
-    pattern = _ARGUMENT_VALUE if name.sole_argument else _SHELL_WORD
-    return start, _end_of(pattern, text, start)
+    if closing_quote >= 0:
+        return start, _end_of_quotes(text, closing_quote)
+    return start, _end_of(word, text, start)
+
+
+def _before(match: re.Match[str]) -> str:
+    """Return the characters just before a name."""
+    return match.string[max(0, match.start() - 3) : match.start()]
 
 
 def _between_quotes(quoted: re.Match[str]) -> tuple[int, int]:
@@ -321,11 +314,11 @@ def _end_of_quotes(text: str, closing_quote: int) -> int:
     return end - 1 if text[end - 1] == text[closing_quote] else end
 
 
-def _is_header(name: _Name) -> bool:
+def _is_header(match: re.Match[str]) -> bool:
     """Return True if a name and a colon without a blank are a header's, not an image's tag."""
-    if not _HEADER.fullmatch(name.name):
+    if not _HEADER.fullmatch(match["name"]):
         return False
-    return name.before[-1:] in ("", " ", "\t", "=", "'", '"')
+    return _before(match)[-1:] in ("", " ", "\t", "=", "'", '"')
 
 
 def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
@@ -335,19 +328,20 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
 
 def _hide_logins(text: str) -> str:
     """Hide passwords without a name: ``docker login -p ...``, ``curl -u user:...``."""
-    parts = []
-    copied = 0
+    return _hidden(text, _passwords(text))
+
+
+def _passwords(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each password that follows an option of a command begins and ends."""
+    hidden = 0
     for match in _LOGIN.finditer(text):
-        if match.start() < copied:
+        if match.start() < hidden:
             continue
         end = _end_of(_SHELL_WORD, text, match.end())
-        value = text[match.end() : end].strip("\"'")
         is_user_option = match[0].lstrip().startswith("-")
-        if is_user_option and not _is_login(value):
-            continue
-        parts += [text[copied : match.end()], HIDDEN]
-        copied = end
-    return "".join([*parts, text[copied:]])
+        if not is_user_option or _is_login(text[match.end() : end].strip("\"'")):
+            yield match.end(), end
+            hidden = end
 
 
 def _is_login(value: str) -> bool:

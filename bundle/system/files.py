@@ -143,11 +143,6 @@ class DirectoryFacts:
     shared: bool
     """True if it is on a network file system."""
 
-    @property
-    def tmpfs(self) -> bool:
-        """True if files there occupy memory."""
-        return self.fstype in ("tmpfs", "ramfs")
-
 
 def facts_of(path: str) -> DirectoryFacts:
     """Examine an existing directory.

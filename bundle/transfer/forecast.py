@@ -116,13 +116,10 @@ def levels(nodes: int, width: int) -> int:
     return depth
 
 
-def block_seconds(nodes: int, width: int, rates: Rates = ASSUMED, sharing: int = 1) -> float:
-    """Return the seconds from one full block of a broadcast to the next.
-
-    On one machine that is several nodes, every copy costs the same CPUs, however deep the tree is.
-    """
+def block_seconds(nodes: int, width: int, rates: Rates = ASSUMED) -> float:
+    """Return the seconds from one full block of a broadcast to the next."""
     depth = levels(nodes, width)
-    return max(depth * width, sharing) * BLOCK / rates.link + depth * rates.exchange
+    return depth * width * BLOCK / rates.link + depth * rates.exchange
 
 
 def best_width(nodes: int, widest: int, rates: Rates = ASSUMED) -> int:
@@ -166,10 +163,10 @@ def staging(
     )
 
 
-def a_step(nodes: Nodes, rates: Rates = ASSUMED, cpu_seconds: float = 0.0) -> float:
-    """Return the seconds for a Slurm step in which every node's agent works so long."""
+def a_step(nodes: Nodes, rates: Rates = ASSUMED) -> float:
+    """Return the seconds for a Slurm step on these nodes."""
     started = rates.step + rates.node * nodes.count
-    return started + nodes.alone(rates.agent + cpu_seconds)
+    return started + nodes.alone(rates.agent)
 
 
 def forecast(

@@ -7,23 +7,22 @@ from dataclasses import replace
 
 from bundle.redaction.secret_names import meaning
 
-from .false_positives import is_digest, is_placeholder, looks_random
-from .literal import OPEN, QUOTES, Value, checked, value_at
 from .names import Name
 from .spans import end_of
+from .values import OPEN, QUOTES, Value, checked, is_digest, is_placeholder, looks_random, value_at
 
 _TYPES = rb"(?:str|bytes|Any|Secret\w*|(?:Optional|Union)\[[\w, |]{1,40}\]|str \| None)"
 _OP = re.compile(
     rb"(?P<close>" + QUOTES + rb")?[\])]{0,2}[ \t]{0,40}(?::[ \t]?" + _TYPES + rb"[ \t]?(?==))?"
     rb"(?P<op>=>|->|:=|={1,3}|:(?!//)|\xef\xbc\x9a|\xe2\x94\x82|\xe2\x94\x83|\||\t)"
-    rb"[ \t]{0,80}(?:\\\r?\n[ \t]{0,80})?"
+    rb"[ \t]{0,80}"
 )
 _GAP = re.compile(
     rb"(?P<close>" + QUOTES + rb")?"
     rb"(?:(?P<comma>[ \t]{0,8},)(?:[ \t\0]|\\?\r?\n){0,120}|(?:[ \t\0]|\\?\r?\n){1,120})"
 )
 """Between an option and its value, in a command or in a list of arguments."""
-_PAIR = re.compile(rb"[ \t]{0,8},\s{0,80}[bBuU]?(?=\\{0,7}[\"'])")
+_PAIR = re.compile(rb"[ \t]{0,8},\s{0,80}[bBuU]?(?=[\"'])")
 """Between a quoted name and its value in a tuple or a list."""
 _OTHER = rb"\s{0,80},\s{0,80}\"(?!value)\w{1,30}\"[ ]?:[ ]?\"[^\"\n]{0,80}\""
 _BESIDE = re.compile(
@@ -57,10 +56,10 @@ _NEXT = re.compile(
 """From a name at the end of a line to its value on the next one."""
 _ITEMS = re.compile(rb"(?:\r?\n[ \t]{0,80}- [^\n]{1,200}){0,100}")
 """Further values of a list that has one on each line."""
-_NEXT_LISTED = re.compile(rb"\\{0,7}[\"'],\s{0,80}\\{0,7}[\"'][ \t]{0,200}")
+_NEXT_LISTED = re.compile(rb"[\"'],\s{0,80}[\"'][ \t]{0,200}")
 """The same in a list of lines."""
 
-_OPTION = re.compile(rb"\\{0,7}[\"']?-[-a-zA-Z]")
+_OPTION = re.compile(rb"[\"']?-[-a-zA-Z]")
 _METAVAR = re.compile(rb"[A-Z]+(?:_[A-Z]+)*")
 _RANDOM = re.compile(rb"[^\s\"'`,;()<>\[\]{}]{6,}")
 _SETTER = re.compile(rb"(?:\b(?:setenv|set -g?x|set -Ux|ENV|ARG)|\blogin\s{1,9}\S{1,80})\s{1,9}\Z")
@@ -232,7 +231,7 @@ def _on_next_line(text: bytes, name: Name, at: int, *, quoted: bool) -> Value | 
     if value is None or (quoted and text[value.start - 1 : value.start] in (b'"', b"'")):
         return value
     raw, behind = text[value.start : value.end], text[value.end : value.end + 2]
-    has_end = behind.strip(b"\\\"' \t\r")[:1] in _LINE_OR_ITEM_ENDS
+    has_end = behind.strip(b"\"' \t\r")[:1] in _LINE_OR_ITEM_ENDS
     if not has_end or raw.endswith((b":", b",", b".")) or b" " in raw:
         return None
     return value if _is_likely(raw, name) else None

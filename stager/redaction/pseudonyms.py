@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from .spans import Span
 
@@ -28,6 +28,9 @@ _DOMAIN = (
     rb"\.(?:com|org|net|edu|gov|mil|int|local|localdomain|internal|cluster|lan|intra|corp|home"
     rb"|[a-z]{2})\b(?!\.\w))?"
 )
+_EDGE = rb"(?![A-Za-z0-9])"
+_RANGE = rb"[0-9]{0,6}\[[0-9,-]{1,2000}\]"
+"""The end of a list of hosts as Slurm writes it: ``hpc[07-09,12]``."""
 _PUBLIC = (
     b"pytorch.org", b"huggingface.co", b"github.com",
     b"githubusercontent.com", b"python.org", b"nvidia.com", b"anaconda.org", b"readthedocs.io",
@@ -56,12 +59,12 @@ class Pseudonyms:
         self._users = [user.encode() for user in users if _is_name(user.encode())]
         for user in self._users:
             self._pseudonym("user", user)
-        self._user_pattern = _users_pattern(self._users)
+        self._user_pattern = _pattern_of(self._users, _EDGE)
         self._hosts = list(dict.fromkeys(_short_hosts(hosts)))
         for host in self._hosts:
             self._pseudonym("node", host)
-        self._host_pattern = _hosts_pattern(self._hosts)
-        self._range_pattern = _ranges_pattern(self._hosts)
+        self._host_pattern = _pattern_of(self._hosts, _EDGE + _DOMAIN)
+        self._range_pattern = _pattern_of(_stems(self._hosts), _RANGE)
 
     def spans(self, text: bytes) -> Iterator[Span]:
         """Find all names in a text, each with its pseudonym."""
@@ -100,7 +103,7 @@ class Pseudonyms:
         """Learn a name from a home directory: it is hidden from then on, wherever it stands."""
         if user not in self._users and _is_name(user):
             self._users.append(user)
-            self._user_pattern = _users_pattern(self._users)
+            self._user_pattern = _pattern_of(self._users, _EDGE)
             self.learned += 1
 
     def _pseudonym(self, kind: str, name: bytes) -> bytes:
@@ -166,30 +169,16 @@ def _short_hosts(hosts: Iterable[str]) -> Iterator[bytes]:
             yield bare
 
 
-def _users_pattern(users: Iterable[bytes]) -> re.Pattern[bytes] | None:
-    any_of = _any_of(users)
-    return re.compile(rb"(?<![A-Za-z0-9])" + any_of + rb"(?![A-Za-z0-9])") if any_of else None
-
-
-def _hosts_pattern(hosts: Iterable[bytes]) -> re.Pattern[bytes] | None:
-    """Return a pattern for known hosts, with their domain where one follows."""
-    any_of = _any_of(hosts)
-    whole = rb"(?<![A-Za-z0-9])" + any_of + rb"(?![A-Za-z0-9])" + _DOMAIN
-    return re.compile(whole) if any_of else None
-
-
-def _ranges_pattern(hosts: Iterable[bytes]) -> re.Pattern[bytes] | None:
-    """Return a pattern for lists of known hosts as Slurm writes them: ``hpc[07-09,12]``."""
-    stems = {host.rstrip(b"0123456789") for host in hosts} - set(hosts) - {b""}
-    if not stems:
-        return None
-    return re.compile(rb"(?<![A-Za-z0-9])" + _any_of(stems) + rb"[0-9]{0,6}\[[0-9,-]{1,2000}\]")
-
-
-def _any_of(names: Iterable[bytes]) -> bytes:
-    """Return a pattern for the names, longer ones first; empty for none."""
+def _pattern_of(names: Iterable[bytes], behind: bytes) -> re.Pattern[bytes] | None:
+    """Return a pattern for the names, longer ones first, and what follows; None for no names."""
     listed = sorted(names, key=lambda name: (-len(name), name))
-    return b"(?:" + b"|".join(map(re.escape, listed)) + b")" if listed else b""
+    any_of = b"|".join(map(re.escape, listed))
+    return re.compile(rb"(?<![A-Za-z0-9])(?:" + any_of + rb")" + behind) if listed else None
+
+
+def _stems(hosts: Sequence[bytes]) -> set[bytes]:
+    """Return the names of numbered hosts without their numbers."""
+    return {host.rstrip(b"0123456789") for host in hosts} - set(hosts) - {b""}
 
 
 def _is_address(text: bytes) -> bool:

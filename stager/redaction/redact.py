@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from . import logins, names, pem, token_shapes
+from . import names, shapes
 from .assignments import value_of
-from .false_positives import looks_random
 from .known_values import KnownValues
 from .spans import Span, end_of, merged
+from .values import looks_random
 from .views import View, views
 
 BLOCK = 1 << 18
@@ -161,9 +161,7 @@ class Redactor:
     def _in_view(self, text: bytes) -> Iterator[Span]:
         """Find all that must not stay in a text as it reads at one level."""
         yield from _named_values(text)
-        yield from token_shapes.spans(text)
-        yield from logins.spans(text)
-        yield from pem.spans(text)
+        yield from shapes.spans(text)
         for start, end in self.known.find(text):
             yield Span.at(start, end, "known-value")
         if self._others is not None:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_LEVELS = 3
-"""The number of times a text may be escaped: JSON within JSON within a shell's quotes."""
+_LEVELS = 6
+"""The number of times a text may be escaped: JSON within JSON within a shell's quotes, and more."""
 _ATOM = re.compile(
     rb"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[()][A-Z0-9])"
     rb"|\0|\xef\xbb\xbf|\xff\xfe|\xe2\x80[\x8b-\x8d]|\xc2[\xad\xa0]|[^\n]\x08"
@@ -70,23 +70,6 @@ class View:
         return below + length if whole else below
 
 
-class _Pieces:
-    """The pieces of a level, as they are put together."""
-
-    def __init__(self) -> None:
-        self.texts: list[bytes] = []
-        self.starts: list[int] = []
-        self.places: list[tuple[int, int]] = []
-        self._size = 0
-
-    def add(self, text: bytes, place: int, length: int) -> None:
-        """Append a text that stands for so many bytes at this place of the level below."""
-        self.starts.append(self._size)
-        self.places.append((place, length))
-        self.texts.append(text)
-        self._size += len(text)
-
-
 def views(text: bytes) -> Iterator[View]:
     """Yield a text itself, then what it reads as, level by level, as long as that differs."""
     view = View(text=text)
@@ -104,22 +87,28 @@ def _read(under: View) -> View | None:
     text = under.text
     if not any(mark in text for mark in _MARKS):
         return None
-    pieces = _Pieces()
+    read = bytearray()
+    starts: list[int] = []
+    places: list[tuple[int, int]] = []
+
+    def add(piece: bytes, place: int, length: int) -> None:
+        starts.append(len(read))
+        places.append((place, length))
+        read.extend(piece)
+
     done = 0
     for match in _ATOM.finditer(text):
         start = match.start()
         if start > done:
-            pieces.add(text[done:start], done, start - done)
+            add(text[done:start], done, start - done)
         meant = _meant(text, match)
         if meant:
-            pieces.add(meant, start, len(match[0]))
+            add(meant, start, len(match[0]))
         done = match.end()
     if not done:
         return None
-    pieces.add(text[done:], done, len(text) - done)
-    return View(
-        text=b"".join(pieces.texts), under=under, starts=pieces.starts, places=pieces.places
-    )
+    add(text[done:], done, len(text) - done)
+    return View(text=bytes(read), under=under, starts=starts, places=places)
 
 
 def _meant(text: bytes, match: re.Match[bytes]) -> bytes:
@@ -149,10 +138,7 @@ def _escaped(body: bytes) -> bytes:
     first = body[:1]
     if first in (b"\r", b"\n"):
         return b""
-    if first in (b"u", b"x"):
-        code = int(body[1:], 16)
-    elif first.isdigit():
-        code = int(body, 8)
-    else:
+    if not (first in b"ux" or first.isdigit()):
         return _ESCAPED_LETTERS.get(first, first)
+    code = int(body, 8) if first.isdigit() else int(body[1:], 16)
     return bytes([code]) if code < _ASCII else b"\n"

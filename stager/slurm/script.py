@@ -158,7 +158,7 @@ def fill(template: str, values: Mapping[str, str], cases: Collection[str]) -> st
     return "".join(lines)
 
 
-def submit_argv(facts: ScriptFacts, *, wait: bool = False) -> list[str]:
+def submit_argv(facts: ScriptFacts) -> list[str]:
     """Return the command that submits the script from its standard input and prints the job's id.
 
     Its output is ``ID`` or ``ID;CLUSTER``. The options that users and sites like to set in
@@ -167,15 +167,11 @@ def submit_argv(facts: ScriptFacts, *, wait: bool = False) -> list[str]:
 
     Args:
         facts: the facts that the script was made from.
-        wait: let ``sbatch`` end with the job and with its exit status.
 
     Raises:
         ConfigError: see :func:`batch_script`.
     """
-    argv = ["sbatch", "--parsable"]
-    if wait:
-        argv.append("--wait")
-    argv.append("--export=ALL")
+    argv = ["sbatch", "--parsable", "--export=ALL"]
     repeated = {"partition": facts.partition, "account": facts.account, "time": facts.time}
     for key, value in repeated.items():
         if value:

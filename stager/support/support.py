@@ -16,13 +16,13 @@ from ..core.errors import StagerError
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..logs.files import JobFiles
-from ..redaction.known_secrets import of_environment, of_settings
 from ..redaction.known_values import KnownValues
 from ..redaction.pseudonyms import Pseudonyms
 from ..redaction.redact import Redactor
 from .archive import ArchiveWriter
 from .contents import SMALL, ArchiveContents, ArchiveItem, contents
 from .evidence import UnfitError, opened, redacted, size_of, whole
+from .known_secrets import of_environment, of_settings
 from .metadata import Describe, Listed, as_json, cleaned, readme, versions
 
 LOG_BYTES = 5_000_000

@@ -9,6 +9,7 @@ import pytest
 
 from bundle.format.archive import BundleFile
 from bundle.format.decompressor import Decompress, load_decompressor
+from bundle.node.root import secure_root
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -126,6 +127,12 @@ def base(tmp_path: Path) -> Path:
     folder = tmp_path / "base"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def root(base: Path) -> Path:
+    """An empty node root."""
+    return Path(secure_root(str(base)))
 
 
 @pytest.fixture(scope="session")

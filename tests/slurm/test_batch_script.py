@@ -28,7 +28,7 @@ def submit(
 ) -> tuple[str, int]:
     """The job's id, and sbatch's exit status, with which a job that was waited for ended."""
     done = subprocess.run(
-        [*submit_argv(made, wait=wait), *options],
+        [*submit_argv(made), *(["--wait"] if wait else []), *options],
         input=batch_script(made),
         env=submit_environment({**os.environ, **variables}),
         capture_output=True,
@@ -167,7 +167,7 @@ def test_secrets_are_not_in_the_job(cluster: Cluster, shared: Path) -> None:
     env = {**os.environ, "HF_TOKEN": "hf_secret", "SBATCH_EXPORT": "NONE", "MINE": "1"}
     for passed, expected in (((), False), (("HF_TOKEN",), True)):
         subprocess.run(
-            submit_argv(made, wait=True),
+            [*submit_argv(made), "--wait"],
             input=text,
             env=submit_environment(env, passed),
             capture_output=True,

@@ -19,7 +19,6 @@ import pytest
 
 from bundle.environment.clean import IDLE_SECONDS, NOT_OURS, NodeCleanup, clean, roots
 from bundle.node.locks import take, using_root
-from bundle.node.root import secure_root
 from bundle.protocol.codec import encode
 from bundle.protocol.problem import NodeError
 from stager.core.store import Store
@@ -55,12 +54,6 @@ def size_of(*folders: Path) -> int:
     files = [path for folder in folders for path in folder.rglob("*")]
     sizes = {p.lstat().st_ino: p.lstat().st_size for p in files if p.is_symlink() or p.is_file()}
     return sum(sizes.values())
-
-
-@pytest.fixture
-def root(base: Path) -> Path:
-    """An empty node root."""
-    return Path(secure_root(str(base)))
 
 
 @pytest.fixture(scope="session")

@@ -43,11 +43,6 @@ def pair(
     return both[0], both[1]
 
 
-@pytest.fixture
-def root(base: Path) -> Path:
-    return Path(secure_root(str(base)))
-
-
 def made(packed: Packed, root: Path) -> unpack.Environment:
     return unpack.unpack(
         str(packed.path),

@@ -39,11 +39,6 @@ def pair(
     return both[0], both[1]
 
 
-@pytest.fixture
-def root(base: Path) -> Path:
-    return Path(secure_root(str(base)))
-
-
 def members(packed: Packed, *layers: str, wheel: bool = False) -> list[str]:
     part = packed.manifest.decompressor
     wanted = [layer for layer in packed.manifest.layers if layer.name in layers]

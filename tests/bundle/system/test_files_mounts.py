@@ -47,8 +47,8 @@ def test_a_file_system_without_inodes_is_refused(tmp_path: Path) -> None:
 def test_tmpfs_without_an_inode_limit_does_not_count_them(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o nr_inodes=0 none {tmp_path}"
     code = f"{FS}facts = files.facts_of({str(tmp_path)!r})\n"
-    code += "print(json.dumps([facts.tmpfs, facts.free_inodes]))"
-    assert namespace("-m", mount, code) == [True, None]
+    code += "print(json.dumps([facts.fstype, facts.free_inodes]))"
+    assert namespace("-m", mount, code) == ["tmpfs", None]
     assert choose(mount, str(tmp_path), inodes=10**12) == str(tmp_path)
 
 

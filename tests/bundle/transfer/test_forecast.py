@@ -62,8 +62,6 @@ def test_a_block_takes_its_levels_times_the_receivers_of_one_sender() -> None:
     assert block_seconds(8, 8, ROUND) == pytest.approx(8 * 0.02 + 0.01)
     assert block_seconds(9, 8, ROUND) == pytest.approx(2 * 8 * 0.02 + 2 * 0.01)
     assert block_seconds(6, 2, ROUND) == pytest.approx(2 * 2 * 0.02 + 2 * 0.01)
-    # On one machine there are six copies, whoever makes them.
-    assert block_seconds(6, 2, ROUND, sharing=6) == pytest.approx(6 * 0.02 + 2 * 0.01)
 
 
 @pytest.mark.parametrize(

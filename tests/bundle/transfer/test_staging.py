@@ -16,7 +16,6 @@ import pytest
 from bundle.channel.frames import FrameReader
 from bundle.format.archive import BundleFile
 from bundle.format.partial_bundle import write_excerpt
-from bundle.node.root import secure_root
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, left_over
 from tests.support.jobs import job_for
@@ -67,11 +66,6 @@ class Agent:
         out, err = self.process.communicate(timeout=60)
         assert (out, err) == (b"", b"")
         return self.process.returncode
-
-
-@pytest.fixture
-def root(base: Path) -> Path:
-    return Path(secure_root(str(base)))
 
 
 @pytest.fixture

@@ -16,16 +16,7 @@ import pytest
 
 from stager.core.errors import ConfigError, StagerError
 from stager.layers.project import asset_files, project_files, tree_digest
-
-
-def write(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"content of {Path(name).name}\n")
-
-
-def paths(tree) -> list[str]:
-    return [file.path for file in tree.files]
+from tests.support.trees import paths, write
 
 
 @contextlib.contextmanager

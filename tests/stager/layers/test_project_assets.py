@@ -9,18 +9,9 @@ import pytest
 
 from stager.core.errors import ConfigError, StagerError
 from stager.layers.project import asset_excludes, asset_files, project_files
+from tests.support.trees import paths, write
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
-
-
-def write(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"content of {Path(name).name}\n")
-
-
-def paths(tree) -> list[str]:
-    return [file.path for file in tree.files]
 
 
 def test_assets_are_found_by_every_kind_of_name(tmp_path, monkeypatch):

@@ -11,13 +11,12 @@ import pytest
 from packaging.pylock import Pylock
 from packaging.tags import Tag
 
-from stager.config import load
 from stager.core import toml
 from stager.core.errors import ConfigError, ResolveError, StagerError
 from stager.core.store import Store
 from stager.core.values import Digest, Target
 from stager.lock.lock import Lock, ResolveOptions, make_lock, read_lock, render
-from stager.lock.spec import Spec, read_spec
+from stager.lock.spec import Spec
 from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist
 from tests.support.wheelhouse import make_wheel
@@ -28,27 +27,8 @@ Ask = Callable[..., Spec]
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "offline")
-
-
-@pytest.fixture
-def ask(root: Path) -> Ask:
-    """Read a spec from these entries of ``requirements``; other keys by keyword."""
-
-    def read(*requirements: str, **more: object) -> Spec:
-        table = {"requirements": list(requirements)}
-        table |= {key.replace("_", "-"): value for key, value in more.items()}
-        return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))
-
-    return read
 
 
 @pytest.fixture

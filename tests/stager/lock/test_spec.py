@@ -17,25 +17,6 @@ from tests.support.wheelhouse import make_wheel
 Ask = Callable[..., Spec]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def ask(root: Path) -> Ask:
-    """Read a spec from these entries of ``requirements``; other keys by keyword."""
-
-    def read(*requirements: str, **more: object) -> Spec:
-        table = {"requirements": list(requirements)}
-        table |= {key.replace("_", "-"): value for key, value in more.items()}
-        return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))
-
-    return read
-
-
 def problems(ask: Ask, *requirements: str, **more: object) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         ask(*requirements, **more)

@@ -220,6 +220,15 @@ def test_no_piece_of_a_quoted_secret_stays(line: str) -> None:
     assert shown.endswith("\nbehind")
 
 
+@pytest.mark.parametrize("depth", range(7))
+def test_a_secret_goes_however_often_its_text_is_escaped(depth: int) -> None:
+    text = 'python t.py --token \\\r\n  hunter2x --epochs 3; echo {"password": "hunter3x"}'
+    for _ in range(depth):
+        text = json.dumps(text)
+    shown = Redactor().words(text)
+    assert "hunter" not in shown
+
+
 @pytest.mark.parametrize("secret", [SHORT, LONG])
 @pytest.mark.parametrize("form", forms())
 def test_a_secret_goes_in_whatever_form_it_is(form: str, secret: str) -> None:

@@ -124,8 +124,8 @@ def test_values_that_cannot_stand_in_a_directive(changed: dict[str, Any], messag
 def test_submitting() -> None:
     assert submit_argv(FACTS) == ["sbatch", "--parsable", "--export=ALL"]
     set_all = replace(FACTS, partition="p", account="a", time="10", exclude="n1")
-    assert submit_argv(set_all, wait=True) == [
-        *["sbatch", "--parsable", "--wait", "--export=ALL"],
+    assert submit_argv(set_all) == [
+        *["sbatch", "--parsable", "--export=ALL"],
         *["--partition=p", "--account=a", "--time=10"],
     ]
     with pytest.raises(ConfigError, match="partition"):

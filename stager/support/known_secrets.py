@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from bundle.redaction.secret_names import is_secret
 
-from .known_values import spellings, worth_looking_for
-from .redact import Redactor
+from ..redaction.known_values import spellings, worth_looking_for
+from ..redaction.redact import Redactor
 
 _PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
 _MIN_BYTES = 6
