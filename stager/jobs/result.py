@@ -1,4 +1,4 @@
-"""The outcome of a job, as its events come, and the reports about it for scripts."""
+"""The outcome of a job, as its events come."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from bundle.protocol.problem import Problem
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.files import of_job
 from . import metrics
-
-_ENVELOPE = ("v", "event", "job_id", "time", "phase")
-"""The keys of every event, which no report repeats."""
 
 
 @dataclass(kw_only=True)
@@ -99,7 +96,7 @@ class Outcome:
         return [str(note) for note in self.result.get("notes", [])]
 
     @property
-    def trained(self) -> list[dict[str, Any]]:
+    def trained(self) -> tuple[metrics.Figures, ...]:
         """The figures that its program has written, see :func:`stager.jobs.metrics.figures`."""
         return metrics.figures(Path(self.job.run_dir), self.job.outputs, self.before)
 
@@ -126,79 +123,3 @@ class Outcome:
             nodes=tuple(event["nodes"]),
             log_dir=str(event.get("log_dir") or self.job.log_dir),
         )
-
-
-def verify_report(outcome: Outcome) -> dict[str, Any]:
-    """Return the JSON object of ``stager verify``."""
-    return {
-        "ok": outcome.ok,
-        "bundle": str(outcome.bundle),
-        "id": outcome.job.bundle_id,
-        "job_id": outcome.job.id,
-        "nodes": [_node_report(outcome, node) for node in outcome.job.nodes],
-        "log_dir": outcome.job.log_dir,
-        "seconds": outcome.result["seconds"],
-        "left_out": list(outcome.result.get("left_out", [])),
-        "ended_by": outcome.ended_by,
-        "bytes_broadcast": outcome.result["bytes_broadcast"],
-        "plan": _plan_report(outcome),
-        "deep": outcome.result.get("deep"),
-        "repaired": outcome.repaired,
-    }
-
-
-def run_report(outcome: Outcome) -> dict[str, Any]:
-    """Return the JSON object of ``stager run``."""
-    failure = outcome.first_failure
-    return {
-        "ok": outcome.ok,
-        "job_id": outcome.job.id,
-        "bundle": str(outcome.bundle),
-        "id": outcome.job.bundle_id,
-        "nodes": list(outcome.job.nodes),
-        "world_size": outcome.result.get("world_size"),
-        "launcher": outcome.job.launch.launcher,
-        "backend": outcome.result.get("backend"),
-        "exit_codes": outcome.result.get("exit_codes", {}),
-        "log_dir": outcome.job.log_dir,
-        "bytes_broadcast": outcome.result["bytes_broadcast"],
-        "seconds": outcome.result["seconds"],
-        "first_failure": None if failure is None else failure.to_json(),
-        "consequences": list(outcome.diagnosis.consequences) if outcome.diagnosis else [],
-        "task_codes": outcome.result.get("task_codes", {}),
-        "left_out": list(outcome.result.get("left_out", [])),
-        "ended_by": outcome.ended_by,
-        "collected": [_bare(event) for event in outcome.collected],
-        "plan": _plan_report(outcome),
-        "trained": outcome.trained,
-        "logs_lost": outcome.logs_lost,
-        "notes": outcome.notes,
-        "repaired": outcome.repaired,
-    }
-
-
-def _plan_report(outcome: Outcome) -> dict[str, Any] | None:
-    """Return the plan of the transfer; None where there was none."""
-    plan = outcome.plan or outcome.result.get("plan")
-    return _bare(plan) if plan else None
-
-
-def _bare(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event without the keys of every event."""
-    return {key: value for key, value in event.items() if key not in _ENVELOPE}
-
-
-def _node_report(outcome: Outcome, node: str) -> dict[str, Any]:
-    probe = outcome.probes.get(node, {})
-    problems = outcome.problems.get(node, [])
-    return {
-        "node": node,
-        "ok": bool(probe.get("ok")) and not problems,
-        "python": probe.get("python", ""),
-        "packages": probe.get("packages", {}),
-        "origin_ok": bool(probe.get("origin_ok")),
-        "interface": probe.get("interface", ""),
-        "address": probe.get("address", ""),
-        "seconds": probe.get("seconds"),
-        "problems": [str(problem) for problem in problems],
-    }

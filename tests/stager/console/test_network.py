@@ -12,7 +12,8 @@ from rich.console import Console as RichConsole
 
 from bundle.protocol.words import Action
 from stager.console import Console, network
-from stager.jobs.result import Outcome, verify_report
+from stager.jobs.result import Outcome
+from stager.jobs.summary import verify_result
 from tests.support.outcomes import job
 
 
@@ -51,7 +52,7 @@ def test_nothing_was_measured(
 ) -> None:
     assert Console().verified(outcome(deep)) == 0
     assert capsys.readouterr().out == ""
-    assert verify_report(outcome(deep))["deep"] == deep
+    assert verify_result(outcome(deep)).deep == deep
 
 
 def test_one_node_has_no_pairs() -> None:

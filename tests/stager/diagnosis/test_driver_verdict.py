@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.codec import encode
 from bundle.protocol.problem import Problem
 from stager.diagnosis.comparison import comparable
 from stager.diagnosis.driver_verdict import before_the_interrupt, first_failure
@@ -234,7 +235,7 @@ def test_problems_of_nodes_are_classed(what: str, why: str, kind: str) -> None:
 def test_only_the_last_lines_are_kept_and_the_json_has_the_documented_keys() -> None:
     failure = found(result(rank(0, lines=[str(number) for number in range(40)])))
     assert failure.lines == tuple(str(number) for number in range(40 - LINES, 40))
-    assert failure.to_json() == {
+    assert encode(failure) == {
         "node": "n1", "rank": 0, "exit_code": 1, "class": "python-error",
         "cause": "ValueError: wrong", "hint": failure.hint, "lines": list(failure.lines),
         "meaning": "", "time": 10.0,
