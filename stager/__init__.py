@@ -8,6 +8,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # what type checkers take for true; `typing` itself takes a while to import
 if TYPE_CHECKING:
+    from bundle.protocol.words import Backend, Launcher, Stage
+
     from .api import Project, load
     from .building.build import BuildOptions, BuildResult
     from .cleanup.result import CleanedItem, CleanResult
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Backend",
     "BuildOptions",
     "BuildResult",
     "CleanOptions",
@@ -30,11 +33,13 @@ __all__ = [
     "JobError",
     "JobListener",
     "JobOptions",
+    "Launcher",
     "NodeCheck",
     "PlannedJob",
     "Project",
     "RunResult",
     "SilentListener",
+    "Stage",
     "StagerError",
     "SubmittedJob",
     "VerifyResult",
@@ -43,24 +48,27 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BuildOptions": "building.build",
-    "BuildResult": "building.build",
-    "CleanOptions": "pipeline",
-    "CleanResult": "cleanup.result",
-    "CleanedItem": "cleanup.result",
-    "FirstFailure": "diagnosis.failure",
-    "JobError": "core.errors",
-    "JobListener": "pipeline",
-    "JobOptions": "jobs.job",
-    "NodeCheck": "jobs.summary",
-    "PlannedJob": "forecast.results",
-    "Project": "api",
-    "RunResult": "jobs.summary",
-    "SilentListener": "pipeline",
-    "StagerError": "core.errors",
-    "SubmittedJob": "jobs.summary",
-    "VerifyResult": "jobs.summary",
-    "load": "api",
+    "Backend": "bundle.protocol.words",
+    "BuildOptions": "stager.building.build",
+    "BuildResult": "stager.building.build",
+    "CleanOptions": "stager.pipeline",
+    "CleanResult": "stager.cleanup.result",
+    "CleanedItem": "stager.cleanup.result",
+    "FirstFailure": "stager.diagnosis.failure",
+    "JobError": "stager.core.errors",
+    "JobListener": "stager.pipeline",
+    "JobOptions": "stager.jobs.job",
+    "Launcher": "bundle.protocol.words",
+    "NodeCheck": "stager.jobs.summary",
+    "PlannedJob": "stager.forecast.results",
+    "Project": "stager.api",
+    "RunResult": "stager.jobs.summary",
+    "SilentListener": "stager.pipeline",
+    "Stage": "bundle.protocol.words",
+    "StagerError": "stager.core.errors",
+    "SubmittedJob": "stager.jobs.summary",
+    "VerifyResult": "stager.jobs.summary",
+    "load": "stager.api",
 }
 """The module of each public name."""
 
@@ -71,7 +79,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

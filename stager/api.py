@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from bundle.protocol.words import Backend, Launcher, Stage, Word
+
 from . import pipeline
 from .building.build import BuildOptions, BuildResult
 from .building.current_bundle import Listener
@@ -21,6 +23,7 @@ from .jobs.summary import RunResult, SubmittedJob, VerifyResult, run_result, ver
 from .pipeline import CleanOptions, JobListener, SilentListener
 
 _Result = TypeVar("_Result")
+_Word = TypeVar("_Word", bound=Word)
 
 SILENT = SilentListener()
 
@@ -60,7 +63,7 @@ class Project:
 
         A batch job is followed to its end.
         """
-        asked = replace(options or JobOptions(), wait=True)
+        asked = replace(_job_options(options), wait=True)
         ended = pipeline.verify(self.config, asked, listener)
         return verify_result(_of_kind(Outcome, ended))
 
@@ -69,7 +72,7 @@ class Project:
 
         A batch job is followed to its end.
         """
-        asked = replace(options or JobOptions(), wait=True)
+        asked = replace(_job_options(options), wait=True)
         ended = pipeline.run(self.config, asked, listener)
         return run_result(_of_kind(Outcome, ended))
 
@@ -77,19 +80,49 @@ class Project:
         self, options: JobOptions | None = None, listener: JobListener = SILENT
     ) -> SubmittedJob:
         """Submit a run as a batch job, and return as soon as Slurm has accepted it."""
-        asked = replace(options or JobOptions(), batch=True, wait=False)
+        asked = replace(_job_options(options), batch=True, wait=False)
         return _of_kind(SubmittedJob, pipeline.run(self.config, asked, listener))
 
     def plan(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> PlannedJob:
         """Return what a batch run would ask of Slurm, and how long it would take; ask nothing."""
-        asked = replace(options or JobOptions(), batch=True, dry_run=True)
+        asked = replace(_job_options(options), batch=True, dry_run=True)
         return _of_kind(PlannedJob, pipeline.run(self.config, asked, listener))
 
     def clean(
         self, options: CleanOptions | None = None, listener: JobListener = SILENT
     ) -> CleanResult:
         """Remove what nobody uses any more from the nodes and the offline root."""
-        return pipeline.clean(self.config, options or CleanOptions(), listener)
+        asked = options or CleanOptions()
+        asked = replace(asked, job=_job_options(asked.job))
+        return pipeline.clean(self.config, asked, listener)
+
+
+def _job_options(options: JobOptions | None) -> JobOptions:
+    """Return the options of a job, with enumerations in the place of their words.
+
+    Raises:
+        ConfigError: there is no such word.
+    """
+    asked = options or JobOptions()
+    return replace(
+        asked,
+        launcher=_word(Launcher, asked.launcher, "launcher"),
+        backend=_word(Backend, asked.backend, "backend"),
+        stage=_word(Stage, asked.stage, "stage"),
+    )
+
+
+def _word(kind: type[_Word], value: str | None, option: str) -> _Word | None:
+    """Return a member of an enumeration from its word."""
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(kind)
+        raise ConfigError(
+            f"{option}: {value!r} is none of {allowed}", hint=f"use {kind.__name__} of stager"
+        ) from None
 
 
 def _of_kind(kind: type[_Result], ended: object) -> _Result:

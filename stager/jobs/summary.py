@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bundle.protocol.job import Job
+from bundle.protocol.words import Launcher
 
 from ..diagnosis.failure import FirstFailure
 from .metrics import Figures
@@ -89,8 +90,8 @@ class RunResult:
     """The nodes, in the order of their ranks."""
     world_size: int | None
     """The number of ranks; None if none were started."""
-    launcher: str
-    """``torchrun`` or ``srun``."""
+    launcher: Launcher
+    """The program that started the ranks."""
     backend: str | None
     """``gloo`` or ``nccl``; None if no ranks were started."""
     exit_codes: dict[str, int | None]

@@ -87,6 +87,13 @@ def test_a_dry_run_that_would_ask_slurm_is_refused_with_the_way_out(
     assert not (ready.root / "asked").exists(), "nothing was asked of Slurm"
 
 
+def test_the_words_of_options_are_checked(ready: Project, tmp_path: Path) -> None:
+    project = stager.load(ready.root)
+    options = stager.JobOptions(launcher="mpirun", log_dir=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(stager.StagerError, match="'mpirun' is none of torchrun, srun"):
+        project.verify(options)
+
+
 def test_a_project_that_is_not_there_is_an_error_of_the_package(tmp_path: Path) -> None:
     with pytest.raises(stager.StagerError) as caught:
         stager.load(tmp_path)
