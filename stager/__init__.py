@@ -1,3 +1,89 @@
-"""The login side: from a requirements file to one verified bundle, and the commands around it."""
+"""The login side: from a requirements file to one verified bundle, and the commands around it.
+
+``docs/python.md`` shows what ``import stager`` offers. Each name is imported when it is first used:
+the command line starts with this package, and must answer at once.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # what type checkers take for true; `typing` itself takes a while to import
+if TYPE_CHECKING:
+    from bundle.protocol.words import Backend, Launcher, Stage
+
+    from .api import Project, load
+    from .building.build import BuildOptions, BuildResult
+    from .cleanup.result import CleanedItem, CleanResult
+    from .core.errors import JobError, StagerError
+    from .diagnosis.failure import FirstFailure
+    from .forecast.results import PlannedJob
+    from .jobs.job import JobOptions
+    from .jobs.summary import NodeCheck, RunResult, SubmittedJob, VerifyResult
+    from .pipeline import CleanOptions, JobListener, SilentListener
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BuildOptions",
+    "BuildResult",
+    "CleanOptions",
+    "CleanResult",
+    "CleanedItem",
+    "FirstFailure",
+    "JobError",
+    "JobListener",
+    "JobOptions",
+    "Launcher",
+    "NodeCheck",
+    "PlannedJob",
+    "Project",
+    "RunResult",
+    "SilentListener",
+    "Stage",
+    "StagerError",
+    "SubmittedJob",
+    "VerifyResult",
+    "__version__",
+    "load",
+]
+
+_MODULES = {
+    "Backend": "bundle.protocol.words",
+    "BuildOptions": "stager.building.build",
+    "BuildResult": "stager.building.build",
+    "CleanOptions": "stager.pipeline",
+    "CleanResult": "stager.cleanup.result",
+    "CleanedItem": "stager.cleanup.result",
+    "FirstFailure": "stager.diagnosis.failure",
+    "JobError": "stager.core.errors",
+    "JobListener": "stager.pipeline",
+    "JobOptions": "stager.jobs.job",
+    "Launcher": "bundle.protocol.words",
+    "NodeCheck": "stager.jobs.summary",
+    "PlannedJob": "stager.forecast.results",
+    "Project": "stager.api",
+    "RunResult": "stager.jobs.summary",
+    "SilentListener": "stager.pipeline",
+    "Stage": "bundle.protocol.words",
+    "StagerError": "stager.core.errors",
+    "SubmittedJob": "stager.jobs.summary",
+    "VerifyResult": "stager.jobs.summary",
+    "load": "stager.api",
+}
+"""The module of each public name."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -9,7 +9,7 @@ that declares the field, so it must import them when it runs, not only for a typ
 
 A field's JSON name is its own, or ``json`` of its metadata: ``field(metadata={"json": "class"})``.
 One with :data:`WRITTEN` as its metadata is never left out; one with :data:`REQUIRED` must be there
-when it is read, too.
+when it is read, too. One whose ``json`` is None has no place in the JSON. A path becomes its text.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import dataclasses
 import enum
 import functools
 import math
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
@@ -80,7 +81,7 @@ def _encoded(value: object, short: bool) -> object:
         return [_encoded(item, short) for item in value]
     if dataclasses.is_dataclass(value):
         return encode(value, short=short)
-    return value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) -> _T:
@@ -163,6 +164,7 @@ def _fields(kind: type, strict: bool = True) -> tuple[_Field, ...]:
                 _reader(str(field.type), _module_of(kind, field), strict),
             )
             for field in fields
+            if field.metadata.get("json", field.name) is not None
         )
     return _FIELDS[kind, strict]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -21,6 +20,7 @@ from ..core.store import Store
 from ..core.values import Wheel
 from ..layers.build import MadeLayers, make_layers
 from ..layers.modules import top_modules
+from ..layers.prune import Pruned
 from ..layers.source import LayerSource, project_sources
 from ..lock.lock import Lock, ResolveOptions, make_lock, read_lock
 from ..lock.resolver import ResolverName
@@ -70,7 +70,49 @@ class Built:
     """Time taken by phase."""
 
 
-def lock_project(config: Config, options: BuildOptions, listener: Listener) -> Lock:
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """The result of ``stager build``."""
+
+    ok: bool = True
+    """True: a build that fails is an error."""
+    bundle: Path
+    """The bundle."""
+    id: str
+    """Its id."""
+    packages: int
+    """Number of packages in it."""
+    files: int
+    """Number of files in it."""
+    bundle_bytes: int
+    """Its size in bytes."""
+    unpacked_bytes: int
+    """The size of its files in bytes."""
+    layers_built: int
+    """Layers that were made."""
+    layers_reused: int
+    """Layers that existed."""
+    pruned: Pruned
+    """What ``environment.prune`` left out."""
+    proved: bool
+    """True if it was proved that nothing is missing."""
+    lock: Path
+    """The lock."""
+    seconds: dict[str, float]
+    """Duration of each phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockResult:
+    """The result of ``stager lock``."""
+
+    lock: Path
+    """The lock."""
+    packages: int
+    """Number of packages in it."""
+
+
+def lock_project(config: Config, options: BuildOptions, listener: Listener) -> LockResult:
     """Make the project's lock anew.
 
     Raises:
@@ -80,7 +122,8 @@ def lock_project(config: Config, options: BuildOptions, listener: Listener) -> L
     spec = read_spec(config)
     listener.begin("lock")
     with store.lock():
-        return _make_lock(config, spec, store, options)
+        lock = _make_lock(config, spec, store, options)
+    return LockResult(lock=lock.path, packages=len(lock.files))
 
 
 def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
@@ -176,24 +219,23 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
     return ChosenBundle(path=packed.path, id=packed.manifest.id)
 
 
-def build_report(built: Built) -> dict[str, Any]:
-    """Return the JSON object of ``stager build``."""
+def build_result(built: Built) -> BuildResult:
+    """Return the result of ``stager build``."""
     manifest = built.packed.manifest
-    return {
-        "ok": True,
-        "bundle": str(built.packed.path),
-        "id": manifest.id,
-        "packages": sum(layer.kind == "wheel" for layer in manifest.layers),
-        "files": manifest.files,
-        "bundle_bytes": built.packed.size,
-        "unpacked_bytes": manifest.unpacked_size,
-        "layers_built": built.made.built,
-        "layers_reused": built.made.reused,
-        "pruned": existing.pruned(built.packed.path).to_json(),
-        "proved": built.proof is not None and built.proof.done,
-        "lock": str(built.lock.path),
-        "seconds": built.seconds,
-    }
+    return BuildResult(
+        bundle=built.packed.path,
+        id=manifest.id,
+        packages=sum(layer.kind == "wheel" for layer in manifest.layers),
+        files=manifest.files,
+        bundle_bytes=built.packed.size,
+        unpacked_bytes=manifest.unpacked_size,
+        layers_built=built.made.built,
+        layers_reused=built.made.reused,
+        pruned=existing.pruned(built.packed.path),
+        proved=built.proof is not None and built.proof.done,
+        lock=built.lock.path,
+        seconds=built.seconds,
+    )
 
 
 def _refuse_unsupported(config: Config) -> None:

@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from bundle.format.manifest import Manifest
 from bundle.protocol.digest import Digest
@@ -63,10 +62,6 @@ class UnusedItem:
     """Bytes that become free."""
     why: str
     """The reason why nobody needs it."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as a JSON object."""
-        return {**asdict(self), "path": str(self.path)}
 
 
 @dataclass(frozen=True, kw_only=True)

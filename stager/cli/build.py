@@ -30,8 +30,8 @@ def build(
     talk: Talk,
 ) -> None:
     """Make the bundle, and prove that nothing is missing in it."""
-    from ..building.build import BuildOptions, build_report
-    from ..building.build import build as build_bundle
+    from .. import pipeline
+    from ..building.build import BuildOptions
     from ..config.load import load
 
     console = talk.console()
@@ -43,9 +43,8 @@ def build(
             prove=not no_prove,
             jobs=jobs,
         )
-        report = build_report(build_bundle(load(Path.cwd()), options, console))
-        console.stop()
+        result = pipeline.build(load(Path.cwd()), options, console)
         if talk.json:
-            console.emit(report)
+            console.emit(result)
         else:
-            console.built(report)
+            console.built(result)

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 @grouped
 def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
     """Say what failed first in a job, why, and what to do."""
+    from ..diagnosis.result import diagnosis_result
+
     console = talk.console()
     with boundary(console):
         diagnosis = _diagnosis(job, log_dir)
         if talk.json:
-            console.emit(diagnosis.to_json())
+            console.emit(diagnosis_result(diagnosis))
         else:
             console.diagnosed(diagnosis)
 

@@ -28,7 +28,8 @@ def estimate(
     from ..building.current_bundle import offline_root
     from ..core.store import Store
     from ..forecast import history
-    from ..forecast.estimate import MOST_NODES, estimate_report, setting_of
+    from ..forecast.estimate import MOST_NODES, setting_of
+    from ..forecast.estimate import estimate as make_estimate
     from ..jobs.job import JobOptions, settle
     from ..jobs.prepare import named_bundle, project
 
@@ -39,8 +40,8 @@ def estimate(
         path, manifest = named_bundle(config, bundle)
         basis = history.known(Store(offline_root(config)))
         setting = setting_of(config, path, manifest, basis)
-        report = estimate_report(setting, counts or (config.cluster.nodes[1],))
+        result = make_estimate(setting, counts or (config.cluster.nodes[1],))
         if talk.json:
-            console.emit(report)
+            console.emit(result)
         else:
-            console.estimated(report)
+            console.estimated(result)

@@ -21,11 +21,11 @@ def init(
     json: Json = False,
 ) -> None:
     """Write a commented stager.toml here."""
-    from ..config.template import create
+    from ..config.template import InitResult, create
 
     console = make_console(quiet=quiet, as_json=json)
     with boundary(console):
         path = create(Path.cwd(), source)
         if json:
-            console.emit({"path": str(path)})
+            console.emit(InitResult(path=path))
         console.say(f"wrote {path.name}; look at it, then: stager build")

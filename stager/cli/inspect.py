@@ -22,12 +22,14 @@ def inspect(
     from ..config.load import load
     from ..pack.existing import ChosenBundle
     from ..pack.inspect import inspect as inspect_bundle
+    from ..pack.inspect import inspect_files
 
     console = make_console(as_json=json)
     with boundary(console):
         chosen = ChosenBundle(path=bundle) if bundle else newest_bundle(load(Path.cwd()))
-        report = inspect_bundle(chosen.path, files=files, asked=chosen.id)
+        look = inspect_files if files else inspect_bundle
+        result = look(chosen.path, asked=chosen.id)
         if json:
-            console.emit(report)
+            console.emit(result)
         else:
-            console.inspected(report)
+            console.inspected(result)

@@ -27,8 +27,7 @@ def lock(
     with boundary(console):
         options = BuildOptions(resolver=resolver_name(resolver), offline=offline)
         written = lock_project(load(Path.cwd()), options, console)
-        packages = len(written.files)
         console.stop()
         if talk.json:
-            console.emit({"lock": str(written.path), "packages": packages})
-        console.say(f"locked {counted(packages, 'package')} in {written.path}", "good")
+            console.emit(written)
+        console.say(f"locked {counted(written.packages, 'package')} in {written.lock}", "good")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..jobs.job import JobOptions
     from ..lock.resolver import ResolverName
     from ..logs.files import JobFiles
+    from ..pipeline import CleanOptions
 
 T = TypeVar("T")
 WordT = TypeVar("WordT", bound=Word)
@@ -187,19 +188,37 @@ class CleanFlags:
     ] = False
     dry_run: DryRun = False
 
-    def check(self) -> None:
-        """Refuse two options that leave nothing to clean."""
+    def options(self, job: JobOptions) -> CleanOptions:
+        """Return the options of a removal; two that leave nothing to clean are a usage error."""
+        from ..pipeline import CleanOptions
+
         if self.nodes_only and self.store_only:
             raise typer.BadParameter("it excludes --store-only", param_hint="--nodes-only")
+        return CleanOptions(
+            nodes=not self.store_only,
+            store=not self.nodes_only,
+            everything=self.everything,
+            wheels=self.wheels,
+            dry_run=self.dry_run,
+            job=job,
+        )
 
 
-def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobOptions:
+def job_options(
+    slurm: SlurmFlags,
+    launch: LaunchFlags,
+    place: PlaceFlags,
+    batch: BatchFlags = BatchFlags(),
+    *,
+    verbose: bool = False,
+) -> JobOptions:
     """Return the options of a job; a value that cannot be used is a usage error."""
     from ..config import checks
     from ..jobs.job import JobOptions
 
     name = checks.matching(checks.VARIABLE)
     nodes = 'a node list without blanks, as in "node02,node[05-07]"'
+    batch.check()
     return JobOptions(
         nodes=_checked(checks.node_range, slurm.nodes, "--nodes", "N or MIN:MAX, 1 or more"),
         partition=_checked(checks.word, slurm.partition, "--partition", "one word"),
@@ -222,7 +241,13 @@ def job_options(slurm: SlurmFlags, launch: LaunchFlags, allocation: str) -> JobO
         container_mounts=_each(
             checks.mount, launch.container_mounts, "--container-mounts", "SOURCE:TARGET"
         ),
-        allocation=cast("str", one_of(ALLOCATIONS, allocation, "--allocation")),
+        allocation=cast("str", one_of(ALLOCATIONS, place.allocation, "--allocation")),
+        bundle=place.bundle,
+        bundle_id=place.asked,
+        batch=batch.batch,
+        wait=batch.wait,
+        dry_run=batch.dry_run,
+        show_all=verbose,
     )
 
 

@@ -33,6 +33,6 @@ def report(
     with boundary(console):
         page = write_report(job_files(job, log_dir), output)
         if talk.json:
-            console.emit(page.to_json())
+            console.emit(page)
         else:
             console.data(str(page.path))

@@ -9,7 +9,7 @@ import typer
 from bundle.protocol.words import Action
 
 from .grouped import grouped
-from .job import remember_refusal, run_job
+from .job import carried_out
 from .options import BatchFlags, Command, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
 
@@ -26,18 +26,13 @@ def run(
     talk: Talk,
 ) -> None:
     """Verify, then launch COMMAND (default: project.command)."""
-    from ..jobs.result import run_report
+    from ..jobs.summary import run_result
 
-    batch.check()
-    options = replace(
-        job_options(slurm, launch, place.allocation),
-        dry_run=batch.dry_run,
-        command=tuple(command or ()),
-    )
+    options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
+    options = replace(options, command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
-        with remember_refusal(options, "run"):
-            outcome = run_job(console, place, options, Action.RUN, batch)
+        outcome = carried_out(console, Action.RUN, options)
         if talk.json:
-            console.emit(run_report(outcome))
+            console.emit(run_result(outcome))
         raise typer.Exit(console.ran(outcome))

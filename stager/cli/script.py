@@ -8,7 +8,16 @@ from dataclasses import replace
 from bundle.protocol.words import Action
 
 from .grouped import grouped
-from .options import BundleFlags, Command, LaunchFlags, ScriptFlags, SlurmFlags, Talk, job_options
+from .options import (
+    BundleFlags,
+    Command,
+    LaunchFlags,
+    PlaceFlags,
+    ScriptFlags,
+    SlurmFlags,
+    Talk,
+    job_options,
+)
 from .program import app, boundary
 
 
@@ -26,19 +35,20 @@ def script(
     """Print the sbatch script of a run, or of a torchrun command."""
     from ..jobs.batch import script_of
     from ..jobs.prepare import bundle_of, prepare, project
+    from ..jobs.summary import ScriptResult
 
-    options = replace(job_options(slurm, launch, "slurm"), command=tuple(command or ()))
-    wanted_id = chosen.asked
+    place = PlaceFlags(bundle=chosen.bundle, id=chosen.id, allocation="slurm")
+    options = replace(job_options(slurm, launch, place), command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
-        config = project(chosen.bundle, wanted_id)
-        bundle = bundle_of(config, chosen.bundle, console, wanted_id)
+        config = project(options.bundle, options.bundle_id)
+        bundle = bundle_of(config, options.bundle, console, options.bundle_id)
         prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
         for note in prepared.notes:
             console.note(note)
         text = script_of(prepared, os.environ, requeue=kind.requeue, embed=not kind.no_embed).script
         console.stop()
         if talk.json:
-            console.emit({"script": text})
+            console.emit(ScriptResult(script=text))
         else:
             console.text(text)

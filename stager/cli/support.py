@@ -18,8 +18,7 @@ from .program import app, boundary
 if TYPE_CHECKING:
     from ..console import Console
     from ..diagnosis.failure import Diagnosis
-    from ..support.contents import ArchiveContents
-    from ..support.support import Supported, SupportOptions
+    from ..support.support import Supported, SupportListing, SupportOptions
 
 _LOG_BYTES = 5_000_000
 _QUIET_SECONDS = 2.0
@@ -74,12 +73,12 @@ def support(
     with boundary(console):
         files = job_files(job, log_dir)
         if list_:
-            _show_contents(console, listed(files), packing.max_log_bytes)
+            _show_listing(console, listed(files, packing.max_log_bytes), packing.max_log_bytes)
             return
         archive = make_archive(files, packing.options(), _in_words, step=_Progress(console).step)
         console.stop()
         if talk.json:
-            console.emit(archive.to_json())
+            console.emit(archive)
         else:
             _show_archive(console, archive)
 
@@ -98,20 +97,17 @@ def _show_archive(console: Console, archive: Supported) -> None:
     console.say("look through it before you send it: README.txt in it says what was done")
 
 
-def _show_contents(console: Console, contents: ArchiveContents, limit: int) -> None:
+def _show_listing(console: Console, listing: SupportListing, limit: int) -> None:
     """Show what would go in."""
-    items = sorted(contents.items, key=lambda item: item.name)
-    cut = {item.name for item in items if item.may_be_cut and item.size > limit}
     if console.as_json:
-        files = [{"name": item.name, "bytes": item.size, "cut": item.name in cut} for item in items]
-        console.emit({"ok": True, "files": files, "left_out": list(contents.left_out)})
+        console.emit(listing)
         return
-    for item in items:
-        note = f" (cut to {limit:,})" if item.name in cut else ""
-        console.data(f"{item.size:>13,}  {item.name}{note}")
+    for file in listing.files:
+        note = f" (cut to {limit:,})" if file.cut else ""
+        console.data(f"{file.bytes:>13,}  {file.name}{note}")
     for name in ("README.txt", "diagnosis.json", "diagnosis.txt", "versions.json"):
         console.data(f"{'':>13}  {name}")
-    for line in contents.left_out:
+    for line in listing.left_out:
         console.note(f"left out: {line}")
 
 

@@ -10,7 +10,7 @@ import typer
 from bundle.protocol.words import Action
 
 from .grouped import grouped
-from .job import remember_refusal, run_job
+from .job import carried_out
 from .options import BatchFlags, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
 
@@ -29,16 +29,12 @@ def verify(
     talk: Talk,
 ) -> None:
     """Put the bundle on every node and check it; launch nothing."""
-    from ..jobs.result import verify_report
+    from ..jobs.summary import verify_result
 
-    batch.check()
-    options = replace(
-        job_options(slurm, launch, place.allocation), dry_run=batch.dry_run, deep=deep
-    )
+    options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
     console = talk.console()
     with boundary(console):
-        with remember_refusal(options, "verify"):
-            outcome = run_job(console, place, options, Action.VERIFY, batch)
+        outcome = carried_out(console, Action.VERIFY, replace(options, deep=deep))
         if talk.json:
-            console.emit(verify_report(outcome))
+            console.emit(verify_result(outcome))
         raise typer.Exit(console.verified(outcome))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import ConfigError, StagerError
@@ -11,6 +12,14 @@ from .load import FILE_NAME, Config, parse, template
 GUESSES = ("requirements.in", "requirements.txt", "pyproject.toml")
 _READ = ("*.in", "*.txt", "pyproject.toml", "pylock.toml", "pylock.*.toml", "*.whl", "*.tar.gz")
 """Names of files that ``environment.requirements`` may name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitResult:
+    """The result of ``stager init``."""
+
+    path: Path
+    """The file that was written."""
 
 
 def create(folder: Path, source: Path | None) -> Path:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bundle.protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
 from bundle.protocol.codec import encode
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 
     from bundle.protocol.job import Job
 
+    from ..jobs.summary import SubmittedJob
+
 _TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ \S*torch/distributed/")
 """The beginning of a line of torchrun's own log."""
 _NOISE = re.compile(r"\[W\d{4} .*\[c10d\] The hostname of the client socket cannot be retrieved")
@@ -59,10 +60,10 @@ class Events(Reports):
         plain = self.as_json or self.verbose or self._dry_run
         return not plain and self._on_terminal
 
-    def submitted(self, report: Mapping[str, Any]) -> None:
+    def submitted(self, job: SubmittedJob) -> None:
         """Show a batch job that Slurm has accepted; its events are without the output of ranks."""
         self._batch = True
-        super().submitted(report)
+        super().submitted(job)
 
     def job(self, job: Job, bundle: Path) -> None:
         """Show what is about to happen, before the first node is touched."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bundle.protocol.codec import encode
 
 from ..core.printable import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from ..forecast.results import Estimate
 
 PHASES = ("preflight", "send", "unpack", "stage", "probe", "launch", "total")
 """Sending and unpacking overlap: both are in ``stage``."""
@@ -23,10 +27,10 @@ def phases(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {seconds[name]:.1f} s" for name in PHASES)
 
 
-def lines(report: Mapping[str, Any]) -> list[str]:
+def lines(estimate: Estimate) -> list[str]:
     """Return the rows for a file or a pipe; they fit 80 columns."""
     rows = [f"{'nodes':>6} {'case':{_CASE}}{_aligned(PHASES)}"]
-    for nodes, case, cells in _rows(report):
+    for nodes, case, cells in _rows(estimate):
         rows.append(f"{nodes:>6} {case:{_CASE}.{_CASE}}{_aligned(cells)}")
     return rows
 
@@ -36,7 +40,7 @@ def _aligned(cells: Sequence[str]) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
 
 
-def forecast_table(report: Mapping[str, Any]) -> Table:
+def forecast_table(estimate: Estimate) -> Table:
     """Return the same rows for a terminal; the alternatives to staging stand out."""
     from rich.table import Table
     from rich.text import Text
@@ -47,7 +51,7 @@ def forecast_table(report: Mapping[str, Any]) -> Table:
     for name in PHASES:
         table.add_column(name, justify="right", no_wrap=True)
     before = None
-    for nodes, case, cells in _rows(report):
+    for nodes, case, cells in _rows(estimate):
         style = _style(case)
         count = "" if nodes == before else str(nodes)
         table.add_row(count, Text(visible(case)), *(Text(cell, style=style) for cell in cells))
@@ -62,22 +66,21 @@ def _style(case: str) -> str:
     return "yellow" if case.startswith("run") else ""
 
 
-def _rows(report: Mapping[str, Any]) -> Iterator[tuple[int, str, list[str]]]:
+def _rows(estimate: Estimate) -> Iterator[tuple[int, str, list[str]]]:
     """Yield the number of nodes, the case and the cells of each row."""
-    cases = {
-        "cold": _COLD,
-        "unchanged": "nothing changed",
-        "one_changed": f"{report['changed']} changed",
-    }
-    for forecast in report["forecasts"]:
-        nodes = forecast["nodes"]
-        for key, case in cases.items():
-            phases = forecast[key]
+    for forecast in estimate.forecasts:
+        cases = {
+            _COLD: forecast.cold,
+            "nothing changed": forecast.unchanged,
+            f"{estimate.changed} changed": forecast.one_changed,
+        }
+        for case, phases in cases.items():
             if phases is not None:
-                yield nodes, case, [_seconds(phases[name]) for name in PHASES]
-        for name, seconds in forecast["shared"].items():
+                seconds = encode(phases)
+                yield forecast.nodes, case, [_seconds(seconds[name]) for name in PHASES]
+        for name, total in forecast.shared.items():
             blank = [""] * (len(PHASES) - 1)
-            yield nodes, f"run from {_FILE_SYSTEMS[name]}", [*blank, _seconds(seconds)]
+            yield forecast.nodes, f"run from {_FILE_SYSTEMS[name]}", [*blank, _seconds(total)]
 
 
 def _seconds(value: float) -> str:

@@ -21,6 +21,7 @@ from .logs import JobLogs
 if TYPE_CHECKING:
     from bundle.protocol.problem import Problem
 
+    from ..cleanup.result import CleanResult
     from ..diagnosis.failure import FirstFailure
     from ..jobs.result import Outcome
 
@@ -118,14 +119,17 @@ class Console(Events, JobLogs):
         count = outcome.ending.world_size or 0
         self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
         for trained in outcome.trained:
-            self.say(metrics.line(trained["path"], trained["metrics"]), "good")
+            self.say(metrics.line(trained), "good")
         for note in outcome.notes:
             self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
         self._advise(outcome, _left_out(outcome))
 
-    def nodes_cleaned(self, outcome: Outcome) -> int:
-        """Show the result of cleaning the nodes, and return its exit code."""
+    def nodes_cleaned(self, result: CleanResult) -> int:
+        """Show what went wrong on the nodes in ``stager clean``, and return its exit code."""
+        outcome = result.outcome
+        if outcome is None:
+            return EXIT_OK
         if outcome.interrupted:
             return self._interrupted(outcome)
         self._problems(outcome)
@@ -164,10 +168,10 @@ class Console(Events, JobLogs):
 
     def _show_table(self, outcome: Outcome) -> None:
         """Show the facts of the nodes, on a terminal."""
-        from ..jobs.result import verify_report
+        from ..jobs.summary import verify_result
         from .node_table import node_table
 
-        self._print_table(node_table(verify_report(outcome)["nodes"]))
+        self._print_table(node_table(verify_result(outcome).nodes))
 
     def _show_network(self, outcome: Outcome) -> None:
         """Show what ``--deep`` measured between the nodes, if it did."""

@@ -34,8 +34,9 @@ class JobLogs(Output):
     def lines(self, lines: Iterator[Line], files: JobFiles | None = None) -> None:
         """Show lines of logs, each with its source; as one JSON object with ``--json``."""
         if self.as_json:
-            job_id = files.job_id if files else ""
-            self.emit({"job_id": job_id, "lines": [_json(line) for line in lines]})
+            from ..logs.merged_lines import merged_lines
+
+            self.emit(merged_lines(files.job_id if files else "", lines))
             return
         width = 0
         for line in lines:
@@ -154,14 +155,3 @@ def _without_failure(diagnosis: Diagnosis) -> str:
     if diagnosis.interrupted:
         return "it was interrupted by its user, and nothing had failed by then"
     return f"no failure was recognised in {counted(diagnosis.read, 'file')} there"
-
-
-def _json(line: Line) -> dict[str, object]:
-    return {
-        "time": line.time or None,
-        "node": line.node,
-        "rank": line.rank,
-        "file": str(line.path),
-        "line": line.number,
-        "text": line.text,
-    }

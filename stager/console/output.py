@@ -6,10 +6,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..core.errors import StagerError
+from bundle.protocol.codec import encode
+
+from ..core.errors import CommandFailure, StagerError
 from ..core.printable import visible
 
 if TYPE_CHECKING:
@@ -72,12 +73,7 @@ class Output:
         """Print an expected failure: its message, the supporting lines, and what to do."""
         self.stop()
         if self.as_json:
-            described = {
-                "message": failure.message,
-                "hint": failure.hint,
-                "context": list(failure.context),
-            }
-            self.emit({"ok": False, "error": described})
+            self.emit(CommandFailure.of(failure))
         self._write(f"error: {failure.message}", "error")
         for line in failure.context:
             self._write(f"  {line}")
@@ -95,9 +91,14 @@ class Output:
 
     # Data.
 
-    def emit(self, report: Mapping[str, Any]) -> None:
-        """Print the command's JSON object; its escapes keep a terminal safe."""
-        text = json.dumps({"schema": 1, **report}, indent=2, ensure_ascii=True)
+    def emit(self, result: object) -> None:
+        """Print the command's result as one JSON object; its escapes keep a terminal safe.
+
+        Args:
+            result: a dataclass.
+        """
+        self.stop()
+        text = json.dumps({"schema": 1, **encode(result)}, indent=2, ensure_ascii=True)
         print(text.replace("\x7f", "\\u007f"), flush=True)
 
     def data(self, line: str) -> None:

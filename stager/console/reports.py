@@ -4,62 +4,70 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bundle.protocol.codec import encode
 from bundle.protocol.counts import counted, sized
 
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..building.build import BuildResult
+    from ..cleanup.result import CleanResult
+    from ..forecast.results import Estimate, PlannedJob
+    from ..jobs.summary import SubmittedJob
+    from ..layers.prune import Pruned
+    from ..pack.inspect import Inspection
 
 
 class Reports(Output):
     """The results of commands without a job."""
 
-    def built(self, report: Mapping[str, Any]) -> None:
+    def built(self, result: BuildResult) -> None:
         """Show the result of ``stager build``."""
-        seconds = sum(report["seconds"].values())
-        self.say(
-            f"{counted(report['packages'], 'package')}, {counted(report['files'], 'file')}: "
-            f"{sized(report['bundle_bytes'])}, {sized(report['unpacked_bytes'])} unpacked; "
-            f"{counted(report['layers_built'], 'layer')} made, {report['layers_reused']} reused; "
-            f"{seconds:.1f} s",
-            "good",
-        )
-        for line in _left_out(report):
+        packages, files = counted(result.packages, "package"), counted(result.files, "file")
+        layers = f"{counted(result.layers_built, 'layer')} made, {result.layers_reused} reused"
+        sizes = f"{sized(result.bundle_bytes)}, {sized(result.unpacked_bytes)} unpacked"
+        seconds = sum(result.seconds.values())
+        self.say(f"{packages}, {files}: {sizes}; {layers}; {seconds:.1f} s", "good")
+        for line in _left_out(result.pruned):
             self.say(line)
-        self.data(report["bundle"])
+        self.data(str(result.bundle))
 
-    def inspected(self, report: Mapping[str, Any]) -> None:
+    def inspected(self, result: Inspection) -> None:
         """Show the result of ``stager inspect``."""
-        self.data(f"{report['name']} {report['id']}")
-        self.data(f"Python {report['python']}, {report['platform']}")
-        sizes = f"{sized(report['bundle_bytes'])}, {sized(report['unpacked_bytes'])} unpacked"
-        layers, files = counted(len(report["layers"]), "layer"), counted(report["files"], "file")
-        self.data(f"{layers}, {files}, {sizes}")
-        for line in _left_out(report):
-            self.data(line)
-        for layer in sorted(report["layers"], key=lambda layer: -int(layer["bytes"])):
-            name = f"{layer['name']} {layer['version']}".strip()
-            row = f"{sized(layer['bytes']):>9}  {sized(layer['unpacked_bytes']):>9}"
-            self.data(f"  {layer['kind']:8}{name:40}{row}  {counted(layer['files'], 'file'):>12}")
-        for item in report.get("listing", []):
-            self.data(f"{item['sha256'][:16]} {item['size']:>12} {item['path']}")
+        from ..pack.inspect import InspectionWithFiles
 
-    def planned(self, report: Mapping[str, Any]) -> None:
+        self.data(f"{result.name} {result.id}")
+        self.data(f"Python {result.python}, {result.platform}")
+        sizes = f"{sized(result.bundle_bytes)}, {sized(result.unpacked_bytes)} unpacked"
+        layers, files = counted(len(result.layers), "layer"), counted(result.files, "file")
+        self.data(f"{layers}, {files}, {sizes}")
+        for line in _left_out(result.pruned):
+            self.data(line)
+        for layer in sorted(result.layers, key=lambda layer: -layer.bytes):
+            name = f"{layer.name} {layer.version}".strip()
+            row = f"{sized(layer.bytes):>9}  {sized(layer.unpacked_bytes):>9}"
+            self.data(f"  {layer.kind:8}{name:40}{row}  {counted(layer.files, 'file'):>12}")
+        for file in result.listing if isinstance(result, InspectionWithFiles) else ():
+            self.data(f"{file.sha256[:16]} {file.size:>12} {file.path}")
+
+    def planned(self, job: PlannedJob) -> None:
         """Show what ``--dry-run`` would ask of Slurm, outside of an allocation."""
-        self.data(shlex.join(report["argv"]))
-        self.expected(report["forecast"])
+        self.data(shlex.join(job.argv))
+        self.expected(encode(job.forecast))
         self.say(
-            f"nothing was asked of Slurm; at most {sized(report['bytes_at_most'])} would be sent: "
+            f"nothing was asked of Slurm; at most {sized(job.bytes_at_most)} would be sent: "
             "what the nodes have already is known inside an allocation",
             "good",
         )
 
-    def submitted(self, report: Mapping[str, Any]) -> None:
+    def submitted(self, job: SubmittedJob) -> None:
         """Show a batch job that Slurm has accepted."""
-        job = report["job_id"]
-        self.say(f"submitted batch job {job}", "good")
-        self.say(f"  logs: {report['log_dir']}; follow it: tail -F {shlex.quote(report['log'])}")
-        self.say(f"  its place in the queue: squeue --jobs={job}; end it: scancel {job}")
+        number = job.job_id
+        self.say(f"submitted batch job {number}", "good")
+        self.say(f"  logs: {job.log_dir}; follow it: tail -F {shlex.quote(str(job.log))}")
+        self.say(f"  its place in the queue: squeue --jobs={number}; end it: scancel {number}")
 
     def expected(self, forecast: Mapping[str, Any]) -> None:
         """Show how long a job takes until its ranks run, by phase."""
@@ -71,34 +79,34 @@ class Reports(Output):
         self.say(f"  expected{where}: {phases(forecast['seconds'])}")
         self.say(f"  (rates {'measured on earlier jobs' if forecast['measured'] else 'assumed'})")
 
-    def estimated(self, report: Mapping[str, Any]) -> None:
+    def estimated(self, estimate: Estimate) -> None:
         """Show the result of ``stager estimate``."""
         from .forecasts import forecast_table, lines
 
         if self._on_terminal:
-            self._print_table(forecast_table(report))
+            self._print_table(forecast_table(estimate))
         else:
-            for line in lines(report):
+            for line in lines(estimate):
                 self.data(line)
-        self.data(report["verdict"])
-        ranks, cpus = report["nproc_per_node"], report["cpus"]
-        used = f"{counted(ranks, 'rank')} and {counted(cpus, 'CPU')} a node"
-        self.say(f"seconds, for {used}; stage: send and unpack, which overlap", "dim")
-        self.say(f"rates: {report['rates']['basis']}", "dim")
+        self.data(estimate.verdict)
+        ranks, cpus = counted(estimate.nproc_per_node, "rank"), counted(estimate.cpus, "CPU")
+        self.say(
+            f"seconds, for {ranks} and {cpus} a node; stage: send and unpack, which overlap", "dim"
+        )
+        self.say(f"rates: {estimate.rates.basis}", "dim")
 
-    def cleaned(self, report: Mapping[str, Any]) -> None:
+    def cleaned(self, result: CleanResult) -> None:
         """Show the result of ``stager clean``."""
-        for item in report["items"]:
-            self.data(f"{item['place']}: {sized(item['bytes'])}  {item['path']}  {item['why']}")
-        word = "would be freed" if report["dry_run"] else "freed"
-        self.say(f"{sized(report['bytes'])} {word}", "good")
+        for item in result.items:
+            self.data(f"{item.place}: {sized(item.bytes)}  {item.path}  {item.why}")
+        word = "would be freed" if result.dry_run else "freed"
+        self.say(f"{sized(result.bytes)} {word}", "good")
 
 
-def _left_out(report: Mapping[str, Any]) -> list[str]:
+def _left_out(pruned: Pruned) -> list[str]:
     """Return a line about what ``environment.prune`` saved; none where it left nothing out."""
-    pruned = report["pruned"]
-    if not pruned["files"]:
+    if not pruned.files:
         return []
-    what = " and ".join(pruned["what"])
-    much = f"{counted(pruned['files'], 'file')}, {sized(pruned['bytes'])}"
+    what = " and ".join(pruned.words)
+    much = f"{counted(pruned.files, 'file')}, {sized(pruned.size)}"
     return [f"left out: {what} of the packages, {much}"]

@@ -7,6 +7,7 @@ boundary (``stager.__main__``) turns one into an exit code; nothing else in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bundle.redaction.masking import without_url_secrets
 
@@ -60,3 +61,31 @@ class JobError(StagerError):
     """A node or a rank failed; ``context`` has the details."""
 
     exit_code = EXIT_JOB
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorTexts:
+    """The texts of an expected failure."""
+
+    message: str
+    """What went wrong, and where."""
+    hint: str
+    """What the user can do about it."""
+    context: tuple[str, ...]
+    """Supporting lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandFailure:
+    """The result of a command that failed."""
+
+    ok: bool = False
+    """False."""
+    error: ErrorTexts
+    """The reason."""
+
+    @classmethod
+    def of(cls, failure: StagerError) -> CommandFailure:
+        """Return the result of a command that an error ended."""
+        texts = ErrorTexts(message=failure.message, hint=failure.hint, context=failure.context)
+        return cls(error=texts)

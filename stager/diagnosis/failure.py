@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bundle.protocol.problem import Problem
 
@@ -13,16 +12,12 @@ from bundle.protocol.problem import Problem
 class Evidence:
     """A line of a log that shows what happened."""
 
-    path: Path
+    path: Path = field(metadata={"json": "file"})
     """The file."""
-    number: int
+    number: int = field(metadata={"json": "line"})
     """The line's number, from 1."""
     text: str
     """The line."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields, for ``--json``."""
-        return {"file": str(self.path), "line": self.number, "text": self.text}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +30,7 @@ class FirstFailure:
     """The rank; None for the failure of a node, or of no known rank."""
     exit_code: int | None
     """The rank's exit status, negative for a signal; None where no rank had started."""
-    kind: str
+    kind: str = field(metadata={"json": "class"})
     """Its class, one of the words that ``--json`` documents."""
     cause: str
     """The cause, in one line."""
@@ -47,24 +42,10 @@ class FirstFailure:
     """The same in words, where the catalogue has them."""
     time: float | None = None
     """The time, in seconds since the epoch; None if unknown."""
-    entry: str = ""
+    entry: str = field(default="", metadata={"json": None})
     """The catalogue's entry that explains it; empty for none."""
     problem: Problem | None = None
     """The far side's problem that it is; None for a failure of another kind."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields under the names that scripts rely on."""
-        return {
-            "node": self.node,
-            "rank": self.rank,
-            "exit_code": self.exit_code,
-            "class": self.kind,
-            "cause": self.cause,
-            "hint": self.hint,
-            "lines": list(self.lines),
-            "meaning": self.meaning,
-            "time": self.time,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,19 +76,3 @@ class Diagnosis:
     """Whether it failed before any rank was started, though ranks were to be started."""
     command: str = ""
     """The command that failed before it had a job; empty where there was one."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The object of ``stager diagnose --json``."""
-        return {
-            "ok": self.ok,
-            "job_id": self.job_id,
-            "log_dir": str(self.folder),
-            "first_failure": None if self.first is None else self.first.to_json(),
-            "entry": "" if self.first is None else self.first.entry,
-            "evidence": [line.to_json() for line in self.evidence],
-            "alike": list(self.same_failure),
-            "consequences": list(self.consequences),
-            "missing_ranks": list(self.missing),
-            "files_read": self.read,
-            "before_launch": self.before_launch,
-        }

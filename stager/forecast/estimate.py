@@ -1,15 +1,15 @@
-"""The time that staging takes, and whether it pays: the report of ``stager estimate``."""
+"""The time that staging takes, and whether it pays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted
 from bundle.protocol.events import StagingWork
+from bundle.redaction.masking import masked
 from bundle.transfer.forecast import (
     WIDEST,
     Forecast,
@@ -28,6 +28,7 @@ from ..core.store import Store
 from ..jobs.prepare import Prepared
 from ..pack.existing import manifest_of
 from .history import Basis, known
+from .results import CountForecast, Estimate, EstimateRates, JobForecast, PhaseSeconds, PlannedJob
 from .shared_files import LUSTRE, NFS, SharedFiles, from_shared
 
 MOST_NODES = 100_000
@@ -81,22 +82,34 @@ def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -
     )
 
 
-def expected(prepared: Prepared) -> dict[str, Any]:
-    """Return the forecast of a job that is only planned, for nodes that have nothing yet.
+def planned(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
+    """Return what Slurm would be asked for, and a forecast for nodes that have nothing yet.
+
+    Nothing is asked or sent.
+
+    Args:
+        prepared: the job.
+        argv: the command that would ask Slurm.
 
     Raises:
         BundleError: the bundle cannot be read.
     """
-    manifest = manifest_of(prepared.bundle, prepared.job.bundle_id)
-    basis = known(Store(offline_root(prepared.config)))
-    setting = setting_of(prepared.config, prepared.bundle, manifest, basis)
-    count = prepared.config.cluster.nodes[1]
-    return {
-        "nodes": count,
-        "basis": basis.text,
-        "measured": basis.jobs > 0,
-        "seconds": cold(setting, count).to_json(),
-    }
+    config, bundle = prepared.config, prepared.bundle
+    manifest = manifest_of(bundle, prepared.job.bundle_id)
+    basis = known(Store(offline_root(config)))
+    most = config.cluster.nodes[1]
+    seconds = PhaseSeconds.of(cold(setting_of(config, bundle, manifest, basis), most))
+    return PlannedJob(
+        argv=tuple(masked(argv)),
+        bundle=bundle,
+        id=prepared.job.bundle_id,
+        bytes_at_most=bundle.stat().st_size,
+        nodes=config.cluster.nodes,
+        log_dir=Path(prepared.job.log_dir),
+        forecast=JobForecast(
+            nodes=most, basis=basis.text, measured=basis.jobs > 0, seconds=seconds
+        ),
+    )
 
 
 def cold(setting: Setting, count: int) -> Forecast:
@@ -145,8 +158,8 @@ def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int 
     return high
 
 
-def estimate_report(setting: Setting, counts: Sequence[int]) -> dict[str, Any]:
-    """Return the JSON object of ``stager estimate``; all times are seconds.
+def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
+    """Return the result of ``stager estimate``.
 
     Args:
         setting: the bundle, and the way it is used.
@@ -154,38 +167,39 @@ def estimate_report(setting: Setting, counts: Sequence[int]) -> dict[str, Any]:
     """
     manifest, basis, changed = setting.manifest, setting.basis, setting.changed
     payable = {shared.name: pays_from(setting, shared) for shared in SHARED}
-    return {
-        "bundle": str(setting.bundle),
-        "id": manifest.id,
-        "bundle_bytes": setting.size,
-        "unpacked_bytes": manifest.unpacked_size,
-        "files": manifest.files,
-        "nproc_per_node": setting.ranks,
-        "cpus": setting.cpus,
-        "launcher": setting.launcher,
-        "changed": None if changed is None else changed.name,
-        "rates": {"basis": basis.text, "jobs": basis.jobs, **asdict(basis.rates)},
-        "forecasts": [_at(setting, count) for count in counts],
-        "pays_from": {name.lower(): count for name, count in payable.items()},
-        "verdict": _verdict(payable),
-    }
+    return Estimate(
+        bundle=setting.bundle,
+        id=manifest.id,
+        bundle_bytes=setting.size,
+        unpacked_bytes=manifest.unpacked_size,
+        files=manifest.files,
+        nproc_per_node=setting.ranks,
+        cpus=setting.cpus,
+        launcher=setting.launcher,
+        changed=None if changed is None else changed.name,
+        rates=EstimateRates(basis=basis.text, jobs=basis.jobs, **asdict(basis.rates)),
+        forecasts=tuple(_at(setting, count) for count in counts),
+        pays_from={name.lower(): count for name, count in payable.items()},
+        verdict=_verdict(payable),
+    )
 
 
-def _at(setting: Setting, count: int) -> dict[str, Any]:
+def _at(setting: Setting, count: int) -> CountForecast:
+    """Return the forecast for a number of nodes."""
     width = best_width(count, WIDEST, setting.basis.rates)
     changed = one_changed(setting, count)
-    return {
-        "nodes": count,
-        "world_size": count * setting.ranks,
-        "width": width,
-        "levels": levels(count, width),
-        "cold": cold(setting, count).to_json(),
-        "unchanged": unchanged(setting, count).to_json(),
-        "one_changed": None if changed is None else changed.to_json(),
-        "shared": {
+    return CountForecast(
+        nodes=count,
+        world_size=count * setting.ranks,
+        width=width,
+        levels=levels(count, width),
+        cold=PhaseSeconds.of(cold(setting, count)),
+        unchanged=PhaseSeconds.of(unchanged(setting, count)),
+        one_changed=None if changed is None else PhaseSeconds.of(changed),
+        shared={
             shared.name.lower(): round(from_files(setting, count, shared), 3) for shared in SHARED
         },
-    }
+    )
 
 
 def _staged(setting: Setting, count: int, work: StagingWork | None) -> Forecast:

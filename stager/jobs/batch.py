@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bundle.protocol.events import Record
 from bundle.protocol.job import Job
@@ -22,6 +21,7 @@ from ..slurm import messages
 from .driver import OnEvent, reported_to
 from .prepare import Prepared, script_facts
 from .result import Outcome
+from .summary import submitted_job
 
 SUBMIT_SECONDS = 120
 """Time that Slurm may take to answer; a busy controller needs a minute."""
@@ -63,17 +63,6 @@ class Submitted:
     """Its number."""
     cluster: str = ""
     """The cluster, where there are several."""
-
-    def to_json(self, job: Job) -> dict[str, Any]:
-        """Return the JSON object of ``--batch``."""
-        return {
-            "ok": True,
-            "submitted": True,
-            "job_id": self.job_id,
-            "log_dir": job.log_dir,
-            "log": f"{job.log_dir}/{job.name}.{self.job_id}.batch.out",
-            "events": f"{job.log_dir}/events.{self.job_id}.jsonl",
-        }
 
     def ask(self, *argv: str) -> list[str]:
         """Return a command that asks about the job."""
@@ -248,12 +237,12 @@ def _no_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobE
     words = [state, *([reason] if reason not in ("None", "") else [])]
     if facts.get("ExitCode", "0:0") != "0:0":
         words.append(f"exit status {facts['ExitCode'].split(':')[0]}")
-    log = submitted.to_json(job)["log"]
+    log = submitted_job(job, submitted.job_id).log
     return JobError(
         f"job {submitted.job_id} left no result: {', '.join(words)}",
         hint=f"its log is {log}"
-        + ("" if Path(log).exists() else ", on the node it ran on: this machine does not see it"),
-        context=_tail(Path(log)),
+        + ("" if log.exists() else ", on the node it ran on: this machine does not see it"),
+        context=_tail(log),
     )
 
 

@@ -30,7 +30,7 @@ INTERPRETERS = ("python", "python3", "torchrun")
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The options of the command line; None leaves a value to the settings."""
+    """The options of a job; None leaves a value to the settings."""
 
     nodes: tuple[int, int] | None = None
     """Fewest and most nodes."""
@@ -65,11 +65,21 @@ class JobOptions:
     command: tuple[str, ...] = ()
     """The command of each rank."""
     allocation: str = "auto"
-    """The source of the nodes; with ``slurm`` an allocation is found later."""
+    """The source of the nodes: ``auto``, ``slurm`` or ``local``."""
+    bundle: Path | None = None
+    """The bundle's file; None for the project's newest."""
+    bundle_id: str = ""
+    """The id that the bundle must have, or 12 or more of its first digits; empty for any."""
+    batch: bool = False
+    """Submit the job with ``sbatch``."""
+    wait: bool = False
+    """Follow a submitted job to its end."""
     dry_run: bool = False
     """Stop after the plan."""
     deep: bool = False
     """Let ``verify`` read every file and try the network."""
+    show_all: bool = False
+    """Report the output of every node, and not of the first only."""
 
 
 def settle(config: Config, options: JobOptions) -> Config:
@@ -170,6 +180,7 @@ def make_job(
         outputs=settled.project.outputs,
         dry_run=options.dry_run,
         deep=options.deep,
+        show_all=options.show_all,
     )
 
 

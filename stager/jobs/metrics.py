@@ -12,8 +12,8 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bundle.results import patterns
 
@@ -28,6 +28,16 @@ Times = Mapping[str, int]
 """The time each file was last written, in nanoseconds, by its path below the run directory."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The figures in one output."""
+
+    path: Path
+    """The folder they were found in."""
+    metrics: dict[str, float]
+    """The numbers, by name."""
+
+
 def times(run_dir: Path, outputs: Sequence[str]) -> Times:
     """Return the files that exist before a job, so that they are not taken for its own."""
     written = {}
@@ -39,31 +49,29 @@ def times(run_dir: Path, outputs: Sequence[str]) -> Times:
     return written
 
 
-def figures(run_dir: Path, outputs: Sequence[str], before: Times) -> list[dict[str, Any]]:
+def figures(run_dir: Path, outputs: Sequence[str], before: Times) -> tuple[Figures, ...]:
     """Return the figures in each output that this job has written.
 
     Args:
         run_dir: the directory the job ran in, or its outputs were brought back to.
         outputs: paths and patterns below it.
         before: the result of :func:`times` before the job.
-
-    Returns:
-        For each such file ``path``, its folder, and ``metrics``, its numbers by name.
     """
     now = times(run_dir, outputs)
     written = [path for path in sorted(now) if before.get(path) != now[path]]
     read = [(run_dir / path, _read(run_dir / path)) for path in written]
-    return [{"path": str(path.parent), "metrics": metrics} for path, metrics in read if metrics]
+    return tuple(Figures(path=path.parent, metrics=metrics) for path, metrics in read if metrics)
 
 
-def line(path: str, metrics: Mapping[str, float]) -> str:
+def line(figures: Figures) -> str:
     """Return the figures in a line, the best known first."""
+    metrics = figures.metrics
     words = [f"{name} {metrics[name]:.3g}" for name in ("accuracy", "loss") if name in metrics]
     if "samples_per_second" in metrics:
         words.append(f"{metrics['samples_per_second']:,.0f} samples/s")
     if not words:
         words = [f"{name} {value:g}" for name, value in list(metrics.items())[:4]]
-    shown = "".join(char if char.isprintable() else "?" for char in path)
+    shown = "".join(char if char.isprintable() else "?" for char in str(figures.path))
     return f"{', '.join(words)}: {shown}"
 
 

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bundle.driver.transports.slurm_commands import CREDENTIALS
 from bundle.format.manifest import Manifest
 from bundle.protocol.job import Job
 from bundle.protocol.words import Action, Allocation
-from bundle.redaction.masking import masked, without_secrets
+from bundle.redaction.masking import without_secrets
 
 from .. import __version__
 from ..building.current_bundle import Listener, current_bundle, newest_bundle, offline_root
@@ -192,20 +192,6 @@ def script_facts(
         sbatch_args=asked.args,
         requeue=requeue,
     )
-
-
-def dry_run_report(prepared: Prepared, argv: tuple[str, ...]) -> dict[str, Any]:
-    """Return the request to Slurm, and the most that would be sent; nothing is asked or sent."""
-    return {
-        "ok": True,
-        "dry_run": True,
-        "argv": masked(argv),
-        "bundle": str(prepared.bundle),
-        "id": prepared.job.bundle_id,
-        "bytes_at_most": prepared.bundle.stat().st_size,
-        "nodes": list(prepared.config.cluster.nodes),
-        "log_dir": prepared.job.log_dir,
-    }
 
 
 def _withheld(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:

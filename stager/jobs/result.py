@@ -1,4 +1,4 @@
-"""The outcome of a job, as its events come, and the reports about it for scripts."""
+"""The outcome of a job, as its events come."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from bundle.protocol.answers import ProbeAnswer
-from bundle.protocol.codec import encode
 from bundle.protocol.events import (
     JobBegins,
     JobEnds,
@@ -109,7 +107,7 @@ class Outcome:
         return list(self.ending.notes or ())
 
     @property
-    def trained(self) -> list[dict[str, Any]]:
+    def trained(self) -> tuple[metrics.Figures, ...]:
         """The figures that its program has written, see :func:`stager.jobs.metrics.figures`."""
         return metrics.figures(Path(self.job.run_dir), self.job.outputs, self.before)
 
@@ -136,79 +134,3 @@ class Outcome:
             nodes=event.nodes,
             log_dir=event.log_dir or self.job.log_dir,
         )
-
-
-def verify_report(outcome: Outcome) -> dict[str, Any]:
-    """Return the JSON object of ``stager verify``."""
-    return {
-        "ok": outcome.ok,
-        "bundle": str(outcome.bundle),
-        "id": outcome.job.bundle_id,
-        "job_id": outcome.job.id,
-        "nodes": [_node_report(outcome, node) for node in outcome.job.nodes],
-        "log_dir": outcome.job.log_dir,
-        "seconds": outcome.ending.seconds,
-        "left_out": list(outcome.ending.left_out),
-        "ended_by": outcome.ended_by,
-        "bytes_broadcast": outcome.ending.bytes_broadcast,
-        "plan": _plan_report(outcome),
-        "deep": None if outcome.ending.deep is None else encode(outcome.ending.deep, short=True),
-        "repaired": _repaired(outcome),
-    }
-
-
-def run_report(outcome: Outcome) -> dict[str, Any]:
-    """Return the JSON object of ``stager run``."""
-    failure = outcome.first_failure
-    return {
-        "ok": outcome.ok,
-        "job_id": outcome.job.id,
-        "bundle": str(outcome.bundle),
-        "id": outcome.job.bundle_id,
-        "nodes": list(outcome.job.nodes),
-        "world_size": outcome.ending.world_size,
-        "launcher": outcome.job.launch.launcher,
-        "backend": outcome.ending.backend,
-        "exit_codes": outcome.ending.exit_codes or {},
-        "log_dir": outcome.job.log_dir,
-        "bytes_broadcast": outcome.ending.bytes_broadcast,
-        "seconds": outcome.ending.seconds,
-        "first_failure": None if failure is None else failure.to_json(),
-        "consequences": list(outcome.diagnosis.consequences) if outcome.diagnosis else [],
-        "task_codes": outcome.ending.task_codes or {},
-        "left_out": list(outcome.ending.left_out),
-        "ended_by": outcome.ended_by,
-        "collected": [encode(event, short=True) for event in outcome.collected],
-        "plan": _plan_report(outcome),
-        "trained": outcome.trained,
-        "logs_lost": [encode(loss, short=True) for loss in outcome.logs_lost],
-        "notes": outcome.notes,
-        "repaired": _repaired(outcome),
-    }
-
-
-def _repaired(outcome: Outcome) -> dict[str, Any]:
-    """Return the damage that was repaired, by node."""
-    return {node: problem.to_json() for node, problem in outcome.repaired.items()}
-
-
-def _plan_report(outcome: Outcome) -> dict[str, Any] | None:
-    """Return the plan of the transfer; None where there was none."""
-    plan = outcome.plan or outcome.ending.plan
-    return None if plan is None else encode(plan, short=True)
-
-
-def _node_report(outcome: Outcome, node: str) -> dict[str, Any]:
-    probe = outcome.probes.get(node)
-    problems = outcome.problems.get(node, ())
-    return {
-        "node": node,
-        "ok": probe is not None and probe.ok and not problems,
-        "python": probe.python if probe else "",
-        "packages": probe.packages if probe else {},
-        "origin_ok": probe is not None and probe.origin_ok,
-        "interface": probe.interface if probe else "",
-        "address": probe.address if probe else "",
-        "seconds": probe.seconds if probe else None,
-        "problems": [str(problem) for problem in problems],
-    }

@@ -21,7 +21,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer import Entry, Index, LayerError
 from bundle.format.layer_head import packed_index
 from bundle.format.manifest import Layer
+from bundle.protocol.codec import encode
 from bundle.protocol.digest import canonical_json
 from bundle.protocol.problem import NodeError
 
@@ -52,23 +53,19 @@ _TEST_PROGRAM = re.compile(r".+/bin/test_[^/.]+")
 class Pruned:
     """Amount of what was left out."""
 
-    words: tuple[str, ...]
+    words: tuple[str, ...] = field(metadata={"json": "what"})
     """The kinds of files, as the settings name them."""
     files: int
     """Number of files of wheels, without bytecode."""
-    size: int
+    size: int = field(metadata={"json": "bytes"})
     """Sum of their lengths in bytes."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form in a note, and in the output of ``--json``."""
-        return {"what": list(self.words), "files": self.files, "bytes": self.size}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Pruned:
-        """Read the result of :meth:`to_json`.
+        """Read a note.
 
         Raises:
-            ValueError, KeyError, TypeError: it is not such a result.
+            ValueError, KeyError, TypeError: it is no such note.
         """
         words = tuple(word for word in PRUNABLE if word in raw["what"])
         return cls(words=words, files=int(raw["files"]), size=int(raw["bytes"]))
@@ -134,7 +131,7 @@ def note(archive: zipfile.ZipFile, names: Iterable[str], words: Sequence[str]) -
     """Return the content of the note about members that were left out."""
     sizes = [archive.getinfo(name).file_size for name in names]
     pruned = Pruned(words=tuple(words), files=len(sizes), size=sum(sizes))
-    return canonical_json(pruned.to_json())
+    return canonical_json(encode(pruned))
 
 
 def noted(bundle: BundleFile) -> Pruned:

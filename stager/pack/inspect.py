@@ -2,67 +2,158 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bundle.format.manifest import Manifest
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import Layer, Manifest
 
 from ..layers.layer_file import decompress_index
-from ..layers.prune import noted
+from ..layers.prune import Pruned, noted
 from .existing import opened
 
 
-def inspect(path: Path, *, files: bool, asked: str = "") -> dict[str, Any]:
-    """Return the content of a bundle, as the JSON object of ``stager inspect``.
+@dataclass(frozen=True, kw_only=True)
+class InspectedLayer:
+    """A layer of a bundle."""
+
+    kind: str
+    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    name: str
+    """Its name."""
+    version: str
+    """Its version; empty for none."""
+    bytes: int
+    """Its size in the bundle."""
+    unpacked_bytes: int
+    """The size of its files."""
+    files: int
+    """Number of its files."""
+    id: str
+    """Its id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedFile:
+    """A file in a bundle."""
+
+    layer: str
+    """The layer's name."""
+    path: str
+    """Its path in the environment."""
+    size: int
+    """Its size in bytes."""
+    sha256: str
+    """Its digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """The result of ``stager inspect``."""
+
+    bundle: Path
+    """The bundle."""
+    id: str
+    """Its id."""
+    name: str
+    """The project's name."""
+    python: str
+    """The version of Python it is for."""
+    platform: str
+    """The machine and the libc it needs."""
+    bundle_bytes: int
+    """Its size in bytes."""
+    unpacked_bytes: int
+    """The size of its files in bytes."""
+    files: int
+    """Number of its files."""
+    imports: tuple[str, ...]
+    """Modules that must import on each node."""
+    layers: tuple[InspectedLayer, ...]
+    """Its layers."""
+    pruned: Pruned
+    """What ``environment.prune`` left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectionWithFiles(Inspection):
+    """The result of ``stager inspect --files``."""
+
+    listing: tuple[InspectedFile, ...]
+    """Every file."""
+
+
+def inspect(path: Path, *, asked: str = "") -> Inspection:
+    """Return what is in a bundle.
 
     Args:
         path: the bundle.
-        files: true to list every file.
         asked: the id it must have.
 
     Raises:
         BundleError: it cannot be read, or is damaged.
     """
     with opened(path, asked) as bundle:
-        report = _summary(path, bundle.manifest) | {"pruned": noted(bundle).to_json()}
-        if files:
-            report["listing"] = [
-                {
-                    "layer": layer.name,
-                    "path": entry.path,
-                    "size": entry.size,
-                    "sha256": entry.sha256,
-                }
-                for layer in bundle.manifest.layers
-                for entry in bundle.index(layer, bundle.head(layer), decompress_index).files
-            ]
-    return report
+        return _inspection(path, bundle)
 
 
-def _summary(path: Path, manifest: Manifest) -> dict[str, Any]:
+def inspect_files(path: Path, *, asked: str = "") -> InspectionWithFiles:
+    """Return what is in a bundle, with every file.
+
+    Args:
+        path: the bundle.
+        asked: the id it must have.
+
+    Raises:
+        BundleError: it cannot be read, or is damaged.
+    """
+    with opened(path, asked) as bundle:
+        return InspectionWithFiles(
+            **vars(_inspection(path, bundle)), listing=tuple(_listing(bundle))
+        )
+
+
+def _listing(bundle: BundleFile) -> Iterator[InspectedFile]:
+    """Yield every file of a bundle."""
+    for layer in bundle.manifest.layers:
+        for entry in bundle.index(layer, bundle.head(layer), decompress_index).files:
+            yield InspectedFile(
+                layer=layer.name, path=entry.path, size=entry.size, sha256=entry.sha256
+            )
+
+
+def _inspection(path: Path, bundle: BundleFile) -> Inspection:
+    manifest = bundle.manifest
+    return Inspection(
+        bundle=path,
+        id=manifest.id,
+        name=manifest.name,
+        python=manifest.requires.python,
+        platform=_platform(manifest),
+        bundle_bytes=path.stat().st_size,
+        unpacked_bytes=manifest.unpacked_size,
+        files=manifest.files,
+        imports=manifest.imports,
+        layers=tuple(_layer(layer) for layer in manifest.layers),
+        pruned=noted(bundle),
+    )
+
+
+def _platform(manifest: Manifest) -> str:
     needs = manifest.requires
     pure = needs.libc_version == "0.0"
     libc = f"any {needs.libc}" if pure else f"{needs.libc} {needs.libc_version} or newer"
-    return {
-        "bundle": str(path),
-        "id": manifest.id,
-        "name": manifest.name,
-        "python": needs.python,
-        "platform": f"{needs.machine}, {libc}",
-        "bundle_bytes": path.stat().st_size,
-        "unpacked_bytes": manifest.unpacked_size,
-        "files": manifest.files,
-        "imports": list(manifest.imports),
-        "layers": [
-            {
-                "kind": layer.kind,
-                "name": layer.name,
-                "version": layer.version,
-                "bytes": layer.size,
-                "unpacked_bytes": layer.unpacked_size,
-                "files": layer.files,
-                "id": layer.id,
-            }
-            for layer in manifest.layers
-        ],
-    }
+    return f"{needs.machine}, {libc}"
+
+
+def _layer(layer: Layer) -> InspectedLayer:
+    return InspectedLayer(
+        kind=layer.kind,
+        name=layer.name,
+        version=layer.version,
+        bytes=layer.size,
+        unpacked_bytes=layer.unpacked_size,
+        files=layer.files,
+        id=layer.id,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundle.protocol.words import LogMode
@@ -19,21 +19,14 @@ from .page import page
 class Report:
     """A page that was written."""
 
-    path: Path
+    ok: bool = True
+    """True: a page that cannot be written is an error."""
+    path: Path = field(metadata={"json": "report"})
     """The file."""
     job_id: str
     """The job it is about; empty for somebody else's logs."""
-    size: int
+    size: int = field(metadata={"json": "bytes"})
     """Its length in bytes."""
-
-    def to_json(self) -> dict[str, object]:
-        """Return the object of ``stager report --json``."""
-        return {
-            "ok": True,
-            "report": str(self.path),
-            "job_id": self.job_id,
-            "bytes": self.size,
-        }
 
 
 def report(files: JobFiles, output: Path | None = None) -> Report:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from bundle.protocol.codec import encode
 
 from ..config.load import load
 from ..core.errors import StagerError
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
+from ..diagnosis.result import diagnosis_result
 from ..logs.files import JobFiles
 from ..redaction.known_values import KnownValues
 from ..redaction.pseudonyms import Pseudonyms
@@ -50,26 +52,42 @@ class SupportOptions:
 class Supported:
     """An archive that was made."""
 
+    ok: bool = True
+    """True: an archive that cannot be made is an error."""
     archive: Path
     """Its file."""
-    size: int
+    size: int = field(metadata={"json": "bytes"})
     """Its bytes."""
     files: int
     """The number of files in it."""
-    redacted: Mapping[str, int]
+    redacted: dict[str, int]
     """The number of secrets that were taken out, by kind."""
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...] = field(metadata={"json": None})
     """A line for each file that was not found or left out, with the reason."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of ``stager support --json``."""
-        return {
-            "ok": True,
-            "archive": str(self.archive),
-            "bytes": self.size,
-            "files": self.files,
-            "redacted": dict(sorted(self.redacted.items())),
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class ListedFile:
+    """A file that would go into the archive."""
+
+    name: str
+    """Its name there."""
+    bytes: int
+    """Its bytes before anything is taken out."""
+    cut: bool
+    """True if its middle would be left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportListing:
+    """The result of ``stager support --list``."""
+
+    ok: bool = True
+    """True."""
+    files: tuple[ListedFile, ...]
+    """The files that would go in, by name."""
+    left_out: tuple[str, ...]
+    """A line for each file that was not found or would be left out, with the reason."""
 
 
 def support(
@@ -109,14 +127,29 @@ def support(
             archive=target,
             size=archive.write(target, top),
             files=len(archive.members),
-            redacted=gathering.redactor.counts,
+            redacted=dict(sorted(gathering.redactor.counts.items())),
             left_out=left_out,
         )
 
 
-def listed(files: JobFiles) -> ArchiveContents:
-    """Return what would go in; nothing is written, and no log is read."""
-    return contents(files, Path.cwd())
+def listed(files: JobFiles, log_bytes: int) -> SupportListing:
+    """Return what would go in; nothing is written, and no log is read.
+
+    Args:
+        files: the job's files.
+        log_bytes: bytes of a log that go in at most.
+    """
+    found = contents(files, Path.cwd())
+    items = sorted(found.items, key=lambda item: item.name)
+    return SupportListing(
+        files=tuple(
+            ListedFile(
+                name=item.name, bytes=item.size, cut=item.may_be_cut and item.size > log_bytes
+            )
+            for item in items
+        ),
+        left_out=found.left_out,
+    )
 
 
 def _target(output: Path | None, top: str) -> Path:
@@ -231,7 +264,7 @@ class _Gathering:
         diagnosis = self._diagnosis(left_out) if readable else None
         if diagnosis is not None:
             clean = cleaned(diagnosis, self.redactor)
-            report = as_json({"schema": 1, **clean.to_json()})
+            report = as_json({"schema": 1, **encode(diagnosis_result(clean))})
             yield "diagnosis.json", self.redactor.text(report)
             yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
         report = as_json(versions(self.found.files if readable else None))

@@ -48,6 +48,8 @@ ORDER = {
         "redaction",
         "support",
         "report",
+        "pipeline",
+        "api",
         "console",
         "cli",
         "__main__",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -189,3 +190,18 @@ def test_text_of_programs_may_hold_any_character_and_is_text() -> None:
 
 def test_only_some_fields_are_encoded() -> None:
     assert encode(Made("n", 1, "p"), names=("printed",)) == {"printed": "p"}
+
+
+@dataclass(frozen=True)
+class Note:
+    """A dataclass with a path, and a field that stays here."""
+
+    path: Path
+    seen: bool = field(default=False, metadata={"json": None})
+
+
+def test_a_path_becomes_text_and_a_field_may_stay_out() -> None:
+    assert encode(Note(Path("/a/b"), seen=True)) == {"path": "/a/b"}
+    assert decode(Note, {"path": "/a/b"}) == Note(Path("/a/b"))
+    with pytest.raises(DecodeError, match=r"^seen: unknown$"):
+        decode(Note, {"path": "/a/b", "seen": True})

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.building.build import Built, build_report
+from bundle.protocol.codec import encode
+from stager.building.build import Built, build_result
 from stager.building.current_bundle import current_bundle, offline_root
 from stager.config.load import load
 from stager.core.errors import BundleError, ConfigError, ResolveError, WheelError
@@ -55,7 +56,7 @@ def test_every_kind_of_package_works_where_it_is_unpacked(project: Project) -> N
 
 def test_the_report_has_the_keys_that_scripts_rely_on(project: Project) -> None:
     built = project.build()
-    report = build_report(built)
+    report = encode(build_result(built))
     assert report["bundle"] == str(built.packed.path)
     assert report["id"] == built.packed.manifest.id
     assert len(report["id"]) == 64

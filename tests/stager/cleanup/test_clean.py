@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from bundle.format.archive import BundleFile
+from bundle.protocol.codec import encode
 from bundle.protocol.digest import Digest
 from stager.cleanup.clean import Rules, StoreCleanup, UnusedItem, apply, nodes_keep, plan
+from stager.cleanup.result import removed_in_store
 from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.pack.existing import node_program
@@ -308,12 +309,11 @@ def test_a_damaged_bundle_of_a_project_stays_and_needs_nothing(project: Project)
     assert made.exists()
 
 
-def test_items_travel_as_json(project: Project) -> None:
+def test_an_item_says_what_it_is_and_why_it_can_go(project: Project) -> None:
     old, _ = rebuilt(project)
-    raw = [json.loads(json.dumps(item.to_json())) for item in plan(project.store, Rules(), later())]
-    (found,) = [one for one in raw if one["kind"] == "bundle"]
-    assert found == {
-        "kind": "bundle", "path": str(old), "size": os.path.getsize(old),
+    (bundle,) = [one for one in plan(project.store, Rules(), later()) if one.kind == "bundle"]
+    assert encode(removed_in_store(bundle)) == {
+        "place": "offline root", "path": str(old), "bytes": os.path.getsize(old), "kind": "bundle",
         "why": "it is no project's newest",
     }  # fmt: skip
 

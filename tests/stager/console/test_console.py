@@ -14,13 +14,17 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.codec import encode
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
 from bundle.protocol.words import Action
+from stager.config.template import InitResult
 from stager.console import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
-from stager.jobs.result import Outcome, run_report, verify_report
+from stager.forecast.results import JobForecast, PhaseSeconds, PlannedJob
+from stager.jobs.result import Outcome
+from stager.jobs.summary import run_result, verify_result
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job, outcome, slurm_job, slurm_outcome
 from tests.support.problems import worded
@@ -54,9 +58,9 @@ def test_quiet_leaves_data_and_errors(capsys: pytest.CaptureFixture[str]) -> Non
 def test_json_owns_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(as_json=True)
     console.data("NODE n OK")
-    console.emit({"ok": True})
+    console.emit(InitResult(path=Path("/p")))
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"schema": 1, "ok": True}
+    assert json.loads(out) == {"schema": 1, "path": "/p"}
     assert err == "NODE n OK\n"
 
 
@@ -195,9 +199,14 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing was sent, changed or started" in err
     assert EXPECTED in err.splitlines()
     assert "  (rates assumed)" in err.splitlines()
-    console.planned({"argv": ["salloc"], "bytes_at_most": 5, "forecast": {
-        **plan(0)["forecast"], "measured": True, "nodes": 3,
-    }})  # fmt: skip
+    seconds = PhaseSeconds(**plan(0)["forecast"]["seconds"])
+    forecast = JobForecast(nodes=3, basis="of 2 jobs", measured=True, seconds=seconds)
+    console.planned(
+        PlannedJob(
+            argv=("salloc",), bundle=Path("/b"), id="0" * 64, bytes_at_most=5, nodes=(3, 3),
+            log_dir=Path("/logs"), forecast=forecast,
+        )
+    )  # fmt: skip
     err = capsys.readouterr().err
     assert EXPECTED.replace("expected", "expected on 3 nodes with nothing there yet") in err
     assert "  (rates measured on earlier jobs)" in err
@@ -267,23 +276,24 @@ def test_jobs_that_slurm_ends(
     assert said in shown
     assert hint in shown
     assert shown.count(said) == 2  # once by each
-    report = run_report(ended)
-    assert report["first_failure"]["class"] == kind
-    assert report["ended_by"] == ended_by
+    result = run_result(ended)
+    assert result.first_failure is not None
+    assert result.first_failure.kind == kind
+    assert result.ended_by == ended_by
 
 
 def test_a_report_of_the_whole_job() -> None:
     ended = slurm_outcome(ok=True, world_size=4, left_out=["n3"], task_codes={"0": 0})
     ended.take(record(**plan(7), phase="place"))
     ended.take(record("collected", node="n1", files=1))
-    report = run_report(ended)
+    report = encode(run_result(ended))
     whole = plan(7)
     del whole["event"]
     assert report["plan"] == whole
     (collected,) = report["collected"]
     assert (collected["node"], collected["files"], collected["from"]) == ("n1", 1, "")
     assert (report["left_out"], report["task_codes"]) == (["n3"], {"0": 0})
-    assert verify_report(ended)["left_out"] == ["n3"]
+    assert verify_result(ended).left_out == ("n3",)
 
 
 def test_a_job_that_slurm_starts_again_has_no_result_yet() -> None:
@@ -306,7 +316,7 @@ def test_the_table_of_a_verification() -> None:
             )
         )  # fmt: skip
     screen = io.StringIO()
-    RichConsole(file=screen, width=160).print(node_table(verify_report(ended)["nodes"]))
+    RichConsole(file=screen, width=160).print(node_table(verify_result(ended).nodes))
     lines = [line.split() for line in screen.getvalue().splitlines()]
     assert lines[0] == [
         "node", "state", "python", "torch", "tfm", "interface", "address", "seconds", "problem"

@@ -14,7 +14,8 @@ from bundle.protocol.codec import decode
 from bundle.protocol.events import AllReduceMeasured
 from bundle.protocol.words import Action
 from stager.console import Console, network
-from stager.jobs.result import Outcome, verify_report
+from stager.jobs.result import Outcome
+from stager.jobs.summary import verify_result
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job
 
@@ -56,7 +57,7 @@ def test_nothing_was_measured(
 ) -> None:
     assert Console().verified(outcome(deep)) == 0
     assert capsys.readouterr().out == ""
-    assert verify_report(outcome(deep))["deep"] == deep
+    assert verify_result(outcome(deep)).deep == deep
 
 
 def test_one_node_has_no_pairs() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.codec import encode
 from bundle.system.processes import CompletedCommand
 from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import Diagnosis
+from stager.diagnosis.result import diagnosis_result
 from stager.diagnosis.wording import ranks_in_words
 from stager.logs.files import find, of_job
 from stager.slurm import accounting
@@ -253,7 +255,7 @@ def test_a_result_of_another_make_is_read_as_far_as_it_goes(
     job: Callable[..., Diagnosis], changed: dict[str, Any]
 ) -> None:
     found = job({3: trace("KeyError: 'label'")}, changed)
-    assert json.dumps(found.to_json())
+    assert json.dumps(encode(diagnosis_result(found)))
 
 
 def test_ranks_that_fail_in_the_same_way_are_no_consequences(job: Callable[..., Diagnosis]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.codec import encode
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import TABLE
 from stager.diagnosis.comparison import comparable
@@ -250,7 +251,7 @@ def test_a_problem_of_another_version_is_told_in_its_own_words() -> None:
 def test_only_the_last_lines_are_kept_and_the_json_has_the_documented_keys() -> None:
     failure = found(result(rank(0, lines=[str(number) for number in range(40)])))
     assert failure.lines == tuple(str(number) for number in range(40 - LINES, 40))
-    assert failure.to_json() == {
+    assert encode(failure) == {
         "node": "n1", "rank": 0, "exit_code": 1, "class": "python-error",
         "cause": "ValueError: wrong", "hint": failure.hint, "lines": list(failure.lines),
         "meaning": "", "time": 10.0,

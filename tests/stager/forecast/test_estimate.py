@@ -8,24 +8,30 @@ from pathlib import Path
 import pytest
 
 from bundle.format.manifest import Layer, Manifest, Part
+from bundle.protocol.codec import encode
 from bundle.protocol.events import StagingWork
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.requires import Requires
-from bundle.protocol.words import Launcher
+from bundle.protocol.words import Action, Launcher
 from bundle.transfer.forecast import Nodes, forecast, staging, staging_work
 from bundle.transfer.plan import excerpt_size
+from stager.config.load import load
 from stager.forecast.estimate import (
     Setting,
     cold,
-    estimate_report,
+    estimate,
     from_files,
     one_changed,
     pays_from,
+    planned,
     setting_of,
     unchanged,
 )
 from stager.forecast.history import Basis
 from stager.forecast.shared_files import LUSTRE, NFS, from_shared
+from stager.jobs.job import JobOptions
+from stager.jobs.prepare import prepare
+from tests.support.building import Project
 from tests.support.demo_project import ZERO, config
 
 SIZES = {"small": (1_000, 10), "middling": (400_000, 60), "torch": (300_000_000, 30_000)}
@@ -74,8 +80,8 @@ def test_the_three_cases() -> None:
 def test_a_bundle_without_packages() -> None:
     bare = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("demo", "project"),)))
     assert one_changed(bare, 8) is None
-    report = estimate_report(bare, [8])
-    assert (report["changed"], report["forecasts"][0]["one_changed"]) == (None, None)
+    result = estimate(bare, [8])
+    assert (result.changed, result.forecasts[0].one_changed) == (None, None)
 
 
 def test_running_from_shared_files_starts_the_launcher_too() -> None:
@@ -96,7 +102,7 @@ def test_from_how_many_nodes_on_it_pays() -> None:
 
 
 def test_the_report() -> None:
-    report = estimate_report(SETTING, [1, 512])
+    report = encode(estimate(SETTING, [1, 512]))
     assert report["bundle_bytes"] == SETTING.size
     assert (report["nproc_per_node"], report["cpus"], report["launcher"]) == (2, 4, "torchrun")
     assert report["rates"]["basis"].startswith("assumed")
@@ -110,16 +116,31 @@ def test_the_report() -> None:
         "staging pays: against Lustre from 1 node on, against NFS from 1 node on"
     )
     few = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("small"),)))
-    assert "against Lustre never" in estimate_report(few, [1])["verdict"]
+    assert "against Lustre never" in estimate(few, [1]).verdict
 
 
 def test_measured_rates_are_used_and_named() -> None:
     slow = Basis(rates=ASSUMED.scaled(send=10.0), jobs=2, nodes=16)
     measured = replace(SETTING, basis=slow)
     assert cold(measured, 8).send == pytest.approx(10 * cold(SETTING, 8).send)
-    assert (
-        estimate_report(measured, [8])["rates"]["basis"] == "measured on 2 jobs of up to 16 nodes"
+    assert estimate(measured, [8]).rates.basis == "measured on 2 jobs of up to 16 nodes"
+
+
+def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> None:
+    packed = project.settings("alpha", more='[launch]\nlauncher = "srun"').build().packed
+    options = JobOptions(command=("train.py",), nodes=(3, 3), log_dir=tmp_path, allocation="slurm")
+    prepared = prepare(
+        load(project.root),
+        options,
+        (packed.path, packed.manifest),
+        action=Action.RUN,
+        source="salloc",
     )
+    job = planned(prepared, ("salloc", "--nodes=3", "--export=HF_TOKEN=hunter2"))
+    assert job.argv == ("salloc", "--nodes=3", "--export=HF_TOKEN=***")
+    assert (job.bundle, job.id) == (packed.path, packed.manifest.id)
+    assert (job.bytes_at_most, job.nodes) == (packed.size, (3, 3))
+    assert (job.forecast.nodes, job.forecast.measured) == (3, False)
 
 
 def test_the_settings_of_a_project(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from stager.core.errors import ConfigError
 from stager.jobs.job import JobOptions
 from stager.jobs.prepare import (
     Prepared,
-    dry_run_report,
     prepare,
     project,
     script_facts,
@@ -107,13 +106,6 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
     for source in ("local", "inside"):
         here = way(make(tmp_path, "train.py", source=source), env)
         assert (here.asks_slurm, here.argv, here.environment) == (False, (), None)
-
-
-def test_what_a_dry_run_says(tmp_path: Path) -> None:
-    made = make(tmp_path, "train.py", nodes=(2, 3))
-    report = dry_run_report(made, ("salloc", "--nodes=2-3", "--export=HF_TOKEN=hunter2"))
-    assert report["argv"] == ["salloc", "--nodes=2-3", "--export=HF_TOKEN=***"]
-    assert (report["bytes_at_most"], report["nodes"]) == (1000, [2, 3])
 
 
 def test_the_facts_of_a_batch_script(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from stager.core.errors import WheelError
 from stager.layers import prune
 from stager.layers.layer_file import LayerWriter
-from stager.layers.prune import NOTE, RULES, concerned, left_out
+from stager.layers.prune import NOTE, RULES, Pruned, concerned, left_out
 from stager.layers.source import LayerSource, layer_id
 from stager.layers.wheel import add_wheel
 from stager.pack.inspect import inspect
@@ -232,7 +232,7 @@ def test_a_build_says_what_was_left_out(project: Project, tmp_path: Path) -> Non
     wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
     whole = project.locked(wheel).build()
     saved = {"what": list(BOTH), "files": len(HEADERS) + len(TESTS)}
-    assert inspect(whole.packed.path, files=False)["pruned"]["files"] == 0
+    assert inspect(whole.packed.path).pruned.files == 0
 
     project.locked(wheel, more='prune = ["tests", "headers"]')
     done = project.stager("build", "--no-prove", "--offline", "--json")
@@ -254,7 +254,7 @@ def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(
 ) -> None:
     wheel = wheel_with(tmp_path, {"p/__init__.py": "", f"p-1.0.dist-info/{NOTE}": "[1]"})
     packed = project.locked(wheel).build().packed
-    assert inspect(packed.path, files=False)["pruned"] == {"what": [], "files": 0, "bytes": 0}
+    assert inspect(packed.path).pruned == Pruned(words=(), files=0, size=0)
 
 
 def test_each_word_of_the_settings_has_rules() -> None:

@@ -7,40 +7,41 @@ import json
 
 import pytest
 
+from bundle.protocol.codec import encode
 from stager.core.errors import BundleError
-from stager.pack.inspect import inspect
+from stager.pack.inspect import InspectedFile, inspect, inspect_files
 from tests.support.building import HOST, SITE, Project, contents
 
 
 def test_the_summary_agrees_with_the_bundle(project: Project) -> None:
     packed = project.build().packed
-    report = inspect(packed.path, files=False)
-    assert (report["id"], report["name"]) == (packed.manifest.id, "project")
-    assert report["python"] == HOST.python
-    assert report["platform"] == f"{HOST.machine}, any {HOST.libc[0]}"
-    assert report["bundle_bytes"] == packed.path.stat().st_size
-    assert report["imports"] == ["alpha"]
-    kinds = [(layer["kind"], layer["name"], layer["version"]) for layer in report["layers"]]
+    result = inspect(packed.path)
+    assert (result.id, result.name) == (packed.manifest.id, "project")
+    assert result.python == HOST.python
+    assert result.platform == f"{HOST.machine}, any {HOST.libc[0]}"
+    assert result.bundle_bytes == packed.path.stat().st_size
+    assert result.imports == ("alpha",)
+    kinds = [(layer.kind, layer.name, layer.version) for layer in result.layers]
     assert kinds == [
         ("wheel", "alpha", "1.0"),
         ("wheel", "beta", "2.0"),
         ("project", "project", ""),
         ("trainer", "trainer", ""),
     ]
-    assert report["files"] == sum(layer["files"] for layer in report["layers"])
-    assert report["unpacked_bytes"] == sum(layer["unpacked_bytes"] for layer in report["layers"])
-    assert "listing" not in report
+    assert result.files == sum(layer.files for layer in result.layers)
+    assert result.unpacked_bytes == sum(layer.unpacked_bytes for layer in result.layers)
+    assert "listing" not in encode(result)
 
 
 def test_the_listing_names_every_file_with_its_digest(project: Project) -> None:
     packed = project.build().packed
-    listing = inspect(packed.path, files=True)["listing"]
+    listing = inspect_files(packed.path).listing
     found = {}
     for layer in packed.manifest.layers:
         for path, data in contents(project.store.layer(layer.id)).items():
             digest = hashlib.sha256(data).hexdigest()
-            found[path] = {"layer": layer.name, "path": path, "size": len(data), "sha256": digest}
-    assert listing == [found[path] for path in [item["path"] for item in listing]]
+            found[path] = InspectedFile(layer=layer.name, path=path, size=len(data), sha256=digest)
+    assert listing == tuple(found[file.path] for file in listing)
     assert len(listing) == len(found)
     assert f"{SITE}/alpha/__init__.py" in found
 
@@ -48,8 +49,8 @@ def test_the_listing_names_every_file_with_its_digest(project: Project) -> None:
 def test_a_compiled_wheel_shows_what_the_node_must_have(project: Project, native_wheel) -> None:  # type: ignore[no-untyped-def]
     project.settings(str(native_wheel))
     needs = ".".join(map(str, HOST.libc[1]))
-    report = inspect(project.build().packed.path, files=False)
-    assert report["platform"] == f"{HOST.machine}, {HOST.libc[0]} {needs} or newer"
+    result = inspect(project.build().packed.path)
+    assert result.platform == f"{HOST.machine}, {HOST.libc[0]} {needs} or newer"
 
 
 def test_damage_in_an_index_is_a_bundle_error(project: Project) -> None:
@@ -57,9 +58,9 @@ def test_damage_in_an_index_is_a_bundle_error(project: Project) -> None:
     data = bytearray(packed.path.read_bytes())
     data[data.index(b"heads/" + packed.manifest.layers[0].id.encode()) + 512 + 40] ^= 1
     packed.path.write_bytes(data)
-    assert inspect(packed.path, files=False)
+    assert inspect(packed.path)
     with pytest.raises(BundleError, match="alpha"):
-        inspect(packed.path, files=True)
+        inspect_files(packed.path)
 
 
 def test_the_command_prints_people_or_json(project: Project) -> None:

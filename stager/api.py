@@ -1,0 +1,135 @@
+"""A project as a Python object: what ``import stager`` gives; ``docs/python.md`` shows it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from bundle.protocol.words import Backend, Launcher, Stage, Word
+
+from . import pipeline
+from .building.build import BuildOptions, BuildResult
+from .building.current_bundle import Listener
+from .cleanup.result import CleanResult
+from .config.load import Config
+from .config.load import load as load_config
+from .core.errors import ConfigError
+from .forecast.results import PlannedJob
+from .jobs.job import JobOptions
+from .jobs.result import Outcome
+from .jobs.summary import RunResult, SubmittedJob, VerifyResult, run_result, verify_result
+from .pipeline import CleanOptions, JobListener, SilentListener
+
+_Result = TypeVar("_Result")
+_Word = TypeVar("_Word", bound=Word)
+
+SILENT = SilentListener()
+
+
+def load(path: str | os.PathLike[str] = ".") -> Project:
+    """Read a project's settings.
+
+    Args:
+        path: a settings file, or the folder from which to look upwards for one.
+
+    Raises:
+        ConfigError: there is none, or it has values that cannot be used; all of them are named.
+    """
+    return Project(config=load_config(Path(path)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A project: its settings, and what can be done with it.
+
+    All methods raise ``StagerError`` for an expected failure; a job that fails is a result.
+    """
+
+    config: Config
+    """The settings."""
+
+    def build(
+        self, options: BuildOptions | None = None, listener: Listener = SILENT
+    ) -> BuildResult:
+        """Make the bundle, with everything that the offline root has already."""
+        return pipeline.build(self.config, options or BuildOptions(), listener)
+
+    def verify(
+        self, options: JobOptions | None = None, listener: JobListener = SILENT
+    ) -> VerifyResult:
+        """Put the bundle on every node and check it there; launch nothing.
+
+        A batch job is followed to its end.
+        """
+        asked = replace(_job_options(options), wait=True)
+        ended = pipeline.verify(self.config, asked, listener)
+        return verify_result(_of_kind(Outcome, ended))
+
+    def run(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> RunResult:
+        """Verify, then launch the command once for each rank, and wait for the end.
+
+        A batch job is followed to its end.
+        """
+        asked = replace(_job_options(options), wait=True)
+        ended = pipeline.run(self.config, asked, listener)
+        return run_result(_of_kind(Outcome, ended))
+
+    def submit(
+        self, options: JobOptions | None = None, listener: JobListener = SILENT
+    ) -> SubmittedJob:
+        """Submit a run as a batch job, and return as soon as Slurm has accepted it."""
+        asked = replace(_job_options(options), batch=True, wait=False)
+        return _of_kind(SubmittedJob, pipeline.run(self.config, asked, listener))
+
+    def plan(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> PlannedJob:
+        """Return what a batch run would ask of Slurm, and how long it would take; ask nothing."""
+        asked = replace(_job_options(options), batch=True, dry_run=True)
+        return _of_kind(PlannedJob, pipeline.run(self.config, asked, listener))
+
+    def clean(
+        self, options: CleanOptions | None = None, listener: JobListener = SILENT
+    ) -> CleanResult:
+        """Remove what nobody uses any more from the nodes and the offline root."""
+        asked = options or CleanOptions()
+        asked = replace(asked, job=_job_options(asked.job))
+        return pipeline.clean(self.config, asked, listener)
+
+
+def _job_options(options: JobOptions | None) -> JobOptions:
+    """Return the options of a job, with enumerations in the place of their words.
+
+    Raises:
+        ConfigError: there is no such word.
+    """
+    asked = options or JobOptions()
+    return replace(
+        asked,
+        launcher=_word(Launcher, asked.launcher, "launcher"),
+        backend=_word(Backend, asked.backend, "backend"),
+        stage=_word(Stage, asked.stage, "stage"),
+    )
+
+
+def _word(kind: type[_Word], value: str | None, option: str) -> _Word | None:
+    """Return a member of an enumeration from its word."""
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(kind)
+        raise ConfigError(
+            f"{option}: {value!r} is none of {allowed}", hint=f"use {kind.__name__} of stager"
+        ) from None
+
+
+def _of_kind(kind: type[_Result], ended: object) -> _Result:
+    """Return what became of a job, if that is of this kind; only a dry run can be of another."""
+    if isinstance(ended, kind):
+        return ended
+    raise ConfigError(
+        "a dry run has no result where Slurm would have to be asked for nodes",
+        hint="`plan()` returns what would be asked; inside an allocation a dry run looks at nodes",
+    )

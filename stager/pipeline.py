@@ -1,0 +1,319 @@
+"""Build, verify, run and clean: each composed from the packages, on a page.
+
+The command line calls these, and so does :mod:`stager.api`. Nothing here prints or exits: progress
+goes to a listener, the end is a value, and what fails is a ``StagerError``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from bundle.protocol.job import Job
+from bundle.protocol.words import Action
+from bundle.redaction.masking import masked
+
+from .building.current_bundle import Listener, offline_root
+from .config.load import Config
+from .core.errors import StagerError
+from .core.store import Store
+from .forecast import history
+from .jobs.driver import OnEvent, carry_out
+from .jobs.job import JobOptions, numbered
+from .jobs.prepare import Prepared, bundle_of, named_bundle, prepare, source_of, way
+from .jobs.result import Outcome
+from .jobs.scripts import refuse_absent
+
+if TYPE_CHECKING:
+    from bundle.protocol.events import Record
+
+    from .building.build import BuildOptions, BuildResult
+    from .cleanup.result import CleanedItem, CleanResult
+    from .forecast.results import PlannedJob
+    from .jobs.summary import SubmittedJob
+
+
+class JobListener(Listener, Protocol):
+    """Receives the progress of a job, besides that of a build."""
+
+    def warn(self, line: str) -> None:
+        """Report something the user must know."""
+
+    def job(self, job: Job, bundle: Path) -> None:
+        """Report a job before the first node is touched."""
+
+    def event(self, record: Record) -> None:
+        """Report one event of the far side; ``docs/events.md`` lists them."""
+
+    def talk(self, line: str) -> None:
+        """Report a line of Slurm's commands, or of the driver's standard error."""
+
+    def submitted(self, job: SubmittedJob) -> None:
+        """Report a batch job that Slurm has accepted."""
+
+
+class SilentListener:
+    """A listener that does nothing; a base for those that want to hear of a few things."""
+
+    def begin(self, phase: str) -> None:
+        """Do nothing."""
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Do nothing."""
+
+    def note(self, line: str) -> None:
+        """Do nothing."""
+
+    def warn(self, line: str) -> None:
+        """Do nothing."""
+
+    def job(self, job: Job, bundle: Path) -> None:
+        """Do nothing."""
+
+    def event(self, record: Record) -> None:
+        """Do nothing."""
+
+    def talk(self, line: str) -> None:
+        """Do nothing."""
+
+    def submitted(self, job: SubmittedJob) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanOptions:
+    """Options of a removal."""
+
+    nodes: bool = True
+    """True to clean the nodes."""
+    store: bool = True
+    """True to clean the offline root."""
+    everything: bool = False
+    """True to remove every project's newest bundle as well; what is in use stays."""
+    wheels: bool = False
+    """True to remove wheels that no lock names, too."""
+    dry_run: bool = False
+    """True to remove nothing."""
+    job: JobOptions = field(default_factory=JobOptions)
+    """The options of the job that cleans the nodes."""
+
+
+def build(config: Config, options: BuildOptions, listener: Listener) -> BuildResult:
+    """Make the project's bundle; ``stager.building.build`` has the stages.
+
+    Raises:
+        StagerError: an expected failure; see the stages.
+    """
+    from .building.build import build as make_bundle
+    from .building.build import build_result
+
+    return build_result(make_bundle(config, options, listener))
+
+
+def verify(
+    config: Config, options: JobOptions, listener: JobListener
+) -> Outcome | SubmittedJob | PlannedJob:
+    """Put the bundle on every node and check it; launch nothing.
+
+    Returns:
+        What became of the job; for a batch job that is not followed, its number; for a dry run that
+        would have to ask Slurm for nodes, what it would ask.
+
+    Raises:
+        StagerError: an expected failure before the job began, or a job without a result.
+    """
+    return _carry_out(config, options, Action.VERIFY, listener)
+
+
+def run(
+    config: Config, options: JobOptions, listener: JobListener
+) -> Outcome | SubmittedJob | PlannedJob:
+    """Verify, then launch the command once for each rank.
+
+    Returns:
+        See :func:`verify`.
+
+    Raises:
+        StagerError: see :func:`verify`.
+    """
+    return _carry_out(config, options, Action.RUN, listener)
+
+
+def _carry_out(
+    config: Config, options: JobOptions, action: Action, listener: JobListener
+) -> Outcome | SubmittedJob | PlannedJob:
+    """Take a job from its options to its end: bundle, preparation, nodes, driver."""
+    source = source_of(options, config, batch=options.batch)
+    bundle = bundle_of(config, options.bundle, listener, options.bundle_id)
+    prepared = prepare(config, options, bundle, action=action, source=source)
+    store = Store(offline_root(config))
+    prepared = _announced(prepared, history.known(store), listener)
+    with history.kept(store, listener.event) as listen:
+        if source == "sbatch":
+            return _submit(prepared, options, listener, listen)
+        driver = way(prepared, os.environ)
+        if driver.asks_slurm:
+            if options.dry_run:
+                return _planned(prepared, driver.argv)
+            _refuse_impossible(prepared)
+        outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
+        carry_out(outcome, prepared.config, driver, listen, listener.talk)
+        return outcome
+
+
+def _announced(prepared: Prepared, basis: history.Basis, listener: JobListener) -> Prepared:
+    """Give the job its number and rates, and report what is about to happen."""
+    for note in prepared.notes:
+        listener.note(note)
+    if prepared.job.action is Action.RUN:
+        refuse_absent(prepared.job.launch.command[0], prepared.bundle)
+    job = numbered(prepared.job)
+    if basis.jobs:
+        job = replace(job, rates=basis.rates)
+    listener.job(job, prepared.bundle)
+    return replace(prepared, job=job)
+
+
+def _submit(
+    prepared: Prepared, options: JobOptions, listener: JobListener, listen: OnEvent
+) -> Outcome | SubmittedJob | PlannedJob:
+    """Submit a batch job, and follow it if that is asked for."""
+    from .jobs.batch import follow, script_of, submit
+    from .jobs.summary import submitted_job
+
+    submission = script_of(prepared, os.environ)
+    if options.dry_run:
+        return _planned(prepared, submission.argv)
+    _refuse_impossible(prepared)
+    # Its user's figures of earlier jobs are looked at before the job can write any.
+    outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
+    accepted = submit(submission, listen)
+    submitted = submitted_job(prepared.job, accepted.job_id)
+    listener.submitted(submitted)
+    if not options.wait:
+        return submitted
+    follow(accepted, outcome, listen, listener.note)
+    return outcome
+
+
+def _planned(prepared: Prepared, argv: tuple[str, ...]) -> PlannedJob:
+    """Return what Slurm would be asked for, and how long the job would take."""
+    from .forecast.estimate import planned
+
+    return planned(prepared, argv)
+
+
+def _refuse_impossible(prepared: Prepared) -> None:
+    """Refuse a job for which the cluster has no such nodes: it would wait for ever."""
+    from .slurm.capacity import refuse_impossible
+    from .slurm.request import request
+    from .slurm.script import submit_environment
+
+    asked = request(prepared.config, os.environ)
+    refuse_impossible(prepared.config, asked, submit_environment(os.environ))
+
+
+def clean(config: Config, options: CleanOptions, listener: JobListener) -> CleanResult:
+    """Remove what nobody uses any more from the nodes and the offline root.
+
+    Raises:
+        StagerError: an expected failure; what was removed before it is gone.
+    """
+    from .cleanup.result import CleanResult
+
+    job = replace(options.job, dry_run=options.dry_run)
+    items: list[CleanedItem] = []
+    outcome, skipped = None, ""
+    if options.nodes and options.store:
+        skipped = _unreachable(config, job)
+    if options.nodes and not skipped:
+        outcome, items = _clean_nodes(config, job, options.everything, listener)
+    if options.store:
+        items += _clean_store(config, options, listener)
+    if skipped:
+        listener.warn(f"the nodes were not cleaned: {skipped}")
+    return CleanResult(
+        ok=outcome is None or (outcome.ok and not outcome.interrupted),
+        dry_run=options.dry_run,
+        nodes_skipped=skipped or None,
+        items=tuple(items),
+        bytes=sum(item.bytes for item in items),
+        outcome=outcome,
+    )
+
+
+def _unreachable(config: Config, job: JobOptions) -> str:
+    """Return the reason why the nodes cannot be cleaned from here; empty where they can be.
+
+    A bundle or an allocation that the user names must be used: its errors are errors.
+    """
+    if job.bundle is not None or job.bundle_id or job.allocation != "auto":
+        return ""
+    try:
+        source_of(job, config, batch=False)
+        named_bundle(config, None)
+    except StagerError as exc:
+        return f"{exc.message}; {exc.hint}" if exc.hint else exc.message
+    return ""
+
+
+def _clean_nodes(
+    config: Config, options: JobOptions, everything: bool, listener: JobListener
+) -> tuple[Outcome | None, list[CleanedItem]]:
+    """Clean the nodes of an allocation; return the job that did it, and what was removed.
+
+    There is no job where a dry run would have to ask Slurm for nodes.
+    """
+    from bundle.protocol.clean_answers import CleanAnswer
+
+    from .cleanup.clean import nodes_keep
+    from .cleanup.result import removed_on_node
+
+    source = source_of(options, config, batch=False)
+    path, manifest = named_bundle(config, options.bundle, options.bundle_id)
+    prepared = prepare(config, options, (path, manifest), action=Action.CLEAN, source=source)
+    driver = way(prepared, os.environ)
+    if options.dry_run and driver.asks_slurm:
+        command = shlex.join(masked(driver.argv))
+        listener.note(f"what the nodes have is known inside an allocation: {command}")
+        return None, []
+    keep = nodes_keep(manifest.id, (), everything=everything)
+    outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(keep)), bundle=path)
+    items: list[CleanedItem] = []
+
+    def listen(record: Record) -> None:
+        if isinstance(record.event, CleanAnswer):
+            items.extend(removed_on_node(record.event))
+        listener.event(record)
+
+    listener.job(outcome.job, path)
+    carry_out(outcome, prepared.config, driver, listen, listener.talk)
+    return outcome, items
+
+
+def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -> list[CleanedItem]:
+    """Clean the offline root, and return what was removed."""
+    from .cleanup.clean import Rules, apply, plan
+    from .cleanup.result import removed_in_store
+
+    store = Store(offline_root(config))
+    rules = Rules(
+        keep_newest=not options.everything, wheels=options.wheels, projects=(config.root,)
+    )
+    if options.dry_run:
+        items = plan(store, rules, time.time())
+    else:
+        cleaned = apply(
+            store,
+            rules,
+            time.time(),
+            lambda: listener.note("waiting for a build that is under way"),
+        )
+        items = cleaned.removed
+        for item, why in cleaned.left:
+            listener.note(f"{item.path} could not be removed: {why}")
+    return [removed_in_store(item) for item in items]

@@ -1,0 +1,126 @@
+"""The JSON object of each command, compared with a whole golden file.
+
+After a wanted change run this file with WRITE_GOLDEN=1, and read the difference: scripts rely on
+each key. What differs from run to run and from machine to machine is replaced by a word or a 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.building import Project
+from tests.support.small_torch import TORCH
+from tests.support.wheelhouse import make_wheel
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+JOB = ("--allocation", "local", "--nproc-per-node", "1", "--log-dir", "logs")
+LOGS = ("--log-dir", "logs")
+VARYING = re.compile(r"bytes(_.*)?|.*_bytes|size|sent|cpus|files")
+"""Keys whose numbers depend on the machine, or on the size of our own program."""
+SLURM = {
+    "sbatch": "cat >/dev/null; echo 4711",
+    "squeue": "exit 1",
+    "sinfo": "true",
+    "salloc": "exit 1",
+    "srun": "exit 1",
+    "sbcast": "exit 1",
+    "scontrol": "exit 1",
+}
+"""Commands in the place of Slurm's: a real cluster is in ``tests/slurm``."""
+
+
+def normalized(value: object, words: Mapping[str, str], key: str = "") -> object:
+    """Return a JSON value without what differs from run to run."""
+    if isinstance(value, dict):
+        return {name: normalized(item, words, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [normalized(item, words, key) for item in value]
+    if isinstance(value, float):
+        return 0.5
+    if isinstance(value, int) and not isinstance(value, bool) and VARYING.fullmatch(key):
+        return 0
+    if not isinstance(value, str):
+        return value
+    if key in ("platform", "why", "script"):
+        return f"<{key}>"
+    for text, word in words.items():
+        value = value.replace(text, word)
+    value = re.sub(r"[0-9a-f]{64}", "<digest>", value)
+    value = re.sub(r"(?<=project-)[0-9a-f]{12}(?=\.pkgs)", "<id>", value)
+    return re.sub(r"\b\d+\.\d+ s\b", "<seconds>", value)
+
+
+def printed(project: Project, *arguments: str, code: int = 0, **env: str) -> dict[str, Any]:
+    """Return the JSON object of a command, which is all it prints on standard output."""
+    done = project.stager(arguments[0], "--json", *arguments[1:], env=env)
+    assert done.returncode == code, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def of_one_layer(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of ``inspect --files`` with the files of one small package."""
+    listing = [file for file in report["listing"] if file["layer"] == "alpha"]
+    return {**report, "listing": listing}
+
+
+def test_each_command_prints_the_json_that_scripts_know(
+    project: Project, wheelhouse: Path, tmp_path: Path
+) -> None:
+    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
+    (project.root / "stager.toml").unlink()
+    (project.root / "requirements.in").write_text("alpha\ntorch\n")
+    (project.root / "train.py").write_text("print('trained')\n")
+    (project.root / "broken.py").write_text("raise ValueError('no such label')\n")
+    reports = {"init": printed(project, "init")}
+    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
+
+    reports["lock"] = printed(project, "lock")
+    reports["build"] = printed(project, "build")
+    reports["inspect"] = of_one_layer(printed(project, "inspect", "--files"))
+    reports["estimate"] = printed(project, "estimate", "--nodes", "1,8")
+    reports["verify"] = printed(project, "verify", *JOB)
+    reports["run"] = printed(project, "run", *JOB, "--", "train.py")
+    failed = printed(project, "run", *JOB, "--", "broken.py", code=3)
+    reports["run-failed"] = failed
+    reports["logs"] = printed(project, "logs", *LOGS, failed["job_id"])
+    reports["diagnose"] = printed(project, "diagnose", *LOGS, failed["job_id"])
+    reports["report"] = printed(project, "report", *LOGS, failed["job_id"])
+    reports["support-list"] = printed(project, "support", "--list", *LOGS, failed["job_id"])
+    reports["support"] = printed(project, "support", *LOGS, failed["job_id"])
+    reports["script"] = printed(project, "script", *LOGS, "--", "train.py")
+    reports["clean"] = printed(project, "clean", "--dry-run", "--all", *LOGS)
+    reports["error"] = printed(project, "run", *JOB, "--", "nosuch.py", code=1)
+
+    commands = tmp_path / "slurm"
+    commands.mkdir()
+    for name, script in SLURM.items():
+        (commands / name).write_text(f"#!/bin/sh\n{script}\n")
+        (commands / name).chmod(0o755)
+    path = f"{commands}:{os.environ['PATH']}"
+    batch = ("run", "--batch", *LOGS)
+    reports["run-planned"] = printed(project, *batch, "--dry-run", "--", "train.py", PATH=path)
+    reports["run-submitted"] = printed(project, *batch, "--", "train.py", PATH=path)
+
+    words = {
+        failed["job_id"]: "<failed job>",
+        reports["run"]["job_id"]: "<job>",
+        reports["verify"]["job_id"]: "<job>",
+        str(tmp_path): "<tmp>",
+        f"/stager-{os.getuid()}/": "/stager-<uid>/",
+        "{}.{}".format(*sys.version_info): "<python>",
+    }
+    shown = {name: normalized(report, words) for name, report in reports.items()}
+    if os.environ.get("WRITE_GOLDEN"):
+        for name, report in shown.items():
+            (GOLDEN / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+    golden = {path.stem: json.loads(path.read_text()) for path in GOLDEN.glob("*.json")}
+    assert set(golden) == set(shown), "a golden file for each report, and no other"
+    for name, report in shown.items():
+        assert report == golden[name], name
