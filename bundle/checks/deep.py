@@ -31,14 +31,12 @@ from ..format.manifest import Manifest, ManifestError, Part, parse
 from ..node import locks, removal
 from ..protocol.counts import counted
 from ..protocol.digest import Digest
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import digest_of, read_file
 
 SHOWN = 20
 """Damaged files that are named, each with its fault; the others are counted."""
-REMEDY = "remove it with `stager clean --nodes`, then stage it again"
 
-_NOT_REMOVED = "the damaged environment cannot be removed"
 _GROUPS = 1024  # as many tasks as process_pool.share hands out one by one
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -66,7 +64,7 @@ def damaged_files(env_dir: str, processes: int) -> list[Problem]:
             with making(root, manifest.id):  # else its scratch directory would be swept away
                 merged = _expected_content(env_dir, manifest, os.path.join(root, "incoming"))
         except LayerError as exc:
-            return [Problem(damage.DAMAGED, env_dir, str(exc), REMEDY)]
+            return [_damaged(env_dir, str(exc))]
         except OSError as exc:
             raise NodeError(write_problem(exc, root)) from exc
         files = [entry for entries in merged.entries for entry in entries]
@@ -104,14 +102,11 @@ def discard(root: str, bundle_id: str) -> bool:
             os.rename(final, aside)
             removal.delete(aside)
     except BlockingIOError as exc:
-        why = "a job on this node is using it"
-        fix = "wait until that job has ended, or end it, and stage again"
-        raise NodeError(Problem(_NOT_REMOVED, final, why, fix)) from exc
+        raise NodeError(Problem(ProblemCode.DAMAGE_IN_USE, final)) from exc
     except OSError as exc:
         where = str(exc.filename or final)
-        why = exc.strerror or str(exc)
-        fix = f"remove {root} there by hand"
-        raise NodeError(Problem(_NOT_REMOVED, where, why, fix)) from exc
+        values = {"why": exc.strerror or str(exc), "root": root}
+        raise NodeError(Problem(ProblemCode.DAMAGE_NOT_REMOVED, where, values)) from exc
     return True
 
 
@@ -317,12 +312,16 @@ def _problems(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
     problems = []
     for fault in faults[:SHOWN]:
         where = os.path.join(env_dir, damage.shown(fault.path))
-        problems.append(Problem(damage.DAMAGED, where, fault.why, REMEDY))
+        problems.append(_damaged(where, fault.why))
     if len(faults) > SHOWN:
         more = counted(len(faults) - SHOWN, "more path")
         why = f"{more} in it differ from what was built"
-        problems.append(Problem(damage.DAMAGED, env_dir, why, REMEDY))
+        problems.append(_damaged(env_dir, why))
     return problems
+
+
+def _damaged(where: str, why: str) -> Problem:
+    return Problem(ProblemCode.ENVIRONMENT_DAMAGED, where, {"why": why})
 
 
 def _mark(path: str) -> None:

@@ -17,12 +17,11 @@ from ..channel.agent_channel import AgentChannel
 from ..environment import unpack
 from ..node import host
 from ..protocol.job import Job
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import deep, reachability
 
 REACH_SECONDS = 20.0
 """Seconds that the head listens, and the others try: a step's tasks do not start all at once."""
-_REMOVED = "it has been taken away there: the next `stager verify` or `stager run` makes it anew"
 
 
 def check(job: Job, channel: AgentChannel) -> dict[str, Any]:
@@ -90,4 +89,4 @@ def _damage(job: Job, request: Mapping[str, Any], path: str) -> list[Problem]:
         deep.discard(str(request["root"]), job.bundle_id)
     except NodeError as exc:
         return [*problems, exc.problem]
-    return [replace(problem, fix=_REMOVED) for problem in problems]
+    return [replace(problem, code=ProblemCode.ENVIRONMENT_TAKEN_AWAY) for problem in problems]

@@ -6,20 +6,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 from ..system.signals import TERMINATED
 from . import network_agreement
 
 RESULT = "ALL-REDUCE "
 """Prefix of the line with the ranks' measurement (``trainer/network/all_reduce.py``)."""
 
-_CHECK_NETWORK = (
-    "look at the network between the nodes (cable, MTU, firewall), name the interface with "
-    "[launch] interface in stager.toml, or leave the node out with --exclude"
-)
 _ERROR = re.compile(r"(\[RANK \d+\] )?error: (.*)")
 _BETWEEN_TWO = re.compile(r"(\S+) and (\S+): (.*)", re.DOTALL)
 _ABOUT_ONE = re.compile(r"(\S+?)(?:: | \(rank )")
@@ -71,7 +67,8 @@ def unreachable(head: str, answers: Mapping[str, Mapping[str, Any]]) -> Problems
             problems[node] = [Problem.from_json(answer["problem"])]
     if len(problems) > 1 and len(problems) == len(answers) - 1:
         first = next(iter(problems.values()))[0]
-        return {head: [replace(first, what="no other node can reach the head node")]}
+        values = {"why": first.why, "fix": first.fix}
+        return {head: [Problem(ProblemCode.HEAD_REACHED_BY_NONE, first.where, values)]}
     return problems
 
 
@@ -126,8 +123,8 @@ def blamed(
 
 def silence(head: str, log_dir: str) -> Problem:
     """Return the problem of ranks that ended well and measured nothing."""
-    why = f"no line of theirs begins with {RESULT.strip()}"
-    return Problem("the ranks have measured nothing", head, why, f"see the logs in {log_dir}")
+    values = {"prefix": RESULT.strip(), "log_dir": log_dir}
+    return Problem(ProblemCode.NOTHING_MEASURED, head, values)
 
 
 def _root_reports(printed: Mapping[tuple[str, int], Sequence[str]]) -> list[_Report]:
@@ -226,4 +223,4 @@ def _ended_badly(nodes: Iterable[str], answers: Mapping[str, Mapping[str, Any]])
 
 
 def _cannot_talk(node: str, why: str) -> Problem:
-    return Problem("the ranks cannot talk", node, why, _CHECK_NETWORK)
+    return Problem(ProblemCode.RANKS_CANNOT_TALK, node, {"why": why})

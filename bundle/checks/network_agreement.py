@@ -11,13 +11,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 from ..system import network
 
 SKEW_LIMIT = 2.0
 """Seconds by which clocks may differ before it is a problem: time limits and logs rely on them."""
-
-_HOSTS = "add it to DNS, or to /etc/hosts on every node"
 
 
 class ClockReading(NamedTuple):
@@ -69,17 +67,14 @@ def disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[st
 def _unknown_names(node: str, resolved: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
     unknown = [name for name, addresses in resolved.items() if not addresses]
     if unknown:
-        what, why = "names of nodes cannot be resolved", f"no address for {_some(unknown)}"
-        yield Problem(what, node, why, _HOSTS)
+        yield Problem(ProblemCode.NAMES_UNRESOLVED, node, {"names": _some(unknown)})
 
 
 def _loopback_names(node: str, resolved: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
     firsts = {name: addresses[0] for name, addresses in resolved.items() if addresses}
     inward = [f"{name} is {first}" for name, first in firsts.items() if network.is_loopback(first)]
     if inward:
-        what = "names of nodes lead back to the node itself"
-        fix = "take them off the loopback lines (127.0.1.1) of /etc/hosts there"
-        yield Problem(what, node, _some(inward), fix)
+        yield Problem(ProblemCode.NAMES_LEAD_BACK, node, {"names": _some(inward)})
 
 
 def _differing_names(
@@ -91,8 +86,7 @@ def _differing_names(
         if not _agree(usable, expected[name]):
             differing.append(f"{name} is {_some(usable)}, not {_some(sorted(expected[name]))}")
     if differing:
-        what = "names of nodes lead elsewhere than from the other nodes"
-        yield Problem(what, node, _some(differing), "correct /etc/hosts or the DNS cache there")
+        yield Problem(ProblemCode.NAMES_DIFFER, node, {"names": _some(differing)})
 
 
 def offset(clock: ClockReading) -> Offset:
@@ -124,10 +118,12 @@ def skewed(
         skew = offset_here.seconds - median.seconds
         uncertainty = offset_here.uncertainty + median.uncertainty
         if abs(skew) - uncertainty > limit:
-            side = "ahead of" if skew > 0 else "behind"
-            why = f"it is {abs(skew):.1f} s {side} the others (give or take {uncertainty:.1f} s)"
-            fix = "have its time service looked at (chronyc tracking), or exclude the node"
-            problems[node] = [Problem("the clock is wrong", node, why, fix)]
+            values = {
+                "seconds": f"{abs(skew):.1f}",
+                "side": "ahead of" if skew > 0 else "behind",
+                "uncertainty": f"{uncertainty:.1f}",
+            }
+            problems[node] = [Problem(ProblemCode.CLOCK_WRONG, node, values)]
     return problems
 
 

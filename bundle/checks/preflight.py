@@ -154,7 +154,7 @@ def _bundle_state(
         "check_seconds": check_seconds,
     }
     if faults:
-        answer["damage"] = damage.describe(env, faults, damage.REPAIRED).to_json()
+        answer["damage"] = damage.describe(env, faults).to_json()
     if request.get("heads") and not ready:
         envs = os.path.join(root, "envs")
         answer.update(_missing_layers(envs, request, processes, damaged=bool(faults)))

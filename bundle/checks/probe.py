@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..node.host import host_facts
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requires import Requires
 from ..system import processes
 
@@ -23,7 +23,7 @@ __all__ = ["check_requires", "environment_facts", "host_facts", "probe_line"]
 SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy": "numpy"}
 """Packages that the probe's line shows, in this order, with the name it uses."""
 
-_REBUILD = "stage it again; if this persists, build the bundle again"
+_FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
 
 # Runs in the environment, under its own Python. Imported modules may print, which must not mix with
 # the answer: file descriptor 1 leads to standard error meanwhile.
@@ -40,8 +40,8 @@ standard = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "p
 problems, origins, versions = [], {}, {}
 
 
-def problem(what, where, why, fix):
-    problems.append({"what": what, "where": where, "why": why, "fix": fix})
+def problem(code, where, **values):
+    problems.append({"code": code, "where": where, "values": values})
 
 
 def inside(path):
@@ -83,8 +83,7 @@ def check_origin(module, spec):
     origins[module] = places[0]
     outside = [place for place in places if not inside(place)]
     if outside:
-        problem("the module does not come from the environment", module, "found in " + outside[0],
-                "unset PYTHONPATH and check the environment for .pth files")
+        problem("MODULE_FOREIGN", module, found=outside[0])
 
 
 def modules_of(dist):
@@ -99,17 +98,16 @@ def check_package(name):
         dist = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         versions[name] = None
-        problem("the package is missing", name, "not in " + root, REBUILD)
+        problem("PACKAGE_MISSING", name, root=root)
         return
     versions[name] = dist.version
     place = str(dist.locate_file(""))
     if not inside(place):
-        problem("the package does not come from the environment", name, "found in " + place,
-                "unset PYTHONPATH and check the environment for .pth files")
+        problem("PACKAGE_FOREIGN", name, found=place)
     for module in modules_of(dist):
         spec = spec_of(module)
         if spec is None:
-            problem("the package is incomplete", name, "there is no module " + module, REBUILD)
+            problem("PACKAGE_INCOMPLETE", name, module=module)
         else:
             check_origin(module, spec)
 
@@ -117,7 +115,7 @@ def check_package(name):
 def check_import(module):
     spec = spec_of(module)
     if spec is None:
-        problem("the module is missing", module, "not found by " + sys.executable, REBUILD)
+        problem("MODULE_MISSING", module, python=sys.executable)
         return
     if module not in origins:
         check_origin(module, spec)
@@ -129,8 +127,7 @@ def check_import(module):
         importlib.import_module(module)
     except (Exception, SystemExit) as exc:
         last = traceback.format_exception_only(type(exc), exc)[-1].strip()
-        problem("the module cannot be imported", module, last,
-                "run stager exec -- python -c 'import " + module + "' there to see all of it")
+        problem("MODULE_NOT_IMPORTED", module, why=last)
 
 
 for name in request["packages"]:
@@ -142,7 +139,7 @@ json.dump({"v": 1, "python": version, "prefix": sys.prefix, "packages": versions
            "origins": origins, "problems": problems}, answer)
 answer.flush()
 os._exit(0)  # some libraries crash or hang while they are torn down; the answer stands
-'''.replace("REBUILD", repr(_REBUILD))
+'''
 
 
 def environment_facts(
@@ -186,11 +183,17 @@ def environment_facts(
         return _failed(_did_not_run(env_dir, exc))
     except ValueError:
         tail = (done.stdout + done.stderr).strip().splitlines()[-1:]
-        why = f"it answered: {' '.join(tail)}"
-        return _failed(Problem("the environment's Python is not usable", env_dir, why, _REBUILD))
-    foreign = any("does not come from" in problem["what"] for problem in answer["problems"])
-    facts = {key: answer[key] for key in ("python", "prefix", "packages", "origins", "problems")}
-    return {**facts, "origin_ok": not foreign}
+        values = {"answer": " ".join(tail)}
+        return _failed(Problem(ProblemCode.PYTHON_GARBLED, env_dir, values))
+    problems = [
+        Problem(ProblemCode[raw["code"]], raw["where"], raw["values"]) for raw in answer["problems"]
+    ]
+    facts = {key: answer[key] for key in ("python", "prefix", "packages", "origins")}
+    return {
+        **facts,
+        "problems": [problem.to_json() for problem in problems],
+        "origin_ok": not any(problem.code in _FOREIGN for problem in problems),
+    }
 
 
 def probe_line(facts: Mapping[str, object]) -> str:
@@ -221,19 +224,18 @@ def check_requires(requires: Requires, host: Mapping[str, object]) -> list[Probl
         host: the result of :func:`host_facts`.
     """
     where = str(host["hostname"])
-    fix = "build for the nodes with [environment] platform in stager.toml, or exclude this node"
     problems = []
     if host["machine"] != requires.machine:
-        why = f"it is for {requires.machine}, the node is {host['machine']}"
-        problems.append(Problem("the bundle is for another machine", where, why, fix))
+        values = {"needed": requires.machine, "machine": str(host["machine"])}
+        problems.append(Problem(ProblemCode.OTHER_MACHINE, where, values))
     libc, version = str(host["libc"]), str(host["libc_version"])
     if libc != requires.libc:
         needed = f"{requires.libc} {requires.libc_version}"
-        why = f"it needs {needed}, the node has {libc} {version}"
-        problems.append(Problem("the bundle is for another C library", where, why.rstrip(), fix))
+        values = {"needed": needed, "libc": f"{libc} {version}".rstrip()}
+        problems.append(Problem(ProblemCode.OTHER_LIBC, where, values))
     elif _version(version) < _version(requires.libc_version):
-        why = f"it needs {libc} {requires.libc_version} or newer, the node has {version or 'none'}"
-        problems.append(Problem("the node's C library is too old", where, why, fix))
+        values = {"needed": f"{libc} {requires.libc_version}", "version": version or "none"}
+        problems.append(Problem(ProblemCode.OLD_LIBC, where, values))
     return problems
 
 
@@ -247,12 +249,12 @@ def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
     errors = [line for line in exc.tail if line.startswith(("Fatal Python error", "ImportError"))]
     error = errors[:1] or exc.tail[-1:]
     why = ", ".join(filter(None, [exc.reason, module, *error]))
-    fix = _REBUILD
+    code = ProblemCode.PYTHON_FAILED
     if exc.code == -signal.SIGILL:
-        fix = "this processor lacks instructions that the wheels use; exclude the node"
-    elif exc.code == -signal.SIGKILL and not exc.reason.startswith("took"):
-        fix = "the node ran out of memory; ask for more with --mem, or exclude the node"
-    return Problem("the environment's Python does not run", env_dir, why, fix)
+        code = ProblemCode.PYTHON_ILLEGAL_INSTRUCTION
+    elif exc.code == -signal.SIGKILL and not exc.timed_out:
+        code = ProblemCode.PYTHON_KILLED
+    return Problem(code, env_dir, {"why": why})
 
 
 def _failed(problem: Problem) -> dict[str, object]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import network
 
 _LOOKUPS = 16  # at a time: a name server that does not answer takes seconds for each
@@ -52,9 +52,9 @@ def await_nodes(
     try:
         listener = socket.create_server((address, port), family=family, backlog=len(nodes) + 16)
     except OSError as exc:
-        what, why = "the head node cannot listen on the job's port", exc.strerror or str(exc)
-        fix = "end what is left of earlier jobs on this node; `ss -tlnp` there names it"
-        raise NodeError(Problem(what, f"{address}:{port}", why, fix)) from exc
+        values = {"why": exc.strerror or str(exc)}
+        where = f"{address}:{port}"
+        raise NodeError(Problem(ProblemCode.HEAD_PORT_TAKEN, where, values)) from exc
     with listener:
         while missing:
             left = until - time.monotonic()
@@ -103,10 +103,8 @@ def connect(address: str, port: int, job_id: str, node: str, timeout: float) -> 
             raise NodeError(_unreached(f"{address}:{port}", exc, seconds, timeout)) from exc
         if reply == f"stager {job_id}":
             return seconds
-        why = f"another program listens there; it answered {reply[:40]!r}"
-        raise NodeError(
-            _cannot_reach_head(f"{address}:{port}", why, "end it, or start the job again")
-        )
+        values = {"host": socket.gethostname(), "answer": repr(reply[:40])}
+        raise NodeError(Problem(ProblemCode.HEAD_IS_ANOTHER, f"{address}:{port}", values))
 
 
 def _addresses(name: str) -> list[str]:
@@ -137,22 +135,13 @@ def _line(peer: socket.socket) -> str:
 
 
 def _unreached(where: str, exc: OSError, connected: float, timeout: float) -> Problem:
+    host, seconds = socket.gethostname(), f"{timeout:g}"
     if connected >= 0:
-        why = f"the connection stands, but in {timeout:g} s nobody answered"
-        fix = "another program may listen on that port: end it, or start the job again"
-    elif isinstance(exc, ConnectionRefusedError):
-        why = f"refused for {timeout:g} s: nobody listens there, or a firewall refuses"
-        fix = "see whether the head node still runs, and what its firewall refuses"
-    elif isinstance(exc, socket.timeout):
-        why = f"no answer within {timeout:g} s, as when a firewall drops what is sent"
-        fix = "let the nodes reach one another on ports 61000 to 65535, or name the interface "
-        fix += "with [launch] interface in stager.toml"
-    else:
-        why = exc.strerror or str(exc)
-        fix = "check that the nodes share a network; name the interface with [launch] interface"
-    return _cannot_reach_head(where, why, fix)
-
-
-def _cannot_reach_head(where: str, why: str, fix: str) -> Problem:
-    what = "the head node cannot be reached"
-    return Problem(what, where, f"from {socket.gethostname()}: {why}", fix)
+        return Problem(ProblemCode.HEAD_MUTE, where, {"host": host, "seconds": seconds})
+    if isinstance(exc, ConnectionRefusedError):
+        return Problem(ProblemCode.HEAD_REFUSES, where, {"host": host, "seconds": seconds})
+    if isinstance(exc, socket.timeout):
+        return Problem(ProblemCode.HEAD_SILENT, where, {"host": host, "seconds": seconds})
+    return Problem(
+        ProblemCode.HEAD_UNREACHED, where, {"host": host, "why": exc.strerror or str(exc)}
+    )

@@ -17,7 +17,7 @@ from ..checks.findings import Problems
 from ..checks.network_agreement import ClockReading
 from ..launch.choices import choose_backend
 from ..protocol import output
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 from ..protocol.words import Allocation
 from ..system import network
 from .state import Answer, State
@@ -138,7 +138,7 @@ def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
     try:
         backend = choose_backend(state.job.launch.backend, gpus)
     except ValueError as exc:
-        problem = Problem("the backend cannot be used", "", str(exc), "use --backend gloo")
+        problem = Problem(ProblemCode.BACKEND_UNUSABLE, "", {"why": str(exc)})
         return _Measured(problems={node: [problem] for node in nodes if not gpus[node]})
     printed = _run_ranks(state, nodes, backend)
     result = findings.measured(itertools.chain.from_iterable(printed.values()))

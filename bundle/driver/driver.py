@@ -14,11 +14,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..format.archive import BundleFile
 from ..protocol.job import Job
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError
+from ..protocol.problem_table import ending_problem
 from ..protocol.words import Allocation
 from ..system import open_files, signals
 from . import collect
@@ -32,36 +34,8 @@ from .transports.transport import Transport
 EXIT_JOB = 3
 EXIT_INTERRUPTED = 130
 
-NodeProblems = dict[str, list[dict[str, str]]]
+NodeProblems = dict[str, list[dict[str, Any]]]
 """The problems of each node, as JSON."""
-
-_ENDINGS = {
-    "time-limit": Problem(
-        "the job ran into its time limit",
-        "",
-        "Slurm ended it",
-        "ask for more with --time or [cluster] time, or let it do less",
-    ),
-    "cancelled": Problem("the job was cancelled", "", "scancel, or the queue's owner", ""),
-    "preempted": Problem(
-        "the job was preempted",
-        "",
-        "a job with a higher priority took its nodes",
-        "submit it again, or with --batch and --requeue",
-    ),
-    "requeued": Problem(
-        "Slurm put the job back into the queue",
-        "",
-        "scontrol requeue, or a node that cannot go on",
-        "wait: it starts again by itself",
-    ),
-    "node-failure": Problem(
-        "Slurm lost a node of the job",
-        "",
-        "the allocation ended with it",
-        "start again; leave the node out with --exclude",
-    ),
-}
 
 
 @dataclass
@@ -169,7 +143,7 @@ def _problems_before(state: State) -> NodeProblems:
     return {node: listed for node, listed in problems.items() if listed}
 
 
-def _own_problems(answer: Answer) -> list[dict[str, str]]:
+def _own_problems(answer: Answer) -> list[dict[str, Any]]:
     return [] if answer.get("stopped") else list(answer.get("problems", []))
 
 
@@ -204,7 +178,7 @@ def _conclude(state: State, outcome: _Outcome) -> None:
 
 def _blame_ending(state: State, outcome: _Outcome) -> None:
     """Make the end of the allocation the first problem; it was no interruption by the user."""
-    problem = replace(_ENDINGS[outcome.ended_by], where=f"job {state.job.id}")
+    problem = ending_problem(outcome.ended_by, state.job.id)
     outcome.interrupted = False
     node = state.lost_node or state.job.nodes[0]
     outcome.problems.setdefault(node, []).insert(0, problem.to_json())

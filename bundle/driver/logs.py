@@ -19,8 +19,8 @@ from typing import IO
 
 from ..agent import agent
 from ..protocol.job import Job, redacted
-from ..protocol.problem import NodeError, Problem
-from ..system import open_files, permissions
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system import files, open_files, permissions
 
 _FEWEST, _MOST = 8, 1024
 """Limits of the number of files that are kept open at a time."""
@@ -34,7 +34,8 @@ class Logs:
     """Files by name; they are appended to, so a job that is started again goes on in them.
 
     Attributes:
-        fault: the reason why something could not be kept (a full disk); empty while all is well.
+        fault: the reason why something could not be kept; empty while all is well.
+        disk_full: True if that reason is a full disk.
         lost: bytes of output that could not be kept, by node and task.
     """
 
@@ -47,6 +48,7 @@ class Logs:
             NodeError: they cannot be written.
         """
         self.fault = ""
+        self.disk_full = False
         self.lost: collections.Counter[tuple[str, int]] = collections.Counter()
         self._job = job
         self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
@@ -58,10 +60,9 @@ class Logs:
         except OSError as exc:
             raise NodeError(
                 Problem(
-                    what="the log directory cannot be written",
-                    where=job.log_dir,
-                    why=exc.strerror or str(exc),
-                    fix="name another one with --log-dir",
+                    ProblemCode.LOG_DIR_UNWRITABLE,
+                    job.log_dir,
+                    {"why": exc.strerror or str(exc)},
                 )
             ) from exc
         self._copy(f"run_wrapper.{job.id}.py", agent.wrapper_source())
@@ -111,7 +112,11 @@ class Logs:
             with self._opened(name, "wb") as handle:
                 handle.write(data)
         except OSError as exc:
-            self.fault = f"{name}: {exc.strerror or exc}"
+            self._note_fault(name, exc)
+
+    def _note_fault(self, name: str, exc: OSError) -> None:
+        self.fault = f"{name}: {exc.strerror or exc}"
+        self.disk_full = files.is_full(exc)
 
     def _open(self, name: str) -> IO[bytes]:
         """Return an open file; those used longest ago are closed where there are too many."""
@@ -150,5 +155,5 @@ class Logs:
             while view:
                 view = view[handle.write(view) :]
         except OSError as exc:
-            self.fault = f"{name}: {exc.strerror or exc}"
+            self._note_fault(name, exc)
         return len(data) - len(view)

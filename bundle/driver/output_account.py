@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..protocol import output
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 
 Writer = tuple[str, "int | None"]
 """A node and one of its ranks; the node's launcher has None in place of a rank."""
-
-_LOST_ON_THE_WAY = "it did not come through srun whole, and was not there any more to be sent again"
-_ADVICE = "the ranks have ended as their exit codes say; run it again if the logs matter"
 
 
 @dataclass(frozen=True)
@@ -25,8 +22,10 @@ class Loss:
     """The node whose ranks wrote it."""
     rank: int | None
     """The rank that wrote it; None where that is unknown, or for the launcher."""
-    why: str
-    """The reason, in words."""
+    fault: str = ""
+    """The reason why no log took it; empty where it did not come."""
+    disk_full: bool = False
+    """True if that reason is a full disk."""
     bytes: int | None = None
     """Bytes that are lost, where they were counted."""
     frames: int | None = None
@@ -34,12 +33,20 @@ class Loss:
 
     def to_json(self) -> dict[str, Any]:
         """Return the loss as the result has it."""
-        size = {"frames": self.frames} if self.bytes is None else {"bytes": self.bytes}
-        return {"node": self.node, "rank": self.rank, **size, "why": self.why}
+        return {"node": self.node, **self._amount(), "why": self.problem().why}
 
     def problem(self) -> Problem:
         """Return the loss as a problem of its node."""
-        return Problem(output.lost(self.to_json()), self.node, self.why, _ADVICE)
+        source = output.described(self._amount())
+        if not self.fault:
+            return Problem(ProblemCode.OUTPUT_LOST, self.node, {"source": source})
+        full = self.disk_full
+        code = ProblemCode.OUTPUT_DISK_FULL if full else ProblemCode.OUTPUT_NOT_LOGGED
+        return Problem(code, self.node, {"source": source, "why": self.fault})
+
+    def _amount(self) -> dict[str, Any]:
+        size = {"frames": self.frames} if self.bytes is None else {"bytes": self.bytes}
+        return {"rank": self.rank, **size}
 
 
 @dataclass
@@ -84,12 +91,12 @@ class OutputAccount:
         before = self._missing.get((node, None))
         if before is not None:
             frames += before.frames or 0
-        self._missing[node, None] = Loss(node, None, _LOST_ON_THE_WAY, frames=frames)
+        self._missing[node, None] = Loss(node, None, frames=frames)
 
     def _add_bytes(self, node: str, rank: int | None, sent: int) -> None:
         missing = sent - self._received.pop((node, rank), 0)
         if missing > 0:
-            self._missing[node, rank] = Loss(node, rank, _LOST_ON_THE_WAY, bytes=missing)
+            self._missing[node, rank] = Loss(node, rank, bytes=missing)
 
 
 def _source(event: Mapping[str, Any]) -> tuple[Any, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..launch.choices import choose_backend, must_use_cpus
 from ..launch.variables import USE_CPU
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from .state import State
 from .transports.transport import Event, OnEvent
 
@@ -40,13 +40,10 @@ def _group(state: State) -> dict[str, Any]:
     try:
         backend = choose_backend(job.launch.backend, gpus)
     except ValueError as exc:
-        fix = "use --backend gloo"
-        raise NodeError(Problem("the backend cannot be used", "", str(exc), fix)) from exc
+        raise NodeError(Problem(ProblemCode.BACKEND_UNUSABLE, "", {"why": str(exc)})) from exc
     head = state.facts[job.nodes[0]]
     if not head.get("port"):  # it has become the head after another one was left out
-        why = "none of its addresses, or none of the job's ports, can be used"
-        fix = "name the interface with --interface, or exclude the node"
-        raise NodeError(Problem("the head cannot be reached", job.nodes[0], why, fix))
+        raise NodeError(Problem(ProblemCode.HEAD_WITHOUT_ADDRESS, job.nodes[0]))
     return {
         "address": head["address"],
         "port": head["port"],

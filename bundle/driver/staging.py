@@ -15,7 +15,7 @@ from typing import Any
 from ..checks.preflight import BROADCAST as FOLDER
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
 from ..transfer.forecast import forecast
 from ..transfer.plan import BROADCAST, NodeGroup, Plan, make_plan, where
@@ -177,13 +177,8 @@ def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[st
     state.note(f"the copy was damaged on its way to {', '.join(damaged)}; sending it again")
     _deliver(state, shipment, damaged)
     for node in _damaged_on_the_way(state, shipment, damaged):
-        problem = Problem(
-            what="the copy of the bundle was damaged on its way, twice",
-            where=node,
-            why=str(state.answers[node]["problems"][0]["why"]),
-            fix=f"the bundle itself is sound: look at the network to {node} and at its memory and "
-            f"disk, or leave the node out with --exclude={node}",
-        )
+        damage = Problem.from_json(state.answers[node]["problems"][0])
+        problem = Problem(ProblemCode.COPY_DAMAGED_TWICE, node, {"why": damage.why})
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
 
 
@@ -226,23 +221,27 @@ def _blame(
     """Note the problem of each node that the file did not reach."""
     for node in nodes:
         why = faults.get(node) or faults.get("") or "it failed on another node, see there"
-        reasons = [f"sbcast says: {why}"]
         answered = state.answers.get(node, {}).get("problems", [])
-        if answered and answered[0]["why"]:
-            reasons.append(answered[0]["why"])
-        problem = Problem(
-            what="the bundle could not be sent to the node",
-            where=node,
-            why="; ".join(reasons),
-            fix=_advice(node, why, shipment.transfer),
-        )
+        told = Problem.from_json(answered[0]) if answered else None
+        problem = _not_sent(node, why, told, shipment.transfer)
         state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
 
 
-def _advice(node: str, why: str, transfer: Transfer) -> str:
-    if slurm_commands.network_fault(why):
-        advice = f"look at the network to {node}: `sinfo -N -n {node}`, `ping {node}`"
-    else:
-        incoming = os.path.dirname(os.path.dirname(transfer.target))
-        advice = f"see the space and the permissions in {incoming} there"
-    return f"{advice}; or leave the node out with --exclude={node}"
+def _not_sent(node: str, fault: str, answered: Problem | None, transfer: Transfer) -> Problem:
+    """Return the problem of a node that the file did not reach.
+
+    Args:
+        node: the node.
+        fault: what ``sbcast`` says.
+        answered: what the node's agent says, which sees a full disk that Slurm hides.
+        transfer: the file.
+    """
+    reasons = [fault, answered.why if answered is not None else ""]
+    why = "; ".join(filter(None, reasons))
+    if slurm_commands.network_fault(fault):
+        return Problem(ProblemCode.BUNDLE_NOT_SENT_NETWORK, node, {"why": why})
+    incoming = os.path.dirname(os.path.dirname(transfer.target))
+    code = ProblemCode.BUNDLE_NOT_SENT
+    if answered is not None and answered.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM:
+        code = ProblemCode.BUNDLE_NOT_SENT_NO_ROOM
+    return Problem(code, node, {"why": why, "incoming": incoming})

@@ -15,7 +15,7 @@ from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol import output
 from ..protocol.job import Job
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 from ..protocol.words import Launcher
 from ..transfer.plan import Plan
 from .logs import Logs
@@ -140,7 +140,7 @@ class State:
         losses = self._output.losses()
         for (node, rank), count in sorted(self.logs.lost.items()):
             if count > 0:
-                losses.append(Loss(node, rank, self.logs.fault, bytes=count))
+                losses.append(Loss(node, rank, self.logs.fault, self.logs.disk_full, bytes=count))
         return losses
 
     def loss_problems(self, losses: list[Loss]) -> dict[str, list[dict[str, str]]]:
@@ -296,6 +296,8 @@ class State:
         """Return the function that takes each event of a phase."""
 
         def listen(event: Event) -> None:
+            if event["event"] != "output":
+                event = _in_words(event)
             if on_event is not None:
                 on_event(event)
             if phase == "launch":
@@ -338,8 +340,8 @@ class State:
 
     def _add_silence(self, phase: str, node: str, end: Ended) -> None:
         """Note that a node, or one of its tasks, has not answered."""
-        fix = end.fix or f"see its log in {self.job.log_dir}"
-        problem = Problem(f"{phase} gave no answer", node, end.why, fix)
+        values = {**end.values, "phase": phase, "log_dir": self.job.log_dir}
+        problem = Problem(end.problem, node, values)
         silence = {
             "ok": False,
             "lost": True,
@@ -368,18 +370,23 @@ def _line(job: Job, event: Mapping[str, Any]) -> str:
     return json.dumps({"v": 1, "job_id": job.id, "time": now, **event})
 
 
+def _in_words(raw: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a JSON value with the words of its problems, which agents of a step do not know."""
+    if isinstance(raw, list):
+        return [_in_words(item) for item in raw]
+    if not isinstance(raw, dict):
+        return raw
+    if raw.keys() == {"code", "where", "values"}:
+        return Problem.from_json(raw).to_json()
+    return {key: _in_words(item) for key, item in raw.items()}
+
+
 def _problem_texts(answer: Answer) -> list[str]:
     return [str(Problem.from_json(raw)) for raw in answer["problems"]]
 
 
 def _hanging(node: str, seconds: int) -> Problem:
-    return Problem(
-        what="the ranks did not end",
-        where=node,
-        why=f"other nodes had ended {seconds} s before; a thread, an exit handler or a process "
-        "pool may hang",
-        fix="end them before the program ends, or give them longer with SLURM_WAIT=SECONDS",
-    )
+    return Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
 
 
 def _joined(first: Answer, second: Answer) -> Answer:

@@ -14,7 +14,7 @@ from ..format.decompressor import Decompress, load_decompressor
 from ..format.layer import Index, LayerError
 from ..format.manifest import Layer, Manifest, room_for
 from ..node import removal
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import facts_of, refusals
 from . import hard_links
 from .hard_links import LinkableLayer, Linking
@@ -29,14 +29,7 @@ class MissingLayer(NodeError):
 
     def __init__(self, name: str, path: str) -> None:
         """Name the part that is missing, and the file."""
-        super().__init__(
-            Problem(
-                what="a part of the environment is missing",
-                where=path,
-                why=f"{name} was to be taken from an older environment, which has changed",
-                fix="start again",
-            )
-        )
+        super().__init__(Problem(ProblemCode.LAYER_MISSING, path, {"name": name}))
 
 
 @dataclass(frozen=True)
@@ -256,12 +249,4 @@ def _require_room(path: str, manifest: Manifest, layers: Sequence[Layer]) -> Non
     needed, inodes = room_for(layers, manifest)
     faults = refusals(facts_of(path), needed, inodes)
     if faults:
-        raise NodeError(
-            Problem(
-                what="the environment does not fit",
-                where=path,
-                why="; ".join(faults),
-                fix="free some, or name another place with [cluster] node-root "
-                "or $STAGER_NODE_ROOT",
-            )
-        )
+        raise NodeError(Problem(ProblemCode.NO_ROOM, path, {"why": "; ".join(faults)}))

@@ -25,7 +25,7 @@ from ..node import removal
 from ..node.locks import ROOT_LOCK, taken
 from ..node.root import SUBDIRECTORIES, secure_root
 from ..protocol.clean_answers import NodeCleanup
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
 from .unpack import env_path, lock_path
 
@@ -79,7 +79,7 @@ def clean(
         NodeError: it is no node root, is a link, or belongs to another user.
     """
     if os.path.basename(root) != f"stager-{os.geteuid()}":
-        raise files.fault("cannot be cleaned", root, "it does not have the name of our node root")
+        raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))
     if not os.path.lexists(root):
         return NodeCleanup(root, gone=True)
     real = secure_root(os.path.dirname(root))
@@ -264,9 +264,8 @@ class _Cleaning:
         """
         mounts = removal.mounts_below(path)
         if mounts:
-            why = f"a file system is mounted at {mounts[0]}"
-            fix = f"unmount it (umount {mounts[0]}), then clean again"
-            self.problems.append(Problem("cannot be removed", path, why, fix))
+            values = {"mount": mounts[0]}
+            self.problems.append(Problem(ProblemCode.NOT_REMOVED_MOUNT, path, values))
             return None
         if self.dry_run:
             return removal.measure(path, self.links)
@@ -312,4 +311,4 @@ def _problem(path: str, exc: BaseException) -> Problem:
     """Return the problem of something that could not be removed."""
     where = str(getattr(exc, "filename", None) or path)
     why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-    return Problem("cannot be removed", where, why, f"remove {where} by hand, then clean again")
+    return Problem(ProblemCode.NOT_REMOVED, where, {"why": why})

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..format.manifest import ManifestError, parse
 from ..protocol.counts import counted
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 from ..system.files import read_file
 from .listing import (
     FOLDER,
@@ -40,8 +40,6 @@ from .process_pool import share
 MANIFEST = f"{STATE}/manifest.json"
 SHOWN = 3
 """Number of damaged paths that a message names; the others are counted."""
-DAMAGED = "the environment is damaged"
-REPAIRED = "stager repairs the environment before using it"
 
 _STRAY = -4
 """The code of a name that is not listed."""
@@ -129,20 +127,19 @@ def _damaged_folders(env_dir: str, listing: Listing, processes: int) -> list[byt
         return [line for number, line in enumerate(lines) if marks[number]]
 
 
-def describe(env_dir: str, found: Sequence[Fault], fix: str) -> Problem:
-    """Put faults into words: which paths, how many, and why.
+def describe(env_dir: str, found: Sequence[Fault]) -> Problem:
+    """Return the problem of an environment that will be repaired: which paths, how many, and why.
 
     Args:
         env_dir: the environment.
         found: at least one.
-        fix: the remedy.
     """
     named = [f"{shown(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
     if len(found) > SHOWN:
         named.append(f"and {len(found) - SHOWN} more")
     count = "1 path in it is" if len(found) == 1 else f"{len(found)} paths in it are"
     why = f"{count} not as published: {'; '.join(named)}"
-    return Problem(DAMAGED, env_dir, why, fix)
+    return Problem(ProblemCode.ENVIRONMENT_REPAIRED, env_dir, {"why": why})
 
 
 def damaged_layers(env_dir: str, found: Sequence[Fault]) -> Collection[int]:

@@ -7,7 +7,6 @@ with its digest, which costs half as much again.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from bisect import bisect_right
@@ -20,13 +19,12 @@ from ..format.archive import BundleFile
 from ..format.decompressor import Decompress
 from ..format.layer import Entry, Frame, Index, LayerError
 from ..format.manifest import Layer
-from ..protocol.problem import NodeError, Problem
-from ..system.files import digest_of
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.files import digest_of, disk_problem
 from .process_pool import share
 
 Fresh = tuple[Layer, Index, Sequence[Entry]]
 """A layer that is written, its index, and the files of it that are wanted."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -170,11 +168,5 @@ def _write_files(
 
 def write_problem(exc: OSError, where: str) -> Problem:
     """Return the problem behind an error while writing, such as a full disk or quota."""
-    is_full = exc.errno in _NO_ROOM
-    return Problem(
-        what="the environment does not fit" if is_full else "the environment cannot be written",
-        where=str(exc.filename or where),
-        why=exc.strerror or str(exc),
-        fix="see the space, the inodes and the permissions there, or name another place with "
-        "[cluster] node-root or $STAGER_NODE_ROOT",
-    )
+    full, unwritable = ProblemCode.ENVIRONMENT_DISK_FULL, ProblemCode.ENVIRONMENT_UNWRITABLE
+    return disk_problem(exc, str(exc.filename or where), full, unwritable)

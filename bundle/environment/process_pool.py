@@ -12,8 +12,9 @@ import signal
 import struct
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 
 _NUMBER = struct.Struct("<I")
 _CLOSED = -1
@@ -103,21 +104,23 @@ def _be_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
         _report(reports, exc.problem)
     except Exception as exc:
         traceback.print_exc()
-        why = f"{type(exc).__name__}: {exc}; see its traceback above"
-        _report(
-            reports, Problem("an unpacking process failed", "", why, "report this with the log")
-        )
+        values = {"why": f"{type(exc).__name__}: {exc}"}
+        _report(reports, Problem(ProblemCode.UNPACKING_FAILED, "", values))
     finally:
         # Without the parent's clean-up: that is the parent's to do.
         os._exit(status)
 
 
 def _report(reports: int, problem: Problem) -> None:
-    line = json.dumps(problem.to_json()).encode() + b"\n"
+    line = _line(problem)
     if len(line) > _LINE:
-        brief = {key: text[:100] for key, text in problem.to_json().items()}
-        line = json.dumps(brief).encode() + b"\n"
+        brief = {key: text[:100] for key, text in problem.values.items()}
+        line = _line(replace(problem, where=problem.where[:100], values=brief))
     os.write(reports, line)
+
+
+def _line(problem: Problem) -> bytes:
+    return json.dumps(problem.to_json()).encode() + b"\n"
 
 
 def _collect(children: list[int], reports: int) -> None:
@@ -133,12 +136,7 @@ def _collect(children: list[int], reports: int) -> None:
         children.remove(child)
         if os.WIFSIGNALED(status):
             raise NodeError(
-                Problem(
-                    what="an unpacking process was killed",
-                    where="",
-                    why=f"signal {os.WTERMSIG(status)}",
-                    fix="usually the node ran out of memory; a tmpfs counts as memory too",
-                )
+                Problem(ProblemCode.UNPACKING_KILLED, "", {"signal": str(os.WTERMSIG(status))})
             )
         if status:
             raise NodeError(_reported(reports, os.WEXITSTATUS(status)))
@@ -149,6 +147,5 @@ def _reported(reports: int, code: int) -> Problem:
     try:
         line = os.read(reports, 2 * _LINE).split(b"\n")[0]
     except BlockingIOError:
-        fix = "see what is above; usually it was told to end"
-        return Problem("an unpacking process ended", "", f"exit status {code}", fix)
+        return Problem(ProblemCode.UNPACKING_ENDED, "", {"status": str(code)})
     return Problem.from_json(json.loads(line))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from ..format.archive import BundleFile, Excerpt
 from ..format.arriving_file import Arrival
 from ..node import locks, removal
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import damage
 from .assemble import AssembleOptions, MissingLayer, assemble
 from .layer_writer import write_problem
@@ -114,9 +114,7 @@ def hold(root: str, bundle_id: str) -> int:
         raise NodeError(write_problem(exc, path)) from exc
     if not damage.is_directory(env_path(root, bundle_id)):
         os.close(handle)
-        why = "it has been removed, as `stager clean` does with what is not in use"
-        where = env_path(root, bundle_id)
-        raise GoneError(Problem("the environment is gone", where, why, "start again"))
+        raise GoneError(Problem(ProblemCode.ENVIRONMENT_GONE, env_path(root, bundle_id)))
     return handle
 
 
@@ -169,7 +167,7 @@ def unpack(
                     with BundleFile(path, expected, source.excerpt, source.arrival) as bundle:
                         linked, written = assemble(bundle, root, python, options, _publish)
                 if faults:
-                    mended = damage.describe(final, faults, damage.REPAIRED)
+                    mended = damage.describe(final, faults)
         renew(final, python)
     except OSError as exc:
         raise NodeError(write_problem(exc, root)) from exc

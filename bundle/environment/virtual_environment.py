@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..format.manifest import Manifest
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import imports, listing, patches
 from .damage import MANIFEST, pyvenv_cfg
 from .listing import Window
@@ -111,7 +111,7 @@ def source_of(name: str) -> bytes:
     top = __name__.partition(".")[0]
     data = pkgutil.get_data(top, f"{name.replace('.', '/')}.py")
     if data is None:
-        raise NodeError(Problem("the node program is incomplete", name, "no source", "build again"))
+        raise NodeError(Problem(ProblemCode.PROGRAM_INCOMPLETE, name))
     return data
 
 

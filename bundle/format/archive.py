@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
 from .arriving_file import Arrival
 from .decompressor import Decompress
@@ -30,8 +30,6 @@ from .manifest import (
     parse,
 )
 
-DAMAGED = "the bundle is damaged or not a bundle"
-"""The message about a file that is not as it was built."""
 END = bytes(2 * BLOCK)
 """The end of every tar, and so of a bundle."""
 
@@ -245,12 +243,7 @@ class BundleFile:
             handle = self._arrival.open(self.path, flags)
         except OSError as exc:
             raise NodeError(
-                Problem(
-                    what="the bundle cannot be read",
-                    where=self.path,
-                    why=exc.strerror or str(exc),
-                    fix="check the path, or make the bundle with `stager build`",
-                )
+                Problem(ProblemCode.BUNDLE_UNREADABLE, self.path, {"why": exc.strerror or str(exc)})
             ) from exc
         # An open bundle is not cleaned away; not every file system has locks.
         with contextlib.suppress(OSError):
@@ -258,12 +251,8 @@ class BundleFile:
         return handle
 
     def _another(self, expected: str) -> Problem:
-        return Problem(
-            what="this is another bundle than the job was made for",
-            where=self.path,
-            why=f"its id is {self.manifest.id[:12]}, expected {expected[:12]}",
-            fix="stage the right file, or start the job again",
-        )
+        values = {"id": self.manifest.id[:12], "expected": expected[:12]}
+        return Problem(ProblemCode.ANOTHER_BUNDLE, self.path, values)
 
     def _read_manifest(self) -> Manifest:
         self._arrival.wait(self._handle, BLOCK, self.path)
@@ -294,24 +283,11 @@ class BundleFile:
     def _unusable(self, exc: Exception) -> NodeError:
         if not isinstance(exc, FormatError):
             return self._damaged(str(exc))
-        return NodeError(
-            Problem(
-                what="the bundle was made by another version of stager",
-                where=self.path,
-                why=str(exc),
-                fix="make it anew with `stager build`, or use the version that made it",
-            )
-        )
+        values = {"why": str(exc)}
+        return NodeError(Problem(ProblemCode.BUNDLE_OF_OTHER_VERSION, self.path, values))
 
     def _damaged(self, why: str) -> NodeError:
-        return NodeError(
-            Problem(
-                what=DAMAGED,
-                where=self.path,
-                why=why,
-                fix="copy it again, or make it anew with `stager build`",
-            )
-        )
+        return NodeError(Problem(ProblemCode.BUNDLE_DAMAGED, self.path, {"why": why}))
 
 
 def digest_of(path: str) -> str:
@@ -324,8 +300,8 @@ def digest_of(path: str) -> str:
         with open(path, "rb") as handle:
             return files.digest_of(handle.fileno())
     except OSError as exc:
-        why, fix = str(exc.strerror or exc), "see whether the disk there is sound"
-        raise NodeError(Problem("the bundle cannot be read", path, why, fix)) from exc
+        values = {"why": str(exc.strerror or exc)}
+        raise NodeError(Problem(ProblemCode.BUNDLE_DISK_FAULT, path, values)) from exc
 
 
 def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:

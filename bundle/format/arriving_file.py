@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 
 _RUNNING, _DONE, _FAILED = range(3)
 _PAUSE_SECONDS = 0.004
@@ -51,8 +51,7 @@ class Arrival:
             NodeError: the transfer has failed.
         """
         if self.failed:
-            why, fix = "the rest of it did not come", "see the problem named first"
-            raise NodeError(Problem("the bundle could not be sent", path, why, fix))
+            raise NodeError(Problem(ProblemCode.BUNDLE_CUT_OFF, path))
         return self._state[0] == _RUNNING
 
     def open(self, path: str, flags: int) -> int:

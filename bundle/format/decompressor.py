@@ -9,7 +9,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from .elf import mapped
 from .layer import LayerError
 
@@ -68,12 +68,8 @@ def _unusable(name: str, where: str, how: str, exc: BaseException) -> Problem:
     """Return the problem of an unusable wheel, whose own message may be anything."""
     reason = ascii(str(exc))[1:-1][:200] or type(exc).__name__
     version = "%d.%d" % sys.version_info[:2]
-    return Problem(
-        what=f"the bundle's zstd decompressor {how}",
-        where=where,
-        why=f"{name} under Python {version}: {reason}",
-        fix="use a node root that allows execution, or build for this machine's platform",
-    )
+    values = {"how": how, "name": name, "version": version, "why": reason}
+    return Problem(ProblemCode.DECOMPRESSOR_UNUSABLE, where, values)
 
 
 def _extract(wheel: zipfile.ZipFile, scratch: str) -> None:
@@ -96,14 +92,8 @@ def _standard_library_zstd() -> Decompress:
     try:
         zstd = importlib.import_module("compression.zstd")
     except ImportError as exc:
-        raise NodeError(
-            Problem(
-                what="this Python has no zstd and the bundle brings none",
-                where=sys.executable,
-                why=f"Python {sys.version_info[0]}.{sys.version_info[1]}",
-                fix="run the node program with the Python that the bundle was made for",
-            )
-        ) from exc
+        values = {"version": "%d.%d" % sys.version_info[:2]}
+        raise NodeError(Problem(ProblemCode.NO_ZSTD, sys.executable, values)) from exc
 
     def decompress(data: bytes, size: int) -> bytes:
         try:

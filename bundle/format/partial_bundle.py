@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, ProblemCode
+from ..system import files
 from .archive import END, BundleFile
 from .manifest import member_header, padding
 
@@ -39,11 +40,6 @@ def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> in
             out.write(END)
             return out.tell()
     except OSError as exc:
-        raise NodeError(
-            Problem(
-                what="the part of the bundle that is to be sent cannot be written",
-                where=os.path.dirname(path),
-                why=exc.strerror or str(exc),
-                fix="free some space there, or set TMPDIR to another place",
-            )
-        ) from exc
+        full, unwritable = ProblemCode.EXCERPT_DISK_FULL, ProblemCode.EXCERPT_UNWRITABLE
+        folder = os.path.dirname(path)
+        raise NodeError(files.disk_problem(exc, folder, full, unwritable)) from exc

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import open_files, processes, signals
 from .rank_monitor import RankMonitor
 
@@ -347,8 +347,8 @@ def run_launcher(
             argv, env=variables, cwd=cwd, stdout=processes.PIPE, stderr=processes.STDOUT
         )
     except processes.ProcessError as exc:
-        fix = "stage the environment again"
-        raise NodeError(Problem("the launcher cannot start", argv[0], exc.reason, fix)) from exc
+        problem = Problem(ProblemCode.LAUNCHER_NOT_STARTED, argv[0], {"why": exc.reason})
+        raise NodeError(problem) from exc
     try:
         outputs.follow(running, recent, on_output)
         code = running.wait()

@@ -18,9 +18,9 @@ from ..environment import unpack, virtual_environment
 from ..node import host, locks, removal
 from ..protocol.counts import counted
 from ..protocol.job import Job
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..redaction.masking import masked
-from ..system import network, open_files
+from ..system import files, network, open_files
 from . import commands, rank_results
 from .choices import choose_threads
 from .directories import JobDirectories, place_of, work_dir
@@ -266,9 +266,12 @@ def _open_outputs(place: JobDirectories, start: _Start, grace: float) -> Outputs
 
 
 def _no_pipes(place: JobDirectories, exc: OSError, ranks: int) -> Problem:
-    why, fix = str(exc.strerror or exc), "see the space and the inodes there"
-    if exc.errno == errno.EMFILE:
-        most = counted(open_files.open_files(), "open file")
-        why = f"{why}: a pipe is needed for {counted(ranks, 'rank')}, and the limit is {most}"
-        fix = "raise the hard limit of open files (ulimit -Hn) on the nodes, or start fewer ranks"
-    return Problem("the ranks' pipes cannot be made", place.job_dir, why, fix)
+    if exc.errno != errno.EMFILE:
+        full, other = ProblemCode.PIPES_DISK_FULL, ProblemCode.PIPES_NOT_MADE
+        return files.disk_problem(exc, place.job_dir, full, other)
+    values = {
+        "why": str(exc.strerror or exc),
+        "ranks": counted(ranks, "rank"),
+        "limit": counted(open_files.open_files(), "open file"),
+    }
+    return Problem(ProblemCode.PIPES_OVER_LIMIT, place.job_dir, values)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes
 
 TIMEOUT_SECONDS = 10.0
@@ -83,15 +83,8 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
         except processes.ProcessError as exc:
             refused[candidate] = " ".join([exc.reason, *exc.tail[-1:]])
     listed = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
-    raise NodeError(
-        Problem(
-            what=f"there is no CPython {version}, which the bundle was built for",
-            where=os.uname().nodename,
-            why=f"found {listed or 'no Python'}",
-            fix=f"put python{version} on PATH on every node (module load, pyenv or conda), or build"
-            " for the nodes' version with [environment] python in stager.toml",
-        )
-    )
+    values = {"version": version, "listed": listed or "no Python"}
+    raise NodeError(Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values))
 
 
 def ask(program: str, env: Mapping[str, str]) -> InterpreterFacts:

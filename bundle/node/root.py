@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ..system.files import fault
+from ..protocol.problem import NodeError, Problem, ProblemCode
 
 SUBDIRECTORIES = ("incoming", "locks", "envs", "jobs")
 _ATTEMPTS = 10
@@ -36,7 +36,8 @@ def secure_root(base: str, uid: int | None = None) -> str:
         with suppress(_Vanished):
             return _secure(real, owner)
     why = "it cannot be made there, or is removed again and again"
-    raise fault("cannot be used as node root", str(Path(real, f"stager-{owner}")), why)
+    path = str(Path(real, f"stager-{owner}"))
+    raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why}))
 
 
 class _Vanished(Exception):
@@ -63,12 +64,13 @@ def _open_base(real: str) -> int:
     try:
         base_fd = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as exc:
-        raise fault("cannot hold the node root", real, exc.strerror or str(exc)) from exc
+        values = {"why": exc.strerror or str(exc)}
+        raise NodeError(Problem(ProblemCode.NODE_ROOT_BASE_REFUSED, real, values)) from exc
     mode = os.fstat(base_fd).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         os.close(base_fd)
         why = f"any user can replace what is in it (mode {stat.S_IMODE(mode):04o}, no sticky bit)"
-        raise fault("cannot hold the node root", real, why)
+        raise NodeError(Problem(ProblemCode.NODE_ROOT_BASE_REFUSED, real, {"why": why}))
     return base_fd
 
 
@@ -88,12 +90,12 @@ def _open_private(parent: int, path: str, owner: int) -> int:
         if isinstance(exc, FileNotFoundError):
             raise _Vanished from exc
         why = _refused_kind(path) or str(exc.strerror)
-        raise fault("cannot be used as node root", path, why) from exc
+        raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why})) from exc
     status = os.fstat(opened)
     if status.st_uid != owner:
         os.close(opened)
         why = f"it belongs to user {status.st_uid}, not to user {owner}"
-        raise fault("cannot be used as node root", path, why)
+        raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why}))
     if stat.S_IMODE(status.st_mode) != 0o700:
         os.fchmod(opened, 0o700)
     return opened

@@ -17,7 +17,7 @@ from typing import Any
 
 from .codec import DecodeError, decode, encode
 from .digest import Digest
-from .problem import NodeError, Problem
+from .problem import NodeError, Problem, ProblemCode
 from .rates import Rates
 from .requires import Requires
 from .words import Action, Allocation, Backend, Launcher, LogMode, Stage
@@ -155,10 +155,9 @@ def parse(raw: Mapping[str, Any]) -> Job:
     except (TypeError, ValueError) as exc:
         raise NodeError(
             Problem(
-                what="the job description cannot be read",
-                where="job.json",
-                why=f"{type(exc).__name__}: {exc}",
-                fix="start the job with the same version of stager that built the bundle",
+                ProblemCode.JOB_OF_OTHER_VERSION,
+                "job.json",
+                {"why": f"{type(exc).__name__}: {exc}"},
             )
         ) from exc
     return job
@@ -204,8 +203,7 @@ def load(path: str) -> Job:
         with open(path, encoding="utf-8") as handle:
             raw = json.load(handle)
     except (OSError, ValueError, RecursionError) as exc:
-        problem = Problem("the job description cannot be read", path, str(exc), "start it again")
-        raise NodeError(problem) from exc
+        raise NodeError(Problem(ProblemCode.JOB_UNREADABLE, path, {"why": str(exc)})) from exc
     return parse(raw)
 
 

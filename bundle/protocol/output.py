@@ -61,8 +61,3 @@ def described(loss: Mapping[str, Any]) -> str:
     else:
         amount = "some frames of messages"
     return f"{source} ({amount})"
-
-
-def lost(loss: Mapping[str, Any]) -> str:
-    """Return the message about lost output that the driver and a warning show."""
-    return f"output of {described(loss)} is lost"

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from ..format.manifest import BLOCK, padding
 from ..protocol.counts import counted
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from .selection import OutputEntry, measure, select
 
 VERSION = 1
@@ -104,7 +104,7 @@ class _StreamWriter:
         # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
         data = json.dumps(content).encode("ascii") + b"\n"
         if len(data) > LINE_LIMIT:
-            raise self._error("there are too many of them", "name directories, not every file")
+            raise NodeError(Problem(ProblemCode.TOO_MANY_OUTPUTS, self._directory))
         self._write(data)
 
     def tar(self, data: bytes) -> None:
@@ -124,7 +124,7 @@ class _StreamWriter:
         try:
             self._stream.flush()
         except (OSError, ValueError) as exc:
-            raise self._error(str(exc), "see why the other end went away") from exc
+            raise self._not_sent(exc) from exc
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -132,10 +132,11 @@ class _StreamWriter:
             while rest:  # an unbuffered stream may take less than it is given
                 rest = rest[self._stream.write(rest) :]
         except (OSError, ValueError) as exc:
-            raise self._error(str(exc), "see why the other end went away") from exc
+            raise self._not_sent(exc) from exc
 
-    def _error(self, why: str, fix: str) -> NodeError:
-        return NodeError(Problem("the outputs could not be sent", self._directory, why, fix))
+    def _not_sent(self, exc: Exception) -> NodeError:
+        values = {"why": str(exc)}
+        return NodeError(Problem(ProblemCode.OUTPUTS_NOT_SENT, self._directory, values))
 
 
 def _send_file(entry: OutputEntry, writer: _StreamWriter) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ..node import removal
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from .selection import leads_out
 
 PARTIAL = ".partial"
@@ -251,14 +251,8 @@ class ResultsWriter:
             given = os.path.basename(self._path)
         for root, why in failed.items():
             path = os.path.join(self._target, given, str(self._roots[root]))
-            self.problems.append(
-                Problem(
-                    what="an output could not be put in place",
-                    where=os.path.join(self._target, root),
-                    why=why,
-                    fix=f"it is in {path}",
-                )
-            )
+            where, values = os.path.join(self._target, root), {"why": why, "path": path}
+            self.problems.append(Problem(ProblemCode.OUTPUT_NOT_PLACED, where, values))
 
 
 def sweep(target: str) -> None:
@@ -360,11 +354,5 @@ def _set_time(path: int | str, info: tarfile.TarInfo) -> None:
 
 
 def _unusable(target: str, exc: OSError) -> NodeError:
-    return NodeError(
-        Problem(
-            what="the results cannot be written",
-            where=target,
-            why=exc.strerror or str(exc),
-            fix="see who may write there, and how full it is",
-        )
-    )
+    values = {"why": exc.strerror or str(exc)}
+    return NodeError(Problem(ProblemCode.RESULTS_UNWRITABLE, target, values))

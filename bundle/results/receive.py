@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from ..format.manifest import BLOCK, padding
 from ..protocol.counts import counted
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import facts_of, refusals
 from .pack import CHUNK, LINE_LIMIT, VERSION, some_of
 from .patterns import above, wanted
@@ -34,7 +34,6 @@ _HALF_BLOCK = 2048
 """Bytes that a file wastes on average, where a file system allocates 4 KiB blocks."""
 _SPARE_INODES = 16
 _LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_KEPT = "what arrived in full is kept; the rest is still on the node, if that is there"
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,7 @@ def receive(
     try:
         header = _parse_header(reader.line(), outputs)
     except (_Truncated, InvalidStream) as exc:
-        raise NodeError(
-            Problem(
-                what="no results came",
-                where=source,
-                why=str(exc),
-                fix="see the node's log; the results are still there if the node is",
-            )
-        ) from exc
+        raise NodeError(Problem(ProblemCode.NO_RESULTS, source, {"why": str(exc)})) from exc
     sweep(target)
     _require_room(target, header, source)
     writer = ResultsWriter(target, header.roots)
@@ -197,7 +189,8 @@ def _unpack(
     except InvalidStream as exc:
         return _incomplete(source, f"the stream is damaged: {exc}"), {}
     except OSError as exc:
-        return _incomplete(target, exc.strerror or str(exc), f"make room there; {_KEPT}"), {}
+        values = {"why": exc.strerror or str(exc)}
+        return Problem(ProblemCode.RESULTS_CUT_BY_DISK, target, values), {}
     if writer.left_out:
         name, reason = next(iter(writer.left_out.items()))
         why = f"{len(writer.left_out)} could not be written: {name}: {reason}"
@@ -205,8 +198,8 @@ def _unpack(
     return None, changed
 
 
-def _incomplete(where: str, why: str, fix: str = _KEPT) -> Problem:
-    return Problem("the results are not complete", where, why, fix)
+def _incomplete(where: str, why: str) -> Problem:
+    return Problem(ProblemCode.RESULTS_INCOMPLETE, where, {"why": why})
 
 
 class _Content:
@@ -370,20 +363,15 @@ def _require_room(target: str, header: _Header, source: str) -> None:
         NodeError: the target does not exist, cannot be written, or has too little room.
     """
     if not os.path.isdir(target):
-        what = "no place for results"
+        code = ProblemCode.NO_PLACE_FOR_RESULTS
         reasons = ["it is not a directory" if os.path.exists(target) else "it does not exist"]
     else:
-        what = "the results do not fit"
+        code = ProblemCode.RESULTS_TOO_LARGE
         reasons = _room_refusals(target, header)
     if reasons:
-        raise NodeError(
-            Problem(
-                what=what,
-                where=target,
-                why="; ".join(reasons),
-                fix=f"make room there; {counted(header.files, 'file')} still at {source}",
-            )
-        )
+        files = counted(header.files, "file")
+        values = {"why": "; ".join(reasons), "files": files, "source": source}
+        raise NodeError(Problem(code, target, values))
 
 
 def _room_refusals(target: str, header: _Header) -> list[str]:

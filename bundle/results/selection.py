@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from .patterns import above, expand, split
 
 
@@ -119,14 +119,8 @@ def _real_directory(directory: str) -> str:
     base = os.path.realpath(directory)
     if os.path.isdir(base):
         return base
-    raise NodeError(
-        Problem(
-            what="the outputs cannot be looked for",
-            where=directory,
-            why="it is not a directory" if os.path.exists(base) else "it does not exist",
-            fix="see whether the job, or a cleaner of temporary files, removed it",
-        )
-    )
+    why = "it is not a directory" if os.path.exists(base) else "it does not exist"
+    raise NodeError(Problem(ProblemCode.RUN_DIR_MISSING, directory, {"why": why}))
 
 
 def _root_refusal(base: str, source: str) -> str:

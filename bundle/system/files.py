@@ -13,13 +13,9 @@ from pathlib import Path
 from string import Template
 
 from ..protocol.counts import sized
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 
 ROOT_VARIABLE = "STAGER_NODE_ROOT"
-MOVE_IT = (
-    f"name another directory with [cluster] node-root in stager.toml, or with ${ROOT_VARIABLE}"
-)
-
 _SHARED = """9p acfs afs beegfs ceph cifs cvmfs2 exafs fhgfs gfs2 glusterfs gpfs lustre ncpfs nfs
     nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs wekafs"""
 # The daemons behind "fuse.NAME" that reach over a network; squashfuse and overlays do not.
@@ -121,10 +117,10 @@ def mount_of(path: str) -> Mount:
         os.statvfs(path)  # makes an automounter mount what it has only announced
         text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError as exc:
-        raise fault("cannot be examined", path, exc.strerror or str(exc)) from exc
+        raise _not_examined(path, exc.strerror or str(exc)) from exc
     mount = mount_for(os.path.realpath(path), parse_mounts(text))
     if mount is None:
-        raise fault("cannot be examined", path, "/proc/self/mountinfo does not list its mount")
+        raise _not_examined(path, "/proc/self/mountinfo does not list its mount")
     return mount
 
 
@@ -177,11 +173,22 @@ def facts_of(path: str) -> DirectoryFacts:
 
 def refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
     """Return every reason why an environment of this size does not fit there."""
+    return use_refusals(facts) + room_refusals(facts, needed_bytes, needed_inodes)
+
+
+def use_refusals(facts: DirectoryFacts) -> list[str]:
+    """Return every reason why no environment can be used there, however small."""
     reasons = []
     if facts.read_only:
         reasons.append("it is mounted read-only")
     if facts.noexec:
         reasons.append("it is mounted noexec, so that nothing in it can be run")
+    return reasons
+
+
+def room_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> list[str]:
+    """Return every way in which an environment of this size lacks room there."""
+    reasons = []
     if facts.free_bytes < needed_bytes:
         reasons.append(f"needs {sized(needed_bytes)}, {sized(facts.free_bytes)} are free")
     if facts.free_inodes is not None and facts.free_inodes < needed_inodes:
@@ -207,20 +214,15 @@ def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mappin
     """
     named = (env.get(ROOT_VARIABLE) or setting) != "auto"
     candidates = named_places(setting, env) if named else automatic_places(env)
-    refused = []
+    refused, code = [], ProblemCode.NO_PLACE
     for source, path in candidates:
-        reasons = _faults(path, needed_bytes, needed_inodes, shared_ok=named)
-        if not reasons:
+        reasons, room_reasons = _faults(path, needed_bytes, needed_inodes, shared_ok=named)
+        if not reasons and not room_reasons:
             return path
-        refused.append(f"{source}{path}: {', '.join(reasons)}")
-    raise NodeError(
-        Problem(
-            what="no directory on this node can hold the environment",
-            where=os.uname().nodename,
-            why="; ".join(refused),
-            fix=MOVE_IT,
-        )
-    )
+        if room_reasons:
+            code = ProblemCode.NO_PLACE_WITH_ROOM
+        refused.append(f"{source}{path}: {', '.join([*reasons, *room_reasons])}")
+    raise NodeError(Problem(code, os.uname().nodename, {"why": "; ".join(refused)}))
 
 
 def automatic_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -253,30 +255,32 @@ def _substituted(setting: str, env: Mapping[str, str]) -> str:
     try:
         return Template(setting).substitute(env)
     except KeyError as exc:
-        why = f"the variable ${exc.args[0]} is not set on this node"
-        raise fault("no directory can be chosen for the environment", setting, why) from exc
+        values = {"name": str(exc.args[0])}
+        raise NodeError(Problem(ProblemCode.UNSET_VARIABLE, setting, values)) from exc
     except ValueError:  # a dollar sign that starts no name stands for itself
         return setting
 
 
-def _faults(path: str, needed_bytes: int, needed_inodes: int, *, shared_ok: bool) -> list[str]:
-    """Return every reason why a candidate cannot hold the node root."""
+def _faults(
+    path: str, needed_bytes: int, needed_inodes: int, *, shared_ok: bool
+) -> tuple[list[str], list[str]]:
+    """Return every reason why a candidate cannot hold the node root, those of room apart."""
     if not path.startswith("/"):
-        return ["it is not an absolute path"]
+        return ["it is not an absolute path"], []
     if not os.path.exists(path):
-        return ["it does not exist"]
+        return ["it does not exist"], []
     if not os.path.isdir(path):
-        return ["it is not a directory"]
+        return ["it is not a directory"], []
     try:
         facts = facts_of(path)
     except NodeError as exc:
-        return [exc.problem.why]
-    reasons = refusals(facts, needed_bytes, needed_inodes)
+        return [exc.problem.values["why"]], []
+    reasons = use_refusals(facts)
     if facts.shared and not shared_ok:
         reasons.insert(0, f"it is on a shared file system ({facts.fstype})")
     if not facts.read_only and not _is_writable(path):
         reasons.append("this user may not write to it")
-    return reasons
+    return reasons, room_refusals(facts, needed_bytes, needed_inodes)
 
 
 def _is_writable(base: str) -> bool:
@@ -295,9 +299,26 @@ def _unescaped(field: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
 
 
-def fault(what: str, where: str, why: str) -> NodeError:
-    """Return the error about an unsuitable directory; the remedy is to name another one."""
-    return NodeError(Problem(what=what, where=where, why=why, fix=MOVE_IT))
+def _not_examined(path: str, why: str) -> NodeError:
+    return NodeError(Problem(ProblemCode.PATH_NOT_EXAMINED, path, {"why": why}))
+
+
+def is_full(exc: OSError) -> bool:
+    """Return whether an error says that a disk or a quota is full."""
+    return exc.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_problem(exc: OSError, where: str, full: ProblemCode, other: ProblemCode) -> Problem:
+    """Return the problem behind an error while writing.
+
+    Args:
+        exc: the error.
+        where: the place that was written to.
+        full: the problem's code where a disk or a quota is full.
+        other: its code otherwise.
+    """
+    values = {"why": exc.strerror or str(exc)}
+    return Problem(full if is_full(exc) else other, where, values)
 
 
 def read_file(path: str, limit: int = _READ_LIMIT) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 
 MAX_HOSTS = 65536  # MAX_SLURM_NODES in slurm.h is of this order; guards against a typing slip
 
@@ -132,11 +132,4 @@ def _numbers(text: str, numbers: str) -> list[str]:
 
 
 def _error(text: str, why: str) -> NodeError:
-    return NodeError(
-        Problem(
-            what="the node list cannot be read",
-            where=repr(text),
-            why=why,
-            fix="write it as Slurm does, for example n[01-03,07],login1",
-        )
-    )
+    return NodeError(Problem(ProblemCode.NODE_LIST_UNREADABLE, repr(text), {"why": why}))

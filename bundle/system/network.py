@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import hostlist
 
 FIRST_PORT = 61000  # above Linux' default ephemeral range, which ends at 60999
@@ -24,7 +24,6 @@ LAST_PORT = 65535
 
 _SIOCGIFCONF = 0x8912  # netdevice(7): all IPv4 addresses, secondary ones too
 _IFREQ_SIZE = 40 if sys.maxsize > 2**32 else 32  # struct ifreq: a name and a union with pointers
-_LINK_SETTING = "name the interface with [launch] interface in stager.toml, or with --interface"
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,9 @@ def resolve(hostname: str) -> list[str]:
     try:
         entries = socket.getaddrinfo(_for_resolver(hostname), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
-        raise NodeError(
-            Problem(
-                what="the name cannot be resolved",
-                where=hostname,
-                why=f"{socket.gethostname()} says: {getattr(exc, 'strerror', None) or exc}",
-                fix="add it to DNS or to /etc/hosts on every node",
-            )
-        ) from exc
+        why = str(getattr(exc, "strerror", None) or exc)
+        values = {"host": socket.gethostname(), "why": why}
+        raise NodeError(Problem(ProblemCode.NAME_UNRESOLVED, hostname, values)) from exc
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
@@ -88,14 +82,8 @@ def route_to(address: str, port: int) -> str:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as exc:
-        raise NodeError(
-            Problem(
-                what="there is no route to the address",
-                where=address,
-                why=f"{socket.gethostname()} says: {exc.strerror or exc}",
-                fix="check that the nodes share a network; " + _LINK_SETTING,
-            )
-        ) from exc
+        values = {"host": socket.gethostname(), "why": str(exc.strerror or exc)}
+        raise NodeError(Problem(ProblemCode.NO_ROUTE, address, values)) from exc
 
 
 def local_addresses() -> list[Route]:
@@ -146,7 +134,7 @@ def interface_of(address: str) -> str:
     for link in links:
         if link.address == without_zone:
             return link.interface
-    raise _no_such("no interface has this address", address, links)
+    raise _no_such(ProblemCode.NO_INTERFACE_WITH_ADDRESS, address, links)
 
 
 def address_of(interface: str, like: str = "") -> str:
@@ -158,7 +146,7 @@ def address_of(interface: str, like: str = "") -> str:
     links = local_addresses()
     addresses = [link.address for link in links if link.interface == interface]
     if not addresses:
-        raise _no_such("this node has no such interface, or it has no address", interface, links)
+        raise _no_such(ProblemCode.NO_INTERFACE, interface, links)
     for address in addresses:
         if _is_ipv6(address) == _is_ipv6(like):
             return address
@@ -244,7 +232,7 @@ def _only_address(hostname: str) -> str:
     addresses = [link.address for link in links]
     candidates = [address for address in addresses if not _is_ipv6(address)] or addresses
     if len(candidates) != 1:
-        raise _no_such("other nodes cannot be told an address of this host", hostname, links)
+        raise _no_such(ProblemCode.NO_ADDRESS_FOR_OTHERS, hostname, links)
     return candidates[0]
 
 
@@ -282,14 +270,9 @@ def free_port(preferred: int, span: int = 64, address: str = "") -> int:
             why = exc.strerror or str(exc)
         else:
             return port
-    raise NodeError(
-        Problem(
-            what=f"none of {span} ports from {preferred} on can be listened on",
-            where=f"{socket.gethostname()} {address}".rstrip(),
-            why=f"the last answer was: {why}",
-            fix="end what is left of earlier jobs on this node",
-        )
-    )
+    where = f"{socket.gethostname()} {address}".rstrip()
+    values = {"span": str(span), "preferred": str(preferred), "why": why}
+    raise NodeError(Problem(ProblemCode.NO_FREE_PORT, where, values))
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -311,7 +294,7 @@ def _is_reachable(address: str) -> bool:
     return not is_loopback(address) and not ipaddress.ip_address(address).is_link_local
 
 
-def _no_such(what: str, where: str, links: list[Route]) -> NodeError:
+def _no_such(code: ProblemCode, where: str, links: list[Route]) -> NodeError:
     listed = ", ".join(f"{link.interface} {link.address}" for link in links)
-    why = f"on {socket.gethostname()} there are: {listed or 'none but loopback'}"
-    return NodeError(Problem(what=what, where=where, why=why, fix=_LINK_SETTING))
+    values = {"host": socket.gethostname(), "listed": listed or "none but loopback"}
+    return NodeError(Problem(code, where, values))

@@ -71,6 +71,7 @@ class ProcessError(Exception):
         code: its exit status, negative for a signal; None where it never started.
         tail: the last lines it wrote to standard error, or else to standard output.
         reason: the event, in a few words.
+        timed_out: True if it took too long, and was killed for that.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class ProcessError(Exception):
         self.code = code
         self.tail = tuple(output.strip().splitlines()[-TAIL_LINES:])
         self.reason = reason or describe_exit(code)
+        self.timed_out = False
         shown = shlex.join(masked(self.argv))
         super().__init__(": ".join([self.reason, shown, *self.tail[-1:]]))
 
@@ -189,7 +191,9 @@ def run(
     except subprocess.TimeoutExpired as exc:
         stop(process, 0)
         reason = f"took more than {timeout:g} s"
-        raise ProcessError(argv, process.returncode, _drain(process), reason=reason) from exc
+        error = ProcessError(argv, process.returncode, _drain(process), reason=reason)
+        error.timed_out = True
+        raise error from exc
     except BaseException:
         stop(process, 0)
         raise

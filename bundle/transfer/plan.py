@@ -9,7 +9,7 @@ from typing import Any
 from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
 from ..protocol.counts import counted, sized
-from ..protocol.problem import Problem
+from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED, Rates
 from .forecast import Nodes, Staging, StagingWork, staging
 
@@ -251,20 +251,8 @@ def _first_names(nodes: Sequence[str]) -> str:
 
 
 def _invisible(node: str) -> Problem:
-    return Problem(
-        what="the bundle cannot be read there, and staging is off",
-        where=node,
-        why="--stage never lets every node read the bundle where it lies",
-        fix="use --stage auto, or put the offline root on a file system that every node sees",
-    )
+    return Problem(ProblemCode.BUNDLE_INVISIBLE, node)
 
 
 def _nothing_to_send(node: str) -> Problem:
-    return Problem(
-        what="the first node cannot see the bundle, so it cannot be sent to the others",
-        where=node,
-        why="a batch job is driven from its first node",
-        fix="run it from the login node without --batch (it then uses salloc), or put the offline "
-        "root on a file system that the nodes see; where a later build has replaced the bundle, "
-        "print or submit the script again",
-    )
+    return Problem(ProblemCode.NOTHING_TO_SEND, node)

@@ -18,7 +18,8 @@ from ..format.archive import Excerpt
 from ..format.arriving_file import Arrival
 from ..node import locks, removal
 from ..protocol.job import Job
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system import files
 
 _TRIES = 5
 _TRY_SECONDS = 0.02
@@ -72,7 +73,7 @@ def _receive(job: Job, channel: AgentChannel, path: str) -> dict[str, Any]:
             listening.join()
             if arrival.failed:
                 raise NodeError(_not_sent(path, int(incoming["size"]))) from exc
-            if exc.problem.what == archive.DAMAGED:
+            if exc.problem.code is ProblemCode.BUNDLE_DAMAGED:
                 return {"problems": [exc.problem.to_json()], "arrived": archive.digest_of(path)}
             raise
         listening.join()
@@ -90,10 +91,8 @@ def _make(folder: str) -> None:
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
     except OSError as exc:
-        fix = "see the space and the permissions there"
-        raise NodeError(
-            Problem("the bundle cannot be received", folder, str(exc.strerror), fix)
-        ) from exc
+        full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
+        raise NodeError(files.disk_problem(exc, folder, full, unwritable)) from exc
 
 
 def _remove(folder: str) -> None:
@@ -146,10 +145,11 @@ def _not_sent(path: str, size: int) -> Problem:
         arrived = os.stat(path).st_size
     except OSError:
         arrived = 0
-    why = f"{arrived} of {size} bytes had arrived"
+    values = {"arrived": str(arrived), "size": str(size)}
     with contextlib.suppress(OSError):
         space = os.statvfs(os.path.dirname(path))
         free = space.f_bavail * space.f_frsize
         if free < size - arrived:
-            why = f"{why}, {free} are free"
-    return Problem("the bundle could not be sent", path, why, "see the problem named first")
+            full = ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM
+            return Problem(full, path, {**values, "free": str(free)})
+    return Problem(ProblemCode.BUNDLE_NOT_ARRIVED, path, values)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol import output
 from bundle.protocol.counts import counted
+from bundle.protocol.problem import ProblemCode
+from bundle.protocol.problem_table import JOB_ENDINGS
 from bundle.protocol.words import Allocation
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
     from ..diagnosis.failure import FirstFailure
     from ..jobs.result import Outcome
 
+_LOSSES = (
+    ProblemCode.OUTPUT_LOST,
+    ProblemCode.OUTPUT_NOT_LOGGED,
+    ProblemCode.OUTPUT_DISK_FULL,
+)
 _MAX_NAMED = 8
 """Losses of output that are listed one by one."""
 
@@ -194,14 +201,15 @@ class Console(Events, JobLogs):
         if fault:
             self._write(f"warning: the logs are not complete: {fault}", "warning")
         reported = {
-            (node, problem.what)
+            (node, problem.values["source"])
             for node, problems in outcome.problems.items()
             for problem in problems
+            if problem.code in _LOSSES
         }
-        losses = [(loss["node"], output.lost(loss)) for loss in outcome.logs_lost]
+        losses = [(loss["node"], output.described(loss)) for loss in outcome.logs_lost]
         unreported = [loss for loss in losses if loss not in reported]
-        for node, text in unreported[:_MAX_NAMED]:
-            self._write(f"warning: {node}: {text}", "warning")
+        for node, source in unreported[:_MAX_NAMED]:
+            self._write(f"warning: {node}: output of {source} is lost", "warning")
         more = len(unreported) - _MAX_NAMED
         if more > 0:
             self._write(f"warning: and output of {counted(more, 'more rank')}", "warning")
@@ -219,8 +227,7 @@ def _left_out(outcome: Outcome) -> list[str]:
 
 def _each_problem(outcome: Outcome) -> Iterator[tuple[str, Problem]]:
     """Yield each problem with its node, but not the end of the job, which is shown by itself."""
-    end = f"job {outcome.job.id}" if outcome.ended_by else None
     for node, problems in outcome.problems.items():
         for problem in problems:
-            if problem.where != end:
+            if problem.code not in JOB_ENDINGS:
                 yield node, problem

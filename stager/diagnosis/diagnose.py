@@ -21,7 +21,7 @@ from ..logs.lines import last_lines
 from ..logs.refused import Refused
 from ..logs.result import JobResult, parse_result
 from ..slurm import accounting
-from . import driver_verdict, slurm_endings, withheld_variables
+from . import driver_verdict, problem_verdict, withheld_variables
 from .comparison import comparable
 from .evidence import evidence
 from .failure import Diagnosis, FirstFailure
@@ -186,7 +186,7 @@ def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailur
     )
     if not ended_by or has_cause:
         return None
-    return slurm_endings.failure(ended_by, job_id, "")
+    return problem_verdict.of_ending(ended_by, job_id, "")
 
 
 def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
 from bundle.launch.rank_results import CAUSE, LOST_PEER
 from bundle.protocol.problem import Problem
+from bundle.protocol.problem_table import TABLE
+from bundle.protocol.words import FailureClass
 
 from ..catalogue.catalogue import EXIT, PRIMARY, Match, match
 from ..logs.result import JobResult, RankFailure, RankProcess
-from . import slurm_endings
+from . import problem_verdict
 from .failure import FirstFailure
 from .rank_verdict import LINES, of_rank, own_words, weigh
 from .wording import lingering_in_words
@@ -20,22 +21,6 @@ from .wording import lingering_in_words
 _ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 _NOTICE_SECONDS = 1.0
 """Seconds by which a busy node may be late to notice that a rank has ended."""
-
-_NODE_SIGNS = (
-    ("killed", re.compile(r"gave no answer.*: Killed$")),
-    ("environment", re.compile(r"gave no answer.*Exited with exit code")),
-    ("node-failure", re.compile(r"gave no answer")),
-    ("hang", re.compile(r"the ranks did not end")),
-    ("damaged-copy", re.compile(r"damaged|another bundle")),
-    ("disk-full", re.compile(r" are free|No space left")),
-    ("interface", re.compile(r"no such interface")),
-    ("name-resolution", re.compile(r"name cannot be resolved")),
-    ("port", re.compile(r"ports .* can be listened on")),
-)
-"""The far side's wording of its problems, by class; anything else is the environment's."""
-
-_FOLLOWED = re.compile(r"srun ended it, as \S+ had failed")
-"""The problem of a node that did nothing wrong."""
 
 
 def verdict(result: JobResult, job_id: str) -> FirstFailure | None:
@@ -50,7 +35,7 @@ def verdict(result: JobResult, job_id: str) -> FirstFailure | None:
     if not result.ended_by:
         return first_failure(result)
     node = next(iter(result.problems), "") if result.ended_by == "node-failure" else ""
-    return slurm_endings.failure(result.ended_by, job_id, node)
+    return problem_verdict.of_ending(result.ended_by, job_id, node)
 
 
 def before_the_interrupt(result: JobResult) -> JobResult:
@@ -110,7 +95,7 @@ def _node_problem(result: JobResult, ranked: Sequence[RankFailure]) -> FirstFail
     blamed: tuple[str, Problem] | None = None
     for node, problems in result.problems.items():
         for problem in problems:
-            if not _FOLLOWED.search(problem.why):
+            if not TABLE[problem.code].follows:
                 return _of_node(node, problem, result, ranked)
             blamed = blamed or (node, problem)
     return None if blamed is None else _of_node(*blamed, result, ranked)
@@ -120,30 +105,13 @@ def _of_node(
     node: str, problem: Problem, result: JobResult, ranked: Sequence[RankFailure]
 ) -> FirstFailure:
     """Return the failure of a node that could not do its part, with its rank if one failed."""
-    reason = f"{problem.what}: {problem.why}" if problem.why else problem.what
-    kind = _kind_of_problem(reason)
+    failure = problem_verdict.of_problem(problem, node)
     record = next((record for record in ranked if record.node == node), None)
-    failure = FirstFailure(
-        node=node,
-        rank=None,
-        exit_code=None,
-        kind=kind,
-        cause=f"{problem.where}: {reason}" if problem.where else reason,
-        hint=problem.fix,
-        lines=(),
-    )
     if record is not None:
         lines = record.lines[-LINES:]
         return replace(failure, rank=record.rank, exit_code=record.exit_code, lines=lines)
-    lingering = _lingering(result, node) if kind == "hang" else None
+    lingering = _lingering(result, node) if failure.kind == FailureClass.HANG else None
     return lingering or failure
-
-
-def _kind_of_problem(reason: str) -> str:
-    for kind, pattern in _NODE_SIGNS:
-        if pattern.search(reason):
-            return kind
-    return "environment"
 
 
 def _vanished(result: JobResult) -> FirstFailure | None:

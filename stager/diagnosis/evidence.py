@@ -77,7 +77,7 @@ def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
 def _of_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
     for number, line in _lines(files.preflight):
         node, _, problem = line.partition(" problem: ")
-        if problem and node == first.node and _describes(problem, first):
+        if node == first.node and _is_first_line(problem, first.problem):
             return Evidence(path=files.preflight, number=number, text=line)
     return None
 
@@ -134,7 +134,7 @@ def _node_problem(event: Mapping[str, Any], first: FirstFailure) -> str:
     elif event.get("node") != first.node:
         return ""
     for raw in problems:
-        if _describes(str(Problem.from_json(raw)), first):
+        if Problem.from_json(raw) == first.problem:
             return json.dumps(raw)[1:-1]
     return ""
 
@@ -154,9 +154,8 @@ _PARTS: Sequence[Callable[[Mapping[str, Any], FirstFailure], str]] = (
 )
 
 
-def _describes(problem: str, first: FirstFailure) -> bool:
-    """Return whether a problem in words is the failure, whose cause has the same parts."""
-    return first.hint in problem and problem.partition(";")[0] in first.cause
+def _is_first_line(text: str, problem: Problem | None) -> bool:
+    return problem is not None and text == str(problem).partition("\n")[0]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

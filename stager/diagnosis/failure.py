@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.problem import Problem
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
@@ -47,6 +49,8 @@ class FirstFailure:
     """The time, in seconds since the epoch; None if unknown."""
     entry: str = ""
     """The catalogue's entry that explains it; empty for none."""
+    problem: Problem | None = None
+    """The far side's problem that it is; None for a failure of another kind."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields under the names that scripts rely on."""

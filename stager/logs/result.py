@@ -189,9 +189,12 @@ def _problems(raw: Mapping[str, Any]) -> dict[str, tuple[Problem, ...]]:
 
 
 def _problem(raw: object) -> Problem | None:
-    if not isinstance(raw, dict) or not json_fields.text(raw, "what"):
+    if not isinstance(raw, dict):
         return None
-    return Problem(*(json_fields.text(raw, key) for key in ("what", "where", "why", "fix")))
+    try:
+        return Problem.from_json(raw)
+    except (KeyError, TypeError):
+        return None
 
 
 def _exit_codes(raw: Mapping[str, Any]) -> dict[str, int]:

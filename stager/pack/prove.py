@@ -20,7 +20,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 
 from bundle.format.manifest import Manifest, room_for
 from bundle.protocol.digest import Digest, canonical_json
-from bundle.protocol.problem import Problem
+from bundle.protocol.problem import Problem, ProblemCode
 from bundle.system.files import ROOT_VARIABLE
 
 from ..core.deletion import remove
@@ -32,6 +32,17 @@ from .existing import ChosenBundle, node_program
 
 PROBE_SECONDS = 1200.0
 _USER = "environment.requirements"
+_OF_THE_STORE = (
+    ProblemCode.PATH_NOT_EXAMINED,
+    ProblemCode.NO_PLACE,
+    ProblemCode.NO_PLACE_WITH_ROOM,
+    ProblemCode.NODE_ROOT_REFUSED,
+    ProblemCode.NODE_ROOT_BASE_REFUSED,
+    ProblemCode.NO_ROOM,
+    ProblemCode.ENVIRONMENT_DISK_FULL,
+    ProblemCode.ENVIRONMENT_UNWRITABLE,
+)
+"""Problems with the scratch directory, which lies in the store."""
 _NOWHERE = "http://127.0.0.1:9"
 """The discard port: nothing listens there."""
 
@@ -248,6 +259,6 @@ def _probe_failed(problem: Problem) -> StagerError:
     """Return the error for a problem that stopped the probe."""
     why = problem.why.replace(f"${ROOT_VARIABLE} = ", "")  # set here, and not by the user
     text = f"the proof of closure failed: {problem.where}: {problem.what}: {why}"
-    if ROOT_VARIABLE in problem.fix:
+    if problem.code in _OF_THE_STORE:
         return SpaceError(text, hint=STORE_HINT)
     return BundleError(text, hint=problem.fix)

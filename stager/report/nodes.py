@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from bundle.protocol.problem import Problem
 
 from ..logs.json_fields import listing, table, text, texts, whole
 from .attempt import Attempt, Event, answered
@@ -146,7 +149,7 @@ def _problems(event: Event) -> Iterator[str]:
         if isinstance(raw, str):
             yield raw
         elif isinstance(raw, dict):
-            where, parts = text(raw, "where"), [text(raw, key) for key in ("what", "why", "fix")]
-            line = "; ".join(part for part in parts if part)
-            is_of_node = not where or where == text(event, "node")
-            yield line if is_of_node else f"{where}: {line}"
+            with suppress(KeyError, TypeError):
+                problem = Problem.from_json(raw)
+                is_of_node = problem.where == text(event, "node")
+                yield str(replace(problem, where="") if is_of_node else problem)

@@ -28,6 +28,8 @@ DRIVERS = frozenset(
     for name in (
         *("__main__", "checks/findings", "checks/network_agreement", "format/partial_bundle"),
         *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),
+        *("protocol/problem_table", "protocol/wording"),
+        *("protocol/node_wordings", "protocol/environment_wordings", "protocol/job_wordings"),
     )
 )
 """The modules outside ``driver/`` that no agent of a step uses."""

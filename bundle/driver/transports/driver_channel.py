@@ -68,7 +68,7 @@ class DriverChannel:
         """Lines that no source is known to have sent."""
         self._unsent = bytearray(first)
         self._errors = self._parsed_errors = b""
-        self._faults: dict[str, str] = {}
+        self._faults: dict[str, slurm_commands.StepFault] = {}
         self._gone: dict[str, set[int]] = {}
         self._closing = False
         """True once standard input is to end when all is sent."""
@@ -118,7 +118,7 @@ class DriverChannel:
         return self._errors.decode(errors="replace")
 
     @property
-    def faults(self) -> dict[str, str]:
+    def faults(self) -> dict[str, slurm_commands.StepFault]:
         """The faults that Slurm reported, by node."""
         self._parse_errors()
         return self._faults

@@ -24,7 +24,7 @@ from ...node.location import base_for
 from ...node.root import secure_root
 from ...protocol import output
 from ...protocol.job import Job
-from ...protocol.problem import NodeError, Problem
+from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.words import Action, LogMode
 from ...redaction.masking import without_secrets
 from ...system import files, permissions, processes, signals
@@ -89,9 +89,7 @@ class LocalTransport:
                 _tell_to_end(agents)
                 _attend(agents, on_event, phase, time.monotonic() + self._grace)
                 raise
-            return {
-                node: Ended(code, processes.describe_exit(code)) for node, code in codes.items()
-            }
+            return {node: _ended(code) for node, code in codes.items()}
         except BaseException:
             _stop_all(self._agents, self._grace)
             raise
@@ -111,7 +109,7 @@ class LocalTransport:
         Raises:
             NodeError: always; a plan for this allocation has nothing to send.
         """
-        raise NodeError(Problem("nothing is sent on one machine", "", "", "use --stage auto"))
+        raise NodeError(Problem(ProblemCode.SENT_LOCALLY, ""))
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         """Fail: the nodes write into the run directory themselves.
@@ -119,7 +117,7 @@ class LocalTransport:
         Raises:
             NodeError: always.
         """
-        raise NodeError(Problem("nothing is fetched on one machine", "", "", ""))
+        raise NodeError(Problem(ProblemCode.FETCHED_LOCALLY, ""))
 
     def ended_by(self) -> str:
         """Return nothing: only the user ends this allocation."""
@@ -198,6 +196,13 @@ def _tell_to_end(agents: Mapping[str, processes.Process]) -> None:
         if agent.poll() is None:
             agent.send_signal(signal.SIGTERM)
         _close_input(agent)
+
+
+def _ended(code: int) -> Ended:
+    problem = ProblemCode.NO_ANSWER if code <= 0 else ProblemCode.NO_ANSWER_EXITED
+    if code == -signal.SIGKILL:
+        problem = ProblemCode.NO_ANSWER_KILLED
+    return Ended(code, problem, {"why": processes.describe_exit(code)})
 
 
 def _attend(

@@ -20,7 +20,7 @@ from ...agent.agent import SESSION
 from ...channel import agent_channel
 from ...launch import output_reader
 from ...protocol.job import Job
-from ...protocol.problem import NodeError, Problem
+from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
 from . import slurm_commands
 from .agent_program import factored, request_line
@@ -143,7 +143,7 @@ class SlurmTransport:
         of these the reason is noted in ``ended``.
         """
         silent = [node for node in requests if node not in answers.answered]
-        blocking = {node for node in silent if slurm_commands.unreachable(ended[node].why)}
+        blocking = {node for node in silent if ended[node].problem in slurm_commands.UNREACHABLE}
         if not blocking and not answers.answered:
             down = self._down(requests)
             ended.update(down)
@@ -157,11 +157,10 @@ class SlurmTransport:
             states = slurm_commands.down_nodes(self._ask(*listing))
         except NodeError:
             return {}
-        down = {}
-        for node, state in states.items():
-            why = f"Slurm can start nothing there (it is {state})"
-            down[node] = Ended(1, why, slurm_commands.advice(node, why))
-        return down
+        no_start = ProblemCode.NO_ANSWER_NO_START
+        return {
+            node: Ended(1, no_start, {"why": f"it is {state}"}) for node, state in states.items()
+        }
 
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
         """Ask the agents of the session, or start a step.
@@ -298,8 +297,8 @@ class SlurmTransport:
                     argv, env=self._variables, stdin=stdin, stdout=processes.PIPE
                 )
             except processes.ProcessError as exc:
-                fix = "see whether the allocation still stands"
-                raise NodeError(Problem("srun cannot be started", "", exc.reason, fix)) from exc
+                problem = Problem(ProblemCode.SRUN_NOT_STARTED, "", {"why": exc.reason})
+                raise NodeError(problem) from exc
             try:
                 take(cast("IO[bytes]", running.stdout))
             finally:
@@ -321,16 +320,17 @@ class SlurmTransport:
         except NodeError:
             return ""
         latest = self._starter.latest
-        return slurm_commands.ended_by(shown, self._job.attempt, latest.errors if latest else "")
+        errors = latest.errors if latest else ""
+        return slurm_commands.ended_by(shown, self._job.attempt, errors) or ""
 
     def _ask(self, *argv: str) -> str:
         """Return what a command of Slurm's prints."""
         try:
             return processes.run(argv, timeout=self._ask_seconds, env=self._variables).stdout
         except processes.ProcessError as exc:
-            why = "; ".join([exc.reason, *exc.tail[-1:]])
-            fix = "run it where Slurm's commands are on PATH and the controller answers"
-            raise NodeError(Problem(f"{argv[0]} failed", os.uname().nodename, why, fix)) from exc
+            values = {"command": argv[0], "why": "; ".join([exc.reason, *exc.tail[-1:]])}
+            where = os.uname().nodename
+            raise NodeError(Problem(ProblemCode.SLURM_COMMAND_FAILED, where, values)) from exc
 
 
 def _release(step: DriverChannel, answers: Answers, until: float) -> None:

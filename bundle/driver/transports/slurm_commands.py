@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...protocol.job import Job, check
-from ...protocol.problem import NodeError, Problem
+from ...protocol.problem import NodeError, Problem, ProblemCode
+from ...protocol.words import Ending
 from ...system.hostlist import expand_hostlist, fold
+from ...system.processes import describe_exit
 from ...transfer import forecast
 
 PATIENCE = 600
@@ -31,12 +33,10 @@ done
 printf '\\036%s 0 0 - . ' "$SLURMD_NODENAME:${SLURM_PROCID:-0}"
 printf '{"v": 1, "event": "%s", "node": "%s", "ok": false, "seconds": 0, "problems": [{' \\
     "$phase" "$SLURMD_NODENAME"
-printf '"what": "no Python 3.9 or newer was found", "where": "%s", ' "$SLURMD_NODENAME"
-printf '"why": "tried %s names, python3 on PATH among them", ' "$#"
-printf '"fix": "install Python there, or leave the node out with --exclude=%s"}]}\\n' \\
-    "$SLURMD_NODENAME"
+printf '"code": "NO_PYTHON", "where": "%s", "values": {"count": "%s"}}]}\\n' \\
+    "$SLURMD_NODENAME" "$#"
 exit 3
-"""
+""".replace("NO_PYTHON", ProblemCode.NO_PYTHON.value)
 """The shell's part on a node: the first Python that is new enough gets the bootstrap program."""
 
 CREDENTIALS = ("SLURM_JWT",)
@@ -69,24 +69,23 @@ _NETWORK = re.compile(
     r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
 )
 _DOWN = ("down", "fail", "unknown", "powered_down", "powering_down")
-_NO_START = "Slurm can start nothing there"
-_NODE_FAILURE = "Slurm lost the node"
-_TAKEN_ALONG = re.compile(r"tasks? [\d,-]+: (Killed|Terminated)$")
+UNREACHABLE = (ProblemCode.NO_ANSWER_NO_START, ProblemCode.NO_ANSWER_NODE_FAILURE)
+"""The problems of nodes that cannot be used themselves."""
 _EXITED = re.compile(r"Exited with exit code (\d+)$")
 _BROADCAST = re.compile(r"sbcast: error: REQUEST_FILE_BCAST\((\S+?)\): (.+)")
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _JOB_FIELDS = re.compile(r"\b(JobState|Reason|PreemptTime|Restarts)=(\S*)")
 _ENDED_BY_STATE = {
-    "TIMEOUT": "time-limit",
-    "DEADLINE": "time-limit",
-    "NODE_FAIL": "node-failure",
-    "PREEMPTED": "preempted",
-    "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
+    "TIMEOUT": Ending.TIME_LIMIT,
+    "DEADLINE": Ending.TIME_LIMIT,
+    "NODE_FAIL": Ending.NODE_FAILURE,
+    "PREEMPTED": Ending.PREEMPTED,
+    "CANCELLED": Ending.CANCELLED,
+    "REVOKED": Ending.CANCELLED,
 }
-_ENDED_BY_REASON = {"TimeLimit": "time-limit", "NodeDown": "node-failure"}
-_SIGNALS = {"Killed": -9, "Terminated": -15, "srun ended it": -9}
-"""Exit status of a fault that speaks of a signal."""
+_ENDED_BY_REASON = {"TimeLimit": Ending.TIME_LIMIT, "NodeDown": Ending.NODE_FAILURE}
+_SIGNALS = {"Killed": -9, "Terminated": -15}
+"""Exit status of a task that a signal ended, by Slurm's word for it."""
 _COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -121,9 +120,7 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
     """
     job_id, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
     if not job_id or not listed:
-        why = "SLURM_JOB_ID and SLURM_JOB_NODELIST are not both set"
-        fix = "start it with salloc or sbatch, or use --allocation local"
-        raise NodeError(Problem("there is no Slurm allocation", "", why, fix))
+        raise NodeError(Problem(ProblemCode.NO_ALLOCATION, ""))
     restarts = env.get("SLURM_RESTART_COUNT", "0")
     bound = replace(
         job,
@@ -134,8 +131,7 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
     try:
         check(bound)
     except ValueError as exc:
-        fix = "see who has set SLURM_JOB_ID and SLURM_JOB_NODELIST: they are not Slurm's own"
-        raise NodeError(Problem("the Slurm allocation cannot be used", "", str(exc), fix)) from exc
+        raise NodeError(Problem(ProblemCode.ALLOCATION_UNUSABLE, "", {"why": str(exc)})) from exc
     return bound
 
 
@@ -144,9 +140,8 @@ def _chosen_nodes(job: Job, job_id: str, nodes: list[str]) -> tuple[str, ...]:
     least, most = job.wanted or (1, len(nodes))
     least = job.min_nodes or least
     if len(nodes) < least:
-        why = f"job {job_id} has {len(nodes)}, {least} are asked for"
-        fix = f"use --nodes {len(nodes)}, or ask Slurm for more"
-        raise NodeError(Problem("the allocation has too few nodes", "", why, fix))
+        values = {"job": job_id, "nodes": str(len(nodes)), "least": str(least)}
+        raise NodeError(Problem(ProblemCode.TOO_FEW_NODES, "", values))
     return tuple(nodes[:most])
 
 
@@ -236,36 +231,81 @@ def version(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def step_faults(stderr: str) -> dict[str, str]:
+@dataclass(frozen=True)
+class StepFault:
+    """What went wrong on a node of a step."""
+
+    problem: ProblemCode
+    """One of the ``NO_ANSWER`` codes."""
+    values: Mapping[str, str]
+    """Its values: ``why``, with Slurm's words, where it has any."""
+    status: int | None = None
+    """The exit status that Slurm speaks of, negative for a signal; None if it speaks of none."""
+
+
+def step_faults(stderr: str) -> dict[str, StepFault]:
     """Return the nodes that a step went wrong on, and how, as ``srun`` wrote to standard error.
 
     Once one task has failed ``srun`` ends the others: of these it is said that they follow. They
     are reported in the order in which they came, so the first is the one to blame.
     """
-    faults: dict[str, str] = {}
+    faults: dict[str, StepFault] = {}
     for line in stderr.splitlines():
         _add_faults(line, faults)
     first = next(iter(faults), "")
     for node, fault in faults.items():
-        if node != first and _TAKEN_ALONG.match(fault):
-            faults[node] = f"srun ended it, as {first} had failed"
+        if node != first and fault.status in _SIGNALS.values():
+            follows = ProblemCode.NO_ANSWER_FOLLOWED
+            faults[node] = StepFault(follows, {"first": first}, _SIGNALS["Killed"])
     return faults
 
 
-def _add_faults(line: str, faults: dict[str, str]) -> None:
+def _add_faults(line: str, faults: dict[str, StepFault]) -> None:
     """Add what one line says of nodes; the first word on a node counts, but for its loss."""
     lost = _LOST.search(line)
     if lost:
-        faults.update(dict.fromkeys(_hosts(lost[1]), f"{_NODE_FAILURE} (node failure)"))
+        failure = StepFault(ProblemCode.NO_ANSWER_NODE_FAILURE, {})
+        faults.update(dict.fromkeys(_hosts(lost[1]), failure))
         return
     launch = _LAUNCH.search(line)
     if launch:
-        faults.setdefault(launch[1], f"{_NO_START} ({launch[2].strip()})")
+        no_start = StepFault(ProblemCode.NO_ANSWER_NO_START, {"why": launch[2].strip()})
+        faults.setdefault(launch[1], no_start)
         return
     task = _TASK.match(line)
     if task:
         for node in _hosts(task[1]):
-            faults.setdefault(node, f"task {task[2]}: {task[3].strip()}")
+            faults.setdefault(node, _task_fault(task[2], task[3].strip()))
+
+
+def _task_fault(numbers: str, words: str) -> StepFault:
+    """Return the fault of tasks that have ended, as Slurm's words say."""
+    values = {"why": f"task {numbers}: {words}"}
+    exited = _EXITED.search(words)
+    if exited:
+        return StepFault(ProblemCode.NO_ANSWER_EXITED, values, int(exited[1]))
+    killed = words == "Killed"
+    problem = ProblemCode.NO_ANSWER_KILLED if killed else ProblemCode.NO_ANSWER
+    return StepFault(problem, values, _SIGNALS.get(words))
+
+
+def general_fault(code: int, stderr: str) -> StepFault:
+    """Return the fault of a node of which Slurm has said nothing: that of its whole step.
+
+    Args:
+        code: the exit status of ``srun``.
+        stderr: what it wrote to standard error.
+    """
+    last_lines = [line for line in stderr.splitlines() if line.strip()][-3:]
+    why = "; ".join([describe_exit(code), *last_lines])
+    problem = ProblemCode.NO_ANSWER
+    if "create step" in why:
+        problem = ProblemCode.NO_ANSWER_NO_STEP
+    elif _EXITED.search(why):
+        problem = ProblemCode.NO_ANSWER_EXITED
+    elif why.endswith(": Killed"):
+        problem = ProblemCode.NO_ANSWER_KILLED
+    return StepFault(problem, {"why": why})
 
 
 def ended_tasks(stderr: str) -> dict[str, set[int]]:
@@ -305,34 +345,6 @@ def network_fault(fault: str) -> bool:
     return bool(_NETWORK.search(fault))
 
 
-def unreachable(fault: str) -> bool:
-    """Return whether a fault of :func:`step_faults` says that the node itself cannot be used."""
-    return fault.startswith((_NO_START, _NODE_FAILURE))
-
-
-def fault_code(fault: str, otherwise: int) -> int:
-    """Return the exit status that a fault speaks of, negative for a signal; else the step's own."""
-    exited = _EXITED.search(fault)
-    if exited:
-        return int(exited[1])
-    return next((code for word, code in _SIGNALS.items() if word in fault), otherwise)
-
-
-def advice(node: str, fault: str) -> str:
-    """Return advice on a node on which a step went wrong; empty where its log says enough."""
-    if not fault.startswith("Slurm ") and "create step" not in fault:
-        return ""
-    return f"see whether it is up (sinfo -N -n {node}), or leave it out with --exclude={node}"
-
-
-def lost_advice(node: str) -> str:
-    """Return advice on a node that cannot be reached any more."""
-    return (
-        f"see whether it is up and its network works (sinfo -N -n {node}, ping {node}), or leave "
-        f"it out with --exclude={node}"
-    )
-
-
 def down_nodes(listed: str) -> dict[str, str]:
     """Return the nodes on which nothing can be started, and their states.
 
@@ -355,8 +367,8 @@ def broadcast_faults(stderr: str) -> dict[str, str]:
     return faults
 
 
-def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> str:
-    """Return why a job ended; empty while it runs on.
+def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> Ending | None:
+    """Return why a job ended; None while it runs on.
 
     Args:
         shown: what ``scontrol --oneliner show job`` prints.
@@ -367,16 +379,16 @@ def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> str:
     fields = dict(_JOB_FIELDS.findall(shown))
     state = fields.get("JobState", "")
     if state != "COMPLETING":
-        return _ENDED_BY_STATE.get(state, "")
+        return _ENDED_BY_STATE.get(state)
     # The state that it will have is only in the reason as yet.
     reason = fields.get("Reason", "")
     if reason in _ENDED_BY_REASON:
         return _ENDED_BY_REASON[reason]
     if fields.get("PreemptTime", "None") != "None" or "DUE TO PREEMPTION" in stderr:
-        return "preempted"
+        return Ending.PREEMPTED
     restarts = fields.get("Restarts", "")
     requeued = restarts.isdigit() and int(restarts) > attempt
-    return "requeued" if requeued else "cancelled"
+    return Ending.REQUEUED if requeued else Ending.CANCELLED
 
 
 def step_environment(env: Mapping[str, str]) -> dict[str, str]:

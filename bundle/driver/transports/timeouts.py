@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...launch.output_reader import RANKS_ENDED
+from ...protocol.problem import Problem, ProblemCode
 from ...system import processes
 from . import slurm_commands
 from .driver_channel import DriverChannel
@@ -43,10 +44,6 @@ done
 echo "{_DESERTED}$SLURMD_NODENAME" >&2
 """
 """Says so where no process of another step of the job runs; nothing where that cannot be known."""
-_DESERTED_ADVICE = (
-    "see on {node} what ended slurmstepd and the job's processes: `dmesg` shows the out-of-memory "
-    "killer's work; or leave the node out with --exclude={node}"
-)
 
 
 class Waiting:
@@ -179,21 +176,24 @@ class Watch:
         errors = look.errors()
         self.close()
         for node, fault in slurm_commands.step_faults(errors).items():
-            if slurm_commands.unreachable(fault):
-                why = f"others are done, and it cannot be reached any more: {fault}"
-                self._lose(node, why, slurm_commands.lost_advice(node))
+            if fault.problem in slurm_commands.UNREACHABLE:
+                reason = _words(node, fault.problem, fault.values)
+                self._lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": reason})
         deserted = _deserted_nodes(errors)
         # Twice in a row: its last word may have been on its way.
         for node in sorted(deserted & self._deserted):
-            why = "others are done, and nothing of the job runs there any more"
-            self._lose(node, why, _DESERTED_ADVICE.format(node=node))
+            self._lose(node, ProblemCode.NO_ANSWER_DESERTED, {})
         self._deserted = deserted
 
-    def _lose(self, node: str, why: str, advice: str) -> None:
+    def _lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
         if node in self._nodes and node not in self._done:
-            self.lost[node] = Ended(1, why, advice)
-            text = f"{node} is lost: {why}"
+            self.lost[node] = Ended(1, problem, values)
+            text = f"{node} is lost: {_words(node, problem, values)}"
             self._on_event({"v": 1, "event": "note", "text": text})
+
+
+def _words(node: str, problem: ProblemCode, values: Mapping[str, str]) -> str:
+    return Problem(problem, node, values).why
 
 
 def _deserted_nodes(errors: str) -> frozenset[str]:
@@ -240,14 +240,12 @@ class _Look:
 
 def endings(requests: Requests, step: DriverChannel) -> dict[str, Ended]:
     """Return how each node's part of a step has ended, for the case that it gave no answer."""
-    faults = step.faults
-    last_lines = [line for line in step.errors.splitlines() if line.strip()][-3:]
-    general = "; ".join([processes.describe_exit(step.code), *last_lines])
+    general = slurm_commands.general_fault(step.code, step.errors)
     endings = {}
     for node in requests:
-        fault = faults.get(node, general)
-        # srun itself may have ended well.
-        step_code = step.code or int(slurm_commands.unreachable(fault))
-        code = slurm_commands.fault_code(fault, step_code)
-        endings[node] = Ended(code, fault, slurm_commands.advice(node, fault))
+        fault = step.faults.get(node, general)
+        code = fault.status
+        if code is None:  # srun itself may have ended well
+            code = step.code or int(fault.problem in slurm_commands.UNREACHABLE)
+        endings[node] = Ended(code, fault.problem, fault.values)
     return endings

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 from ...protocol.job import Job
+from ...protocol.problem import ProblemCode
 from ...system import files
 
 Event = dict[str, Any]
@@ -42,10 +43,10 @@ class Ended:
 
     code: int
     """Exit status; negative for a signal."""
-    why: str
-    """The same in words, with what else is known."""
-    fix: str = ""
-    """Advice to the user; empty where only the log can tell."""
+    problem: ProblemCode
+    """The problem of a node that has ended so: one of the ``NO_ANSWER`` codes."""
+    values: Mapping[str, str] = field(hash=False)
+    """The values of that problem, besides the phase and the log directory."""
     unreachable: bool = False
     """True if no rank has begun anywhere because none could begin here."""
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bundle.checks.deep import REMEDY, SHOWN, damaged_files, discard
+from bundle.checks.deep import SHOWN, damaged_files, discard
 from bundle.environment.unpack import Environment, unpack, using
 from bundle.node.root import secure_root
-from bundle.protocol.problem import NodeError
+from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -53,8 +53,8 @@ def copy(sound: Path, base: Path) -> Path:
 def found(copy: Path, processes: int = 2) -> dict[str, str]:
     """What is said about which path; each says what to do."""
     problems = damaged_files(str(copy), processes)
-    assert {problem.what for problem in problems} <= {"the environment is damaged"}
-    assert {problem.fix for problem in problems} <= {REMEDY}
+    assert {problem.code for problem in problems} <= {ProblemCode.ENVIRONMENT_DAMAGED}
+    assert {"stager clean --nodes" in problem.fix for problem in problems} <= {True}
     return {os.path.relpath(problem.where, copy): problem.why for problem in problems}
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bundle.checks import findings
-from bundle.protocol.problem import Problem
+from bundle.protocol.problem import Problem, ProblemCode
+from tests.support.problems import worded
 
 NODES = ("n1", "n2", "n3", "n4")
 OK: dict[str, Any] = {"ok": True, "exit_code": 0, "problems": []}
@@ -15,7 +16,8 @@ BAD: dict[str, Any] = {"ok": False, "exit_code": 1, "problems": [], "tail": ["th
 
 
 def refused(node: str) -> dict[str, Any]:
-    problem = Problem("the head node cannot be reached", "h:61000", f"from {node}: refused", "look")
+    values = {"host": node, "why": "refused"}
+    problem = Problem(ProblemCode.HEAD_UNREACHED, "h:61000", values)
     return {"problem": problem.to_json(), "differs": {}}
 
 
@@ -47,9 +49,10 @@ def test_a_head_that_nobody_reaches_is_at_fault() -> None:
 
 
 def test_a_head_that_cannot_listen_is_alone_at_fault() -> None:
-    problem = Problem("the head node cannot listen", "h:61000", "in use", "end it").to_json()
-    answers = {"n1": {"problem": problem}, "n2": refused("n2"), "n3": refused("n3")}
-    assert whats(findings.unreachable("n1", answers)) == {"n1": ["the head node cannot listen"]}
+    problem = Problem(ProblemCode.HEAD_PORT_TAKEN, "h:61000", {"why": "in use"})
+    answers = {"n1": {"problem": problem.to_json()}, "n2": refused("n2"), "n3": refused("n3")}
+    found = findings.unreachable("n1", answers)
+    assert whats(found) == {"n1": ["the head node cannot listen on the job's port"]}
 
 
 def test_nobody_is_blamed_for_a_head_that_was_lost() -> None:
@@ -126,7 +129,7 @@ def test_what_follows_from_a_fault_is_no_fault() -> None:
 
 
 def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
-    lost = Problem("launch gave no answer", "n2", "exit status 137", "see its log").to_json()
+    lost = worded("launch gave no answer", "n2", "exit status 137", "see its log").to_json()
     told_to_end = {**BAD, "exit_code": 143}
     silent = {**BAD, "problems": [lost]}
     answers: dict[str, Any] = {"n1": told_to_end, "n2": silent, "n3": OK}

@@ -14,6 +14,7 @@ from bundle.checks import probe
 from bundle.protocol.problem import Problem
 from bundle.protocol.requires import Requires
 from tests.support.needs import lacks
+from tests.support.problems import worded
 
 REPO = Path(__file__).resolve().parents[3]
 RANK_ENV = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
@@ -222,7 +223,7 @@ def test_the_line_of_a_good_node() -> None:
 
 
 def test_the_line_of_a_bad_node() -> None:
-    listed = [Problem(what, "torch", "why", "fix").to_json() for what in ("first", "second")]
+    listed = [worded(what, "torch", "why", "fix").to_json() for what in ("first", "second")]
     facts = {"node": "hpc09", "python": "3.11.7", "packages": {}, "problems": listed}
     assert probe.probe_line(facts) == "NODE hpc09 FAILED -> torch: first; why; fix"
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,9 +21,12 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
+from bundle.protocol.problem import ProblemCode
 from bundle.protocol.words import Stage
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
+
+ENDED = Ended(0, ProblemCode.NO_ANSWER, {"why": "exit status 0"})
 
 NODES = ("n1", "n2", "n3", "n4")
 FULL = "No space left on device"
@@ -58,7 +62,10 @@ class Sending:
             problem = {"what": "not sent", "where": node, "why": "7 of 9 bytes had arrived"}
             answer = {"ok": False, "problems": [{**problem, "fix": ""}]}
             on_event({"v": 1, "event": "unpack", "node": node, **answer})
-        return Delivery(failed, {node: Ended(3, "exit status 3") for node in requests})
+        return Delivery(
+            failed,
+            {node: replace(ENDED, code=3) for node in requests},
+        )
 
     def _unpacked(self, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         for node in requests:
@@ -67,7 +74,7 @@ class Sending:
                 self.lacking.remove(node)
                 answer = {"ok": False, "lacking": True, "problems": []}
             on_event({"v": 1, "event": "unpack", "node": node, **answer})
-        return {node: Ended(0, "exit status 0") for node in requests}
+        return dict.fromkeys(requests, ENDED)
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         raise NotImplementedError

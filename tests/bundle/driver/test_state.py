@@ -19,10 +19,13 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.protocol.job import Job, Launch
-from bundle.protocol.problem import Problem
+from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.words import Launcher
 from stager.pack.bundle import Packed
 from tests.support.jobs import LAUNCH, job_for
+from tests.support.problems import worded
+
+ENDED = Ended(0, ProblemCode.NO_ANSWER, {"why": "exit status 0"})
 
 NODES = ("n1", "n2", "n3")
 
@@ -41,7 +44,7 @@ class Scripted:
         self.asked.append((phase, {node: dict(one) for node, one in requests.items()}))
         for event in self.events:
             on_event({"v": 1, "problems": [], **event})
-        return {node: self.ended.get(node, Ended(0, "exit status 0")) for node in requests}
+        return {node: self.ended.get(node, ENDED) for node in requests}
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         raise NotImplementedError
@@ -107,13 +110,15 @@ def test_each_node_is_asked_for_its_own_part(job: Job) -> None:
 
 def test_a_node_that_says_nothing_is_lost(job: Job) -> None:
     state = state_of(job)
-    gone = Ended(-9, "Slurm lost the node (node failure)", "leave it out")
+    gone = Ended(-9, ProblemCode.NO_ANSWER_NODE_FAILURE, {})
     asked(state, "launch", said("n1", exit_code=0), said("n3", exit_code=0), n2=gone)
     answer = state.answers["n2"]
     assert (answer["ok"], answer["lost"], answer["exit_code"]) == (False, True, -9)
     assert Problem.from_json(answer["problems"][0]) == Problem(
-        "launch gave no answer", "n2", "Slurm lost the node (node failure)", "leave it out"
+        ProblemCode.NO_ANSWER_NODE_FAILURE, "n2", {"phase": "launch", "log_dir": job.log_dir}
     )
+    assert answer["problems"][0]["what"] == "launch gave no answer"
+    assert answer["problems"][0]["why"] == "Slurm lost the node (node failure)"
     assert state.lost_node == "n2"
     assert state.task_codes == {"0": 0, "1": -9, "2": 0}
     with pytest.raises(NodesFailed, match=r"^n2$"):
@@ -122,7 +127,7 @@ def test_a_node_that_says_nothing_is_lost(job: Job) -> None:
 
 def test_without_better_advice_the_log_is_named(job: Job) -> None:
     state = state_of(job)
-    asked(state, "probe", said("n1"), n2=Ended(1, "exit status 1"))
+    asked(state, "probe", said("n1"), n2=Ended(1, ProblemCode.NO_ANSWER, {"why": "exit status 1"}))
     assert state.answers["n2"]["problems"][0]["fix"] == f"see its log in {job.log_dir}"
 
 
@@ -161,7 +166,7 @@ def test_one_task_of_a_node_that_says_nothing(job: Job) -> None:
         "launch",
         *(said("n1", exit_code=0, task=task) for task in (0, 1)),
         said("n2", exit_code=0, task=2),
-        n2=Ended(-9, "task 3: Killed"),
+        n2=Ended(-9, ProblemCode.NO_ANSWER_KILLED, {"why": "task 3: Killed"}),
     )
     answer = state.answers["n2"]
     assert (answer["ok"], answer["lost"], answer["exit_code"]) == (False, True, -9)
@@ -209,7 +214,7 @@ def test_who_may_be_left_out(
 ) -> None:
     state = state_of(replace(job, **settings(min_nodes, elastic)))
     state.facts = {node: {"root": node} for node in NODES}
-    problem = Problem("it is broken", "there", "of itself", "mend it")
+    problem = worded("it is broken", "there", "of itself", "mend it")
     state.answers = {
         node: {
             "ok": node not in bad,

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from bundle.environment.process_pool import share
-from bundle.protocol.problem import NodeError, Problem
+from bundle.protocol.problem import NodeError
 from tests.support.namespaces import REPO
 from tests.support.needs import needs
+from tests.support.problems import worded
 
-PROBLEM = Problem("it is broken", "/some/where", "because", "mend it")
+PROBLEM = worded("it is broken", "/some/where", "because", "mend it")
 
 
 def noting(path: Path) -> Callable[[int], None]:
@@ -105,7 +106,7 @@ def test_many_failures_at_once_are_one(tmp_path: Path) -> None:
     """More is said than a pipe holds; nobody may wait for somebody who waits."""
 
     def work(number: int) -> None:
-        raise NodeError(Problem("w" * 700, str(number), "y" * 700, "f" * 700))
+        raise NodeError(worded("w" * 700, str(number), "y" * 700, "f" * 700))
 
     for _ in range(3):
         with pytest.raises(NodeError) as caught:
@@ -115,7 +116,7 @@ def test_many_failures_at_once_are_one(tmp_path: Path) -> None:
 
 def test_a_long_answer_is_cut(tmp_path: Path) -> None:
     def work(number: int) -> None:
-        raise NodeError(Problem("it is broken", "/" + "é" * 5000, "x" * 200_000, "mend it"))
+        raise NodeError(worded("it is broken", "/" + "é" * 5000, "x" * 200_000, "mend it"))
 
     with pytest.raises(NodeError, match=r"it is broken; x+; mend it"):
         share(4, work, 2)

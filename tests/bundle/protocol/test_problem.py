@@ -1,19 +1,186 @@
-"""Problems: one sentence for people, one object for JSON."""
+"""Problems: one sentence for people, one object for JSON, and one table for the words of both."""
 
-from bundle.protocol.problem import NodeError, Problem
+from __future__ import annotations
 
-FULL = Problem("does not fit", "/tmp", "needs 2 GB, 1 GB is free", "name another directory")
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.protocol.problem import NodeError, Problem, ProblemCode
+from bundle.protocol.problem_table import ENDINGS, JOB_ENDINGS, TABLE, ending_problem
+from bundle.protocol.words import Ending
+
+REPO = Path(__file__).resolve().parents[3]
+FULL = Problem(ProblemCode.NO_ROOM, "/tmp", {"why": "needs 2 GB, 1 GB are free"})
+TEXT = (
+    "/tmp: the environment does not fit; needs 2 GB, 1 GB are free; free some, or name another "
+    "place with [cluster] node-root or $STAGER_NODE_ROOT"
+)
+SENTENCE = ("what", "why", "fix")
 
 
 def test_reads_as_one_sentence() -> None:
-    assert str(FULL) == "/tmp: does not fit; needs 2 GB, 1 GB is free; name another directory"
-    assert str(Problem("does not fit", "", "", "")) == "does not fit"
+    assert str(FULL) == TEXT
+    bare = Problem(ProblemCode.FETCHED_LOCALLY, "")
+    assert str(bare) == "nothing is fetched on one machine"
 
 
-def test_json_round_trip() -> None:
-    assert Problem.from_json(FULL.to_json()) == FULL
+@pytest.mark.parametrize("code", ProblemCode)
+def test_every_code_can_be_said_and_travels(code: ProblemCode) -> None:
+    values = {name: f"<{name}>" for name in TABLE[code].names}
+    problem = Problem(code, "n1", values)
+    assert problem.what
+    for name in values:
+        assert f"<{name}>" in str(problem)
+    assert Problem.from_json(problem.to_json()) == problem
+    assert len({problem, Problem(code, "n1", values)}) == 1
+    assert code.value == code.name.lower().replace("_", "-")
+
+
+def test_a_missing_value_is_an_error() -> None:
+    with pytest.raises(KeyError, match="why"):
+        str(Problem(ProblemCode.NO_ROOM, "/tmp"))
+
+
+def test_a_problem_of_another_version_keeps_its_words() -> None:
+    raw = {"code": "no-coffee", "where": "n1", "values": {"cups": "0"}}
+    words = {"what": "the pot is empty", "why": "0 cups", "fix": "brew some"}
+    problem = Problem.from_json({**raw, **words})
+    assert str(problem) == "n1: the pot is empty; 0 cups; brew some"
+    assert problem.to_json()["code"] == "other"
+    assert Problem.from_json(problem.to_json()) == problem
+    assert str(Problem.from_json({"where": "n1", **words})) == str(problem)  # without any code
+    lacking = {"code": "no-room", "where": "n1", "values": {}}  # its words then needed no value
+    assert str(Problem.from_json({**lacking, **words})) == str(problem)
+
+
+@pytest.mark.parametrize(
+    "raw", ["text", None, {}, {"code": "no-coffee"}, {"what": 3}, {**FULL.to_json(), "where": 3}]
+)
+def test_what_is_no_problem_is_refused(raw: Any) -> None:
+    with pytest.raises((KeyError, TypeError)):
+        Problem.from_json(raw)
 
 
 def test_the_error_carries_its_problem() -> None:
     error = NodeError(FULL)
-    assert (error.problem, str(error)) == (FULL, str(FULL))
+    assert (error.problem, str(error)) == (FULL, TEXT)
+
+
+def test_without_the_table_it_travels_as_code_and_values() -> None:
+    """An agent of a Slurm step is not sent the words."""
+    code = """
+import sys
+sys.modules["bundle.protocol.problem_table"] = None
+from bundle.protocol.problem import Problem, ProblemCode
+problem = Problem(ProblemCode.NO_ROOM, "/tmp", {"why": "needs 2 GB"})
+assert Problem.from_json(problem.to_json()) == problem
+print(problem.to_json(), problem, sep="\\n")
+"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "{'code': 'no-room', 'where': '/tmp', 'values': {'why': 'needs 2 GB'}}",
+        "/tmp: no-room; needs 2 GB",
+    ], done.stderr
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_every_ending_is_a_problem(ending: Ending) -> None:
+    problem = ending_problem(ending.value, "4711")
+    assert problem.code is ENDINGS[ending]
+    assert problem.code in JOB_ENDINGS
+    assert problem.where == "job 4711"
+
+
+def test_an_ending_of_another_version() -> None:
+    problem = ending_problem("power-cut", "4711")
+    assert problem.what == "Slurm ended the job: power-cut"
+    assert problem.fix == "`scontrol show job 4711` may say more"
+    assert problem.code in JOB_ENDINGS
+
+
+# --- the codes and their uses --------------------------------------------------------------------
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((REPO / "bundle").rglob("*.py")):
+        if not path.name.endswith("_wordings.py"):
+            yield path.relative_to(REPO).as_posix(), ast.parse(path.read_text())
+
+
+def code_of(node: ast.AST) -> str:
+    """The name of the code that an expression is; empty if it is none."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return node.attr if node.value.id == "ProblemCode" else ""
+    return ""
+
+
+def keys_of(node: ast.AST) -> set[str] | None:
+    """The keys of a dictionary that is written out; None for any other expression."""
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        return {key.value for key in node.keys if isinstance(key, ast.Constant)}
+    return None
+
+
+def test_each_code_has_words_and_is_used() -> None:
+    assert set(TABLE) == set(ProblemCode)
+    used = {code_of(node) for _, tree in sources() for node in ast.walk(tree)}
+    probed = (REPO / "bundle/checks/probe.py").read_text()  # a program in a text of its own
+    used |= {code.name for code in ProblemCode if f'problem("{code.name}"' in probed}
+    assert {code.name for code in ProblemCode} - used == set()
+
+
+def test_each_place_gives_the_values_that_its_words_need() -> None:
+    """Where code and values are written out, or the values one line before."""
+    places: dict[str, int] = defaultdict(int)
+    for path, tree in sources():
+        for function in ast.walk(tree):
+            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            local = assigned(function)
+            for call in ast.walk(function):
+                if not is_problem(call):
+                    continue
+                code, given = code_of(call.args[0]), values_of(call, local)
+                if not code or given is None:
+                    continue
+                places[code] += 1
+                assert given == TABLE[ProblemCode[code]].names, f"{path}:{call.lineno} {code}"
+    assert len(places) > 60
+
+
+def is_problem(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and (node.func.id == "Problem")
+    )
+
+
+def assigned(function: ast.AST) -> dict[str, list[set[str]]]:
+    """The dictionaries that a function gives names to."""
+    names: dict[str, list[set[str]]] = defaultdict(list)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            keys = keys_of(node.value)
+            if keys is not None:
+                names[node.targets[0].id].append(keys)
+    return names
+
+
+def values_of(call: Any, local: dict[str, list[set[str]]]) -> set[str] | None:
+    """The names of the values of a call; None where they cannot be read off."""
+    if len(call.args) < 3:
+        return set()
+    keys = keys_of(call.args[2])
+    if keys is None and isinstance(call.args[2], ast.Name):
+        known = local.get(call.args[2].id, [])
+        keys = known[0] if len(known) == 1 else None
+    return keys

@@ -14,20 +14,22 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.problem import Problem
+from bundle.protocol.problem import Problem, ProblemCode
+from bundle.protocol.problem_table import ending_problem
 from bundle.protocol.words import Action
 from stager.console import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
 from stager.jobs.result import Outcome, run_report, verify_report
 from tests.support.outcomes import job, outcome, slurm_job, slurm_outcome
+from tests.support.problems import worded
 
 ESCAPE = "\x1b"
 REPO = Path(__file__).resolve().parents[3]
 
 
 def problem(where: str = "") -> dict[str, str]:
-    return Problem("it does not fit", where, "needs 2 GB, 1 GB are free", "free some").to_json()
+    return worded("it does not fit", where, "needs 2 GB, 1 GB are free", "free some").to_json()
 
 
 def test_talk_and_data_are_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,13 +259,13 @@ def test_jobs_that_slurm_ends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """However the driver saw it: only a user's own Ctrl-C is an interrupt."""
-    end = Problem("the job was ended", "job 77", "", "").to_json()
+    end = ending_problem(ended_by, "77").to_json()
     ended = slurm_outcome(ended_by=ended_by, interrupted=interrupted, problems={"n1": [end]})
     assert Console(quiet=True).ran(ended) == Console(quiet=True).verified(ended) == 3
     shown = capsys.readouterr().err
     assert said in shown
     assert hint in shown
-    assert "the job was ended" not in shown  # told once, and better
+    assert shown.count(said) == 2  # once by each
     report = run_report(ended)
     assert report["first_failure"]["class"] == kind
     assert report["ended_by"] == ended_by
@@ -396,13 +398,15 @@ def test_logs_that_are_not_complete_are_told(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_loss_that_is_the_error_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lost = [{"node": node, "rank": 3, "bytes": 5, "why": "a reason"} for node in ("n1", "n2")]
-    what = Problem("output of rank 3 (5 bytes) is lost", "n1", "a reason", "do this")
+    lost = [{"node": node, "rank": 3, "bytes": 5, "why": "no disk"} for node in ("n1", "n2")]
+    what = Problem(
+        ProblemCode.OUTPUT_NOT_LOGGED, "n1", {"source": "rank 3 (5 bytes)", "why": "no disk"}
+    )
     ended = outcome(problems={"n1": [what.to_json()]}, logs_lost=lost)
     Console().verified(ended)
     said = capsys.readouterr().err
     assert said.count("n1: output of rank 3 (5 bytes) is lost") == 1
-    assert "error: n1: output of rank 3 (5 bytes) is lost; a reason; do this\n" in said
+    assert "error: n1: output of rank 3 (5 bytes) is lost; no disk; the ranks" in said
     assert "warning: n2: output of rank 3 (5 bytes) is lost\n" in said
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.problem import Problem
+from bundle.protocol.problem import Problem, ProblemCode
+from bundle.protocol.problem_table import TABLE
 from stager.diagnosis.comparison import comparable
 from stager.diagnosis.driver_verdict import before_the_interrupt, first_failure
 from stager.diagnosis.failure import FirstFailure
@@ -46,8 +47,10 @@ def result(*failures: dict[str, Any], **changed: Any) -> dict[str, Any]:
             "tails": {"n1": ["=" * 60], "n2": ["=" * 60]}, **changed}  # fmt: skip
 
 
-def problem(what: str, why: str = "", where: str = "n1") -> dict[str, str]:
-    return Problem(what=what, where=where, why=why, fix="mend it").to_json()
+def silent(kind: str, node: str, **values: str) -> dict[str, Any]:
+    """The problem of a node that gave no answer to a launch."""
+    code = ProblemCode(f"no-answer{kind}")
+    return Problem(code, node, {**values, "phase": "launch", "log_dir": "/logs"}).to_json()
 
 
 def parsed(raw: dict[str, Any]) -> JobResult:
@@ -96,30 +99,30 @@ def test_a_consequence_is_not_blamed_though_it_came_first(
 
 
 def test_a_node_that_vanished_comes_before_ranks_that_missed_it() -> None:
-    gone = problem("launch gave no answer", "exit status -9", "n2")
+    gone = silent("", "n2", why="exit status -9")
     failure = found(result(lost(0), problems={"n1": [], "n2": [gone]}, exit_codes={"n1": 1}))
     assert (failure.node, failure.rank, failure.exit_code) == ("n2", None, None)
     assert failure.kind == "node-failure"
     assert failure.cause == "n2: launch gave no answer: exit status -9"
-    assert failure.hint == "mend it"
+    assert failure.hint == "see its log in /logs"
 
 
 def test_a_node_that_srun_took_along_is_not_blamed() -> None:
-    along = problem("launch gave no answer", "srun ended it, as n2 had failed", "n1")
-    gone = problem("launch gave no answer", "task 1: Killed", "n2")
+    along = silent("-followed", "n1", first="n2")
+    gone = silent("-killed", "n2", why="task 1: Killed")
     failure = found({"problems": {"n1": [along], "n2": [gone]}})
     assert (failure.node, failure.kind) == ("n2", "killed")
     assert found({"problems": {"n1": [along]}}).node == "n1"  # where there is no other
 
 
 def test_an_agent_that_ends_without_a_word_is_no_lost_node() -> None:
-    gone = problem("launch gave no answer", "task 2-3: Exited with exit code 1", "n2")
+    gone = silent("-exited", "n2", why="task 2-3: Exited with exit code 1")
     failure = found({"problems": {"n2": [gone]}})
     assert (failure.node, failure.kind) == ("n2", "environment")
 
 
 def test_a_rank_that_hangs_is_named() -> None:
-    late = problem("the ranks did not end", "other nodes had ended 60 s before", "n2")
+    late = Problem(ProblemCode.RANKS_DID_NOT_END, "n2", {"seconds": "60"}).to_json()
     ended = killed(3, 143, lines=["last words"])
     failure = found(result(ended, problems={"n2": [late]}))
     assert (failure.node, failure.rank, failure.exit_code) == ("n2", 3, 143)
@@ -212,23 +215,35 @@ def test_lines_of_others_do_not_class_a_rank_that_was_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "why", "kind"),
+    ("code", "kind"),
     [
-        ("the bundle is damaged or not a bundle", "it is truncated", "damaged-copy"),
-        ("this is another bundle than the job was made for", "", "damaged-copy"),
-        ("the environment does not fit", "needs 1.4 GB, 0.2 GB are free", "disk-full"),
-        ("no directory on this node can hold the environment", "/x: noexec", "environment"),
-        ("this node has no such interface, or it has no address", "", "interface"),
-        ("the name cannot be resolved", "", "name-resolution"),
-        ("none of 500 ports from 61000 on can be listened on", "", "port"),
-        ("there is no CPython 3.77, which the bundle was built for", "", "environment"),
+        (ProblemCode.BUNDLE_DAMAGED, "damaged-copy"),
+        (ProblemCode.ANOTHER_BUNDLE, "damaged-copy"),
+        (ProblemCode.NO_ROOM, "disk-full"),
+        (ProblemCode.NO_PLACE, "environment"),
+        (ProblemCode.NO_PLACE_WITH_ROOM, "disk-full"),
+        (ProblemCode.NO_INTERFACE, "interface"),
+        (ProblemCode.NAME_UNRESOLVED, "name-resolution"),
+        (ProblemCode.NO_FREE_PORT, "port"),
+        (ProblemCode.NO_CPYTHON, "environment"),
     ],
 )
-def test_problems_of_nodes_are_classed(what: str, why: str, kind: str) -> None:
-    failure = found({"problems": {"n1": [problem(what, why)]}})
+def test_problems_of_nodes_are_classed(code: ProblemCode, kind: str) -> None:
+    problem = Problem(code, "n1", dict.fromkeys(TABLE[code].names, "something"))
+    failure = found({"problems": {"n1": [problem.to_json()]}})
     assert (failure.node, failure.rank, failure.exit_code) == ("n1", None, None)
-    assert failure.kind == kind
-    assert what in failure.cause
+    assert (failure.kind, failure.hint, failure.problem) == (kind, problem.fix, problem)
+    assert failure.cause == f"n1: {problem.what}: {problem.why}"
+
+
+def test_a_problem_of_another_version_is_told_in_its_own_words() -> None:
+    raw = {"code": "no-coffee", "what": "the pot is empty", "where": "n1", "why": "", "fix": "brew"}
+    failure = found({"problems": {"n1": [raw]}})
+    assert (failure.kind, failure.cause, failure.hint) == (
+        "unknown",
+        "n1: the pot is empty",
+        "brew",
+    )
 
 
 def test_only_the_last_lines_are_kept_and_the_json_has_the_documented_keys() -> None:
@@ -330,7 +345,7 @@ def test_a_rank_that_goes_on_for_too_long(
     failure = found({**raw, "exit_codes": {}, "lingering": [goes_on]})
     assert (failure.node, failure.rank, failure.kind) == ("n2", 3, "hang")
     assert words in failure.cause
-    late = problem("the ranks did not end", "other nodes had ended 60 s before", "n2")
+    late = Problem(ProblemCode.RANKS_DID_NOT_END, "n2", {"seconds": "60"}).to_json()
     assert found(result(problems={"n2": [late]}, lingering=[goes_on])).rank == 3
     assert found(result(rank(0), lingering=[goes_on])).rank == 0
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.problem import Problem
+from bundle.protocol.problem import Problem, ProblemCode
 from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import Diagnosis, Evidence
 from stager.logs.files import of_job
 
-NO_ROOM = Problem("the environment does not fit", "n2", 'needs 2 GB, 1 GB are free in "/tmp"', "go")
-DAMAGED = Problem("the bundle is damaged or not a bundle", "/é.tar", "no digest", "copy it again")
+NO_ROOM = Problem(ProblemCode.NO_ROOM, "n2", {"why": 'needs 2 GB, 1 GB are free in "/tmp"'})
+DAMAGED = Problem(ProblemCode.BUNDLE_DAMAGED, "/é.tar", {"why": "no digest"})
 
 
 def made(folder: Path, *events: dict[str, Any], preflight: str = "") -> tuple[Diagnosis, Evidence]:

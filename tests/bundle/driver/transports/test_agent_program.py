@@ -26,21 +26,23 @@ PROGRAM = make_node_program()
 
 
 def imported(path: str, tree: ast.AST) -> set[str]:
-    """The modules of ours that a part of a module imports at any time, but for types only."""
+    """The modules of ours that a part of a module needs at any time: not for types only."""
     found = set()
-    typing = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-    ]
-    for_types = {id(inner) for node in typing for inner in ast.walk(node)}
+    optional = {id(inner) for node in ast.walk(tree) if spares(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not node.level or id(node) in for_types:
+        if not isinstance(node, ast.ImportFrom) or not node.level or id(node) in optional:
             continue
         base = (REPO / path).parents[node.level - 1].joinpath(*(node.module or "").split("."))
         named = [base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)]
         found |= {one.relative_to(REPO).as_posix() for one in named if one.exists()}
     return found
+
+
+def spares(node: ast.AST) -> bool:
+    """Whether what a statement imports is for types only, or may be missing."""
+    if isinstance(node, ast.Try):
+        return any("ImportError" in ast.dump(handler) for handler in node.handlers)
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
 
 
 def needed(path: str, tree: ast.AST | None = None) -> set[str]:

@@ -1,0 +1,173 @@
+"""The words of problems with a job: its allocation, its ranks, its output, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .problem import ProblemCode
+from .wording import Wording
+from .words import FailureClass
+
+_SEE_CODES = "the ranks have ended as their exit codes say; run it again if the logs matter"
+_KEPT = "what arrived in full is kept; the rest is still on the node, if that is there"
+_ROOM_THERE = "make room there; {files} still at {source}"
+
+JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
+    # Its description and its allocation.
+    ProblemCode.JOB_OF_OTHER_VERSION: Wording(
+        "the job description cannot be read",
+        fix="start the job with the same version of stager that built the bundle",
+    ),
+    ProblemCode.JOB_UNREADABLE: Wording("the job description cannot be read", fix="start it again"),
+    ProblemCode.LOG_DIR_UNWRITABLE: Wording(
+        "the log directory cannot be written", fix="name another one with --log-dir"
+    ),
+    ProblemCode.NO_ALLOCATION: Wording(
+        "there is no Slurm allocation",
+        "SLURM_JOB_ID and SLURM_JOB_NODELIST are not both set",
+        "start it with salloc or sbatch, or use --allocation local",
+    ),
+    ProblemCode.ALLOCATION_UNUSABLE: Wording(
+        "the Slurm allocation cannot be used",
+        fix="see who has set SLURM_JOB_ID and SLURM_JOB_NODELIST: they are not Slurm's own",
+    ),
+    ProblemCode.TOO_FEW_NODES: Wording(
+        "the allocation has too few nodes",
+        "job {job} has {nodes}, {least} are asked for",
+        "use --nodes {nodes}, or ask Slurm for more",
+    ),
+    ProblemCode.NODE_LIST_UNREADABLE: Wording(
+        "the node list cannot be read",
+        fix="write it as Slurm does, for example n[01-03,07],login1",
+    ),
+    ProblemCode.SRUN_NOT_STARTED: Wording(
+        "srun cannot be started", fix="see whether the allocation still stands"
+    ),
+    ProblemCode.SLURM_COMMAND_FAILED: Wording(
+        "{command} failed",
+        fix="run it where Slurm's commands are on PATH and the controller answers",
+    ),
+    ProblemCode.SENT_LOCALLY: Wording("nothing is sent on one machine", "", "use --stage auto"),
+    ProblemCode.FETCHED_LOCALLY: Wording("nothing is fetched on one machine", ""),
+    # Its ranks.
+    ProblemCode.BACKEND_UNUSABLE: Wording("the backend cannot be used", fix="use --backend gloo"),
+    ProblemCode.LAUNCHER_NOT_STARTED: Wording(
+        "the launcher cannot start", fix="stage the environment again"
+    ),
+    ProblemCode.PIPES_NOT_MADE: Wording(
+        "the ranks' pipes cannot be made", fix="see the space and the inodes there"
+    ),
+    ProblemCode.PIPES_DISK_FULL: Wording(
+        "the ranks' pipes cannot be made",
+        fix="see the space and the inodes there",
+        failure_class=FailureClass.DISK_FULL,
+    ),
+    ProblemCode.PIPES_OVER_LIMIT: Wording(
+        "the ranks' pipes cannot be made",
+        "{why}: a pipe is needed for {ranks}, and the limit is {limit}",
+        "raise the hard limit of open files (ulimit -Hn) on the nodes, or start fewer ranks",
+    ),
+    ProblemCode.RANKS_DID_NOT_END: Wording(
+        "the ranks did not end",
+        "other nodes had ended {seconds} s before; a thread, an exit handler or a process pool may "
+        "hang",
+        "end them before the program ends, or give them longer with SLURM_WAIT=SECONDS",
+        FailureClass.HANG,
+        meaning="some nodes had ended well, and ten minutes later these had not. If they are "
+        "really working, for example on a very long save at the end, set `SLURM_WAIT` to another "
+        "number of seconds, or to 0 for no limit",
+    ),
+    ProblemCode.RANKS_CANNOT_TALK: Wording(
+        "the ranks cannot talk",
+        fix="look at the network between the nodes (cable, MTU, firewall), name the interface with "
+        "[launch] interface in stager.toml, or leave the node out with --exclude",
+    ),
+    ProblemCode.NOTHING_MEASURED: Wording(
+        "the ranks have measured nothing",
+        "no line of theirs begins with {prefix}",
+        "see the logs in {log_dir}",
+    ),
+    # Its output and its results.
+    ProblemCode.OUTPUT_LOST: Wording(
+        "output of {source} is lost",
+        "it did not come through srun whole, and was not there any more to be sent again",
+        _SEE_CODES,
+    ),
+    ProblemCode.OUTPUT_NOT_LOGGED: Wording("output of {source} is lost", fix=_SEE_CODES),
+    ProblemCode.OUTPUT_DISK_FULL: Wording(
+        "output of {source} is lost", fix=_SEE_CODES, failure_class=FailureClass.DISK_FULL
+    ),
+    ProblemCode.RUN_DIR_MISSING: Wording(
+        "the outputs cannot be looked for",
+        fix="see whether the job, or a cleaner of temporary files, removed it",
+    ),
+    ProblemCode.TOO_MANY_OUTPUTS: Wording(
+        "the outputs could not be sent",
+        "there are too many of them",
+        "name directories, not every file",
+    ),
+    ProblemCode.OUTPUTS_NOT_SENT: Wording(
+        "the outputs could not be sent", fix="see why the other end went away"
+    ),
+    ProblemCode.NO_RESULTS: Wording(
+        "no results came", fix="see the node's log; the results are still there if the node is"
+    ),
+    ProblemCode.NO_PLACE_FOR_RESULTS: Wording("no place for results", fix=_ROOM_THERE),
+    ProblemCode.RESULTS_TOO_LARGE: Wording(
+        "the results do not fit", fix=_ROOM_THERE, failure_class=FailureClass.DISK_FULL
+    ),
+    ProblemCode.RESULTS_UNWRITABLE: Wording(
+        "the results cannot be written", fix="see who may write there, and how full it is"
+    ),
+    ProblemCode.RESULTS_INCOMPLETE: Wording("the results are not complete", fix=_KEPT),
+    ProblemCode.RESULTS_CUT_BY_DISK: Wording(
+        "the results are not complete",
+        fix=f"make room there; {_KEPT}",
+        failure_class=FailureClass.DISK_FULL,
+    ),
+    ProblemCode.OUTPUT_NOT_PLACED: Wording(
+        "an output could not be put in place", fix="it is in {path}"
+    ),
+    # Its end, where Slurm made it.
+    ProblemCode.JOB_TIME_LIMIT: Wording(
+        "the time limit was reached, and Slurm ended the job",
+        "",
+        "ask for more with --time (cluster.time); a script that goes on from its checkpoint can "
+        "be put into the queue again: stager script --requeue",
+        FailureClass.TIME_LIMIT,
+        meaning="Slurm checks every half minute, so the end may come a little late",
+    ),
+    ProblemCode.JOB_CANCELLED: Wording(
+        "the job was cancelled from outside (scancel)",
+        "",
+        "whoever cancelled it knows why; `sacct --jobs={job} --format=JobID,State` shows by whom",
+        FailureClass.KILLED,
+    ),
+    ProblemCode.JOB_REQUEUED: Wording(
+        "Slurm put the job back into the queue (scontrol requeue, or a node that cannot go on)",
+        "",
+        "it starts again by itself; `squeue --start --jobs={job}` shows when",
+        FailureClass.KILLED,
+    ),
+    ProblemCode.JOB_NODE_FAILURE: Wording(
+        "a node of the job was lost",
+        "",
+        "leave it out with --exclude, or let the job go on without it: --nodes MIN:MAX",
+        FailureClass.NODE_FAILURE,
+    ),
+    ProblemCode.JOB_PREEMPTED: Wording(
+        "another job took the nodes (preemption)",
+        "",
+        "submit it with `stager script --requeue`, or in a partition that is not preempted",
+        FailureClass.PREEMPTION,
+    ),
+    ProblemCode.JOB_ENDED: Wording(
+        "Slurm ended the job: {ending}",
+        "",
+        "`scontrol show job {job}` may say more",
+        FailureClass.UNKNOWN,
+    ),
+    # Of another version: its words are its values.
+    ProblemCode.OTHER: Wording("{what}", "{why}", "{fix}", FailureClass.UNKNOWN),
+}
+"""By code."""

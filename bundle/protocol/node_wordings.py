@@ -1,0 +1,255 @@
+"""The words of problems with a node: its directories, its Python, its network, its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .problem import ProblemCode
+from .wording import Wording
+from .words import FailureClass
+
+_MOVE_IT = (
+    "name another directory with [cluster] node-root in stager.toml, or with $STAGER_NODE_ROOT"
+)
+_LINK_SETTING = "name the interface with [launch] interface in stager.toml, or with --interface"
+_EXCLUDE_WRONG = (
+    "build for the nodes with [environment] platform in stager.toml, or exclude this node"
+)
+_NO_ANSWER = "{phase} gave no answer"
+_SEE_LOG = "see its log in {log_dir}"
+_SEE_SINFO = "see whether it is up (sinfo -N -n {where}), or leave it out with --exclude={where}"
+
+NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
+    # Its directories.
+    ProblemCode.PATH_NOT_EXAMINED: Wording("cannot be examined", fix=_MOVE_IT),
+    ProblemCode.NO_PLACE: Wording(
+        "no directory on this node can hold the environment",
+        fix=_MOVE_IT,
+        meaning="each candidate is listed with what is wrong with it: no inodes, noexec, shared, "
+        "not writable",
+    ),
+    ProblemCode.NO_PLACE_WITH_ROOM: Wording(
+        "no directory on this node can hold the environment",
+        fix=_MOVE_IT,
+        failure_class=FailureClass.DISK_FULL,
+        meaning="the same, and at least one of the candidates has too little room",
+    ),
+    ProblemCode.UNSET_VARIABLE: Wording(
+        "no directory can be chosen for the environment",
+        "the variable ${name} is not set on this node",
+        _MOVE_IT,
+    ),
+    ProblemCode.NODE_ROOT_REFUSED: Wording(
+        "cannot be used as node root",
+        fix=_MOVE_IT,
+        meaning="the directory existed already, and is a link or belongs to someone else. Remove "
+        "it, or set `$STAGER_NODE_ROOT`",
+    ),
+    ProblemCode.NODE_ROOT_BASE_REFUSED: Wording("cannot hold the node root", fix=_MOVE_IT),
+    ProblemCode.NOT_A_NODE_ROOT: Wording(
+        "cannot be cleaned", "it does not have the name of our node root", _MOVE_IT
+    ),
+    ProblemCode.NOT_REMOVED: Wording(
+        "cannot be removed", fix="remove {where} by hand, then clean again"
+    ),
+    ProblemCode.NOT_REMOVED_MOUNT: Wording(
+        "cannot be removed",
+        "a file system is mounted at {mount}",
+        "unmount it (umount {mount}), then clean again",
+    ),
+    # Its Python, processor and C library.
+    ProblemCode.NO_PYTHON: Wording(
+        "no Python 3.9 or newer was found",
+        "tried {count} names, python3 on PATH among them",
+        "install Python there, or leave the node out with --exclude={where}",
+        meaning="to begin, a node needs some Python 3.9 or newer under one of the usual names on "
+        "`PATH`",
+    ),
+    ProblemCode.NO_CPYTHON: Wording(
+        "there is no CPython {version}, which the bundle was built for",
+        "found {listed}",
+        "put python{version} on PATH on every node (module load, pyenv or conda), or build for the "
+        "nodes' version with [environment] python in stager.toml",
+        meaning="the message lists every interpreter that was found",
+    ),
+    ProblemCode.OTHER_MACHINE: Wording(
+        "the bundle is for another machine",
+        "it is for {needed}, the node is {machine}",
+        _EXCLUDE_WRONG,
+    ),
+    ProblemCode.OTHER_LIBC: Wording(
+        "the bundle is for another C library",
+        "it needs {needed}, the node has {libc}",
+        _EXCLUDE_WRONG,
+    ),
+    ProblemCode.OLD_LIBC: Wording(
+        "the node's C library is too old",
+        "it needs {needed} or newer, the node has {version}",
+        _EXCLUDE_WRONG,
+        meaning="a wheel needs a newer glibc than the node has. Build with a lower "
+        "`environment.platform`",
+    ),
+    # Its network, names and clock.
+    ProblemCode.NAME_UNRESOLVED: Wording(
+        "the name cannot be resolved",
+        "{host} says: {why}",
+        "add it to DNS or to /etc/hosts on every node",
+        FailureClass.NAME_RESOLUTION,
+    ),
+    ProblemCode.NO_ROUTE: Wording(
+        "there is no route to the address",
+        "{host} says: {why}",
+        f"check that the nodes share a network; {_LINK_SETTING}",
+    ),
+    ProblemCode.NO_INTERFACE: Wording(
+        "this node has no such interface, or it has no address",
+        "on {host} there are: {listed}",
+        _LINK_SETTING,
+        FailureClass.INTERFACE,
+        meaning="`launch.interface` names an interface that only other nodes have. The line lists "
+        "those of this node; with a table, each group of nodes can have its own",
+    ),
+    ProblemCode.NO_INTERFACE_WITH_ADDRESS: Wording(
+        "no interface has this address", "on {host} there are: {listed}", _LINK_SETTING
+    ),
+    ProblemCode.NO_ADDRESS_FOR_OTHERS: Wording(
+        "other nodes cannot be told an address of this host",
+        "on {host} there are: {listed}",
+        _LINK_SETTING,
+        meaning="on the head node its own name resolves to itself (`127.0.1.1` in `/etc/hosts`), "
+        "and it has several addresses, or none",
+    ),
+    ProblemCode.NO_FREE_PORT: Wording(
+        "none of {span} ports from {preferred} on can be listened on",
+        "the last answer was: {why}",
+        "end what is left of earlier jobs on this node",
+        FailureClass.PORT,
+        meaning="the job's port and the next 63 are in use on the head node, by something that "
+        "earlier jobs left there",
+    ),
+    ProblemCode.NAMES_UNRESOLVED: Wording(
+        "names of nodes cannot be resolved",
+        "no address for {names}",
+        "add it to DNS, or to /etc/hosts on every node",
+        FailureClass.NAME_RESOLUTION,
+    ),
+    ProblemCode.NAMES_LEAD_BACK: Wording(
+        "names of nodes lead back to the node itself",
+        "{names}",
+        "take them off the loopback lines (127.0.1.1) of /etc/hosts there",
+        FailureClass.NAME_RESOLUTION,
+    ),
+    ProblemCode.NAMES_DIFFER: Wording(
+        "names of nodes lead elsewhere than from the other nodes",
+        "{names}",
+        "correct /etc/hosts or the DNS cache there",
+        FailureClass.NAME_RESOLUTION,
+    ),
+    ProblemCode.CLOCK_WRONG: Wording(
+        "the clock is wrong",
+        "it is {seconds} s {side} the others (give or take {uncertainty} s)",
+        "have its time service looked at (chronyc tracking), or exclude the node",
+    ),
+    ProblemCode.HEAD_PORT_TAKEN: Wording(
+        "the head node cannot listen on the job's port",
+        fix="end what is left of earlier jobs on this node; `ss -tlnp` there names it",
+        failure_class=FailureClass.PORT,
+    ),
+    ProblemCode.HEAD_IS_ANOTHER: Wording(
+        "the head node cannot be reached",
+        "from {host}: another program listens there; it answered {answer}",
+        "end it, or start the job again",
+    ),
+    ProblemCode.HEAD_MUTE: Wording(
+        "the head node cannot be reached",
+        "from {host}: the connection stands, but in {seconds} s nobody answered",
+        "another program may listen on that port: end it, or start the job again",
+    ),
+    ProblemCode.HEAD_REFUSES: Wording(
+        "the head node cannot be reached",
+        "from {host}: refused for {seconds} s: nobody listens there, or a firewall refuses",
+        "see whether the head node still runs, and what its firewall refuses",
+    ),
+    ProblemCode.HEAD_SILENT: Wording(
+        "the head node cannot be reached",
+        "from {host}: no answer within {seconds} s, as when a firewall drops what is sent",
+        "let the nodes reach one another on ports 61000 to 65535, or name the interface with "
+        "[launch] interface in stager.toml",
+    ),
+    ProblemCode.HEAD_UNREACHED: Wording(
+        "the head node cannot be reached",
+        "from {host}: {why}",
+        "check that the nodes share a network; name the interface with [launch] interface",
+    ),
+    ProblemCode.HEAD_REACHED_BY_NONE: Wording(
+        "no other node can reach the head node", "{why}", "{fix}"
+    ),
+    ProblemCode.HEAD_WITHOUT_ADDRESS: Wording(
+        "the head cannot be reached",
+        "none of its addresses, or none of the job's ports, can be used",
+        "name the interface with --interface, or exclude the node",
+    ),
+    # Its answers to the driver.
+    ProblemCode.NO_ANSWER: Wording(
+        _NO_ANSWER,
+        fix=_SEE_LOG,
+        failure_class=FailureClass.NODE_FAILURE,
+        meaning="the node's agent ended without an answer; the rest is what Slurm, or the exit "
+        "status, says about it",
+    ),
+    ProblemCode.NO_ANSWER_KILLED: Wording(
+        _NO_ANSWER,
+        fix=_SEE_LOG,
+        failure_class=FailureClass.KILLED,
+        meaning="the same: it was killed, usually because the node ran out of memory",
+    ),
+    ProblemCode.NO_ANSWER_EXITED: Wording(
+        _NO_ANSWER,
+        fix=_SEE_LOG,
+        meaning="the same: it ended by itself, with an exit status",
+    ),
+    ProblemCode.NO_ANSWER_FOLLOWED: Wording(
+        _NO_ANSWER,
+        "srun ended it, as {first} had failed",
+        _SEE_LOG,
+        FailureClass.NODE_FAILURE,
+        meaning="nothing is wrong with this node; look at the other one",
+        follows=True,
+    ),
+    ProblemCode.NO_ANSWER_NO_STEP: Wording(
+        _NO_ANSWER, fix=_SEE_SINFO, failure_class=FailureClass.NODE_FAILURE
+    ),
+    ProblemCode.NO_ANSWER_NO_START: Wording(
+        _NO_ANSWER,
+        "Slurm can start nothing there ({why})",
+        _SEE_SINFO,
+        FailureClass.NODE_FAILURE,
+        meaning="the node does not answer Slurm: it went down after the job got it, or `slurmd` "
+        "died. `sinfo` takes up to a minute to notice. With `--min-nodes` the other nodes go on "
+        "without it, even if this shows only when the ranks are started",
+    ),
+    ProblemCode.NO_ANSWER_NODE_FAILURE: Wording(
+        _NO_ANSWER,
+        "Slurm lost the node (node failure)",
+        _SEE_SINFO,
+        FailureClass.NODE_FAILURE,
+        meaning="the same, while a step was running there",
+    ),
+    ProblemCode.NO_ANSWER_UNREACHABLE: Wording(
+        _NO_ANSWER,
+        "others are done, and it cannot be reached any more: {why}",
+        "see whether it is up and its network works (sinfo -N -n {where}, ping {where}), or leave "
+        "it out with --exclude={where}",
+        FailureClass.NODE_FAILURE,
+        meaning="the node or its network is gone, and Slurm has not noticed yet; an empty step "
+        "could not be started on it",
+    ),
+    ProblemCode.NO_ANSWER_DESERTED: Wording(
+        _NO_ANSWER,
+        "others are done, and nothing of the job runs there any more",
+        "see on {where} what ended slurmstepd and the job's processes: `dmesg` shows the "
+        "out-of-memory killer's work; or leave the node out with --exclude={where}",
+        FailureClass.NODE_FAILURE,
+    ),
+}
+"""By code."""
