@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the last part of ``docs/troubleshooting.md`` from the catalogue of failures.
+"""Writes the last part of ``docs/troubleshooting.md``, from the problems and the catalogue.
 
 Usage: python scripts/troubleshooting.py
 
@@ -16,6 +16,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from bundle.protocol.problem import ProblemCode  # noqa: E402
+from bundle.protocol.problem_table import TABLE  # noqa: E402
+from bundle.protocol.wording import Wording  # noqa: E402
 from stager.catalogue.catalogue import (  # noqa: E402
     CASCADE,
     CLASSES,
@@ -29,7 +32,10 @@ from stager.catalogue.catalogue import (  # noqa: E402
 PAGE = HERE.parent / "docs" / "troubleshooting.md"
 SAMPLES = HERE.parent / "tests" / "samples" / "failures"
 _LONGEST = 90
-MARKER = "<!-- What follows is written by scripts/troubleshooting.py from the catalogue. -->\n"
+MARKER = (
+    "<!-- What follows is written by scripts/troubleshooting.py, from the table of problems and "
+    "from the catalogue. -->\n"
+)
 _GROUP = re.compile(r"(?<!\{)\{\w+\}(?!\})")
 _HEADINGS = {
     "Consequences": "Look for an earlier failure; `stager diagnose` does.",
@@ -42,7 +48,36 @@ def page(old: str) -> str:
     above, marker, _ = old.partition(MARKER)
     if not marker:
         raise ValueError(f"{PAGE} has lost its marker: {MARKER.strip()}")
-    return above + marker + "\n".join(("", *_generated())) + "\n"
+    return above + marker + "\n".join(("", *_problems(), *_generated())) + "\n"
+
+
+def _problems() -> Iterator[str]:
+    """What keeps nodes from running a job, by the class that a diagnosis gives it."""
+    yield from ("## What nodes and the driver say", "")
+    yield "What keeps a node from running a job, or ends it, by the class that a diagnosis gives."
+    yield "`--json` and the file of events have the code."
+    wordings = {code: words for code, words in TABLE.items() if code is not ProblemCode.OTHER}
+    for kind in CLASSES:
+        own = {code: words for code, words in wordings.items() if words.failure_class == kind}
+        if own:
+            yield from ("", f"**{kind}**", "", "| problem | means | what to do | code |")
+            yield "| --- | --- | --- | --- |"
+            yield from (_problem_row(code, words) for code, words in own.items())
+    yield from ("", "## What logs say", "")
+    yield from ("Each class of failure, with the log lines by which it is recognised.", "")
+
+
+def _problem_row(code: ProblemCode, words: Wording) -> str:
+    message = "; ".join(filter(None, map(_without_values, (words.what, words.why))))
+    message = message.replace("`", "'")
+    fix = _without_values(words.fix)
+    return f"| `{message}` | {words.meaning} | {fix} | {code} |"
+
+
+def _without_values(text: str) -> str:
+    """Words whose values are not known; empty where there is nothing but a value."""
+    blank = _GROUP.sub("...", text)
+    return "" if blank == "..." else blank
 
 
 def _generated() -> Iterator[str]:

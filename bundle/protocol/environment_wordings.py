@@ -110,7 +110,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         "sbcast says: {why}",
         "see the space and the permissions in {incoming} there" + _OR_EXCLUDE,
         FailureClass.DISK_FULL,
-        meaning="the same. For a full disk, Slurm says only `Unspecified error`; the line then "
+        meaning="the disk there is full, of which Slurm says only `Unspecified error`. The line "
         "shows how much had arrived and how much is free",
     ),
     ProblemCode.BUNDLE_NOT_SENT_NETWORK: Wording(

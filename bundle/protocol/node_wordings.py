@@ -32,7 +32,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         "no directory on this node can hold the environment",
         fix=_MOVE_IT,
         failure_class=FailureClass.DISK_FULL,
-        meaning="the same, and at least one of the candidates has too little room",
+        meaning="each candidate is listed with what is wrong with it; one at least lacks room",
     ),
     ProblemCode.UNSET_VARIABLE: Wording(
         "no directory can be chosen for the environment",
@@ -201,12 +201,12 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         _NO_ANSWER,
         fix=_SEE_LOG,
         failure_class=FailureClass.KILLED,
-        meaning="the same: it was killed, usually because the node ran out of memory",
+        meaning="the node's agent was killed, usually because the node ran out of memory",
     ),
     ProblemCode.NO_ANSWER_EXITED: Wording(
         _NO_ANSWER,
         fix=_SEE_LOG,
-        meaning="the same: it ended by itself, with an exit status",
+        meaning="the node's agent ended by itself; its log says why",
     ),
     ProblemCode.NO_ANSWER_FOLLOWED: Wording(
         _NO_ANSWER,
@@ -233,7 +233,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         "Slurm lost the node (node failure)",
         _SEE_SINFO,
         FailureClass.NODE_FAILURE,
-        meaning="the same, while a step was running there",
+        meaning="the node stopped answering Slurm while a step was running there",
     ),
     ProblemCode.NO_ANSWER_UNREACHABLE: Wording(
         _NO_ANSWER,

@@ -66,7 +66,7 @@ def test_failures_are_one_message(
             said = json.loads(done.stdout)
             assert (said["v"], said["ok"]) == (1, False)
             assert what in said["problem"]["what"]
-            assert set(said["problem"]) == {"what", "where", "why", "fix"}
+            assert set(said["problem"]) == {"code", "where", "values", "what", "why", "fix"}
             assert all(said["problem"].values())
         else:
             assert done.stdout == ""
