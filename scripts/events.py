@@ -31,8 +31,8 @@ _INTRODUCTION = """\
 <!-- Written by scripts/events.py from the classes in bundle/protocol. -->
 
 A job's driver prints each event as a line of JSON, and keeps it in `events.<id>.jsonl` in the log
-directory ([settings.md](settings.md#logs)). The file grows while the job runs, so `tail -f` and a program can follow it. Times are in
-seconds, and sizes in bytes.
+directory ([settings.md](settings.md#logs)). The file grows while the job runs, so `tail -f` and a
+program can follow it. Times are in seconds, and sizes in bytes.
 
 Each line has these keys, and those of its event:
 
@@ -44,12 +44,12 @@ Each line has these keys, and those of its event:
 | `event` | text | the name of the event, see below |
 | `phase` | text | the phase, in events of nodes |
 
-New versions may add keys and events: skip those you do not know. A key marked *optional* is absent
-where its value is null, false or empty.
+New versions may add keys and events: skip those you do not know. A key marked *optional* is
+absent where its value is null, false or empty.
 
-A job begins with `job` and ends with `result`. Each phase is between its `begin` and `end`; what the
-nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job that
-Slurm has put back into the queue goes on in the same file with another `job`.
+A job begins with `job` and ends with `result`. Each phase is between its `begin` and `end`; what
+the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A
+job that Slurm has put back into the queue goes on in the same file with another `job`.
 """
 _WORDS = {
     "str": "text",
