@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 # Each command imports what it needs when it is known: an agent is started for every node.
 
-_PR_SET_PDEATHSIG = 1
 _ATTEMPTS = 3
 """Attempts to make an environment that is removed before it can be held."""
 
@@ -81,8 +80,9 @@ def _use_environment(options: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def _drive(path: str) -> int:
     from .protocol.job import load
+    from .system.parent_death import signal_at_parent_death
 
-    _follow_parent()
+    signal_at_parent_death(signal.SIGTERM)
     job = load(path)
     begun = None
     if job.allocation is Allocation.LOCAL:
@@ -244,13 +244,6 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
         why = getattr(exc, "strerror", None) or str(exc)
         print(f"stager: cannot run {command[0]}: {why}", file=sys.stderr)
         return 127 if isinstance(exc, FileNotFoundError) else 126
-
-
-def _follow_parent() -> None:
-    """Ask the kernel for SIGTERM when the process that started the driver ends."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

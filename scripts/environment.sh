@@ -48,7 +48,7 @@ install_system_packages() {
     say "installing with apt-get: $*"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
-    apt-get install -y -qq --no-install-recommends "$@"
+    apt-get install -y -qq --no-install-recommends "$@" >/dev/null # hundreds of lines; errors show
 }
 
 # need_python: a bare Debian has no Python, or one without venv.

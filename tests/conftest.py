@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
+from tests.support import requirements
 from tests.support.building import project, zstandard_wheel  # noqa: F401 - fixtures
+from tests.support.needs import needs
 from tests.support.nesting import nested  # noqa: F401 - a fixture
+from tests.support.requirements import DATA
 from tests.support.sources import build_native_wheel, make_sdist, repack_installed
 from tests.support.torch_project import torch_project  # noqa: F401 - a fixture
 from tests.support.wheelhouse import standard_set
@@ -57,6 +62,35 @@ FOREIGN = {
     "HF_DATASETS_OFFLINE",
 }
 FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "STAGER_", "TORCHELASTIC_")
+
+
+def pytest_configure() -> None:
+    """Let the tests' programs be ended by a hangup, though ``nohup`` keeps pytest from it.
+
+    An ignored signal is ignored in child processes as well; one that has a handler is not.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked ``needs`` before anything is made for it."""
+    for mark in item.iter_markers("needs"):
+        needs(*mark.args)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Tell last of all how many tests were skipped for what, and what would bring them back."""
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", []) if reporter else []
+    skipped = Counter(requirements.title_of(str(report.longrepr[2])) for report in reports)
+    requirements.note(skipped)
+    if skipped:
+        reporter.write_line(requirements.summary(skipped))
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -173,11 +207,6 @@ def sdist(wheelhouse: Path, build_wheels: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The real test data beside the repository; without it a test skips, but in CI it fails."""
-    folder = REPO / ".." / "shared" / "data"
-    if not (folder / "ag_news.csv").is_file():
-        reason = "the real test data (../shared/data, beside the repository) is absent"
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{reason}; in CI it is always there")
-        pytest.skip(reason)
-    return folder.resolve()
+    """The real test data beside the repository."""
+    needs("data")
+    return DATA

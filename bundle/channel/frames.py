@@ -21,6 +21,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .lines import Lines
+
 LONGEST = 960
 """Bytes of one frame, its line end included."""
 KEPT = 4 << 20
@@ -114,8 +116,8 @@ class FrameReader:
         self.lost: collections.Counter[str] = collections.Counter()
         self._rest = b""
         """A frame that has begun."""
-        self._stray = b""
-        """A line outside any frame that has begun."""
+        self._stray = Lines()
+        """Lines outside any frame."""
         self._sources: dict[bytes, _Source] = {}
         self._incomplete: set[bytes] = set()
         """The sources with frames behind a gap."""
@@ -155,7 +157,7 @@ class FrameReader:
             yield from self._part(rest[1:])
         for name in list(self._incomplete):
             yield from self.give_up(name.decode())
-        if self._stray:
+        if self._stray.pending:
             yield from self._outside(b"\n")
         for name, source in self._sources.items():
             self.lost[name.decode()] += len(source.pieces)  # its end never came
@@ -246,9 +248,9 @@ class FrameReader:
         """Take bytes that are in no frame; yield those of their lines that are not empty."""
         if not data:
             return
-        *lines, self._stray = (self._stray + data).split(b"\n")
-        if len(self._stray) > _LONGEST_LINE:
-            lines, self._stray = [*lines, self._stray], b""
+        lines = self._stray.feed(data)
+        if self._stray.pending > _LONGEST_LINE:
+            lines.append(self._stray.last())
         for line in lines:
             if line:
                 yield "", line.decode(errors="replace")

@@ -25,7 +25,8 @@ from ..environment.process_pool import share
 from ..environment.unpack import env_path, lock_path, making, using
 from ..environment.virtual_environment import hooks, own_links
 from ..format.decompressor import load_decompressor
-from ..format.layer import Entry, LayerError, decode_head
+from ..format.layer import Entry, LayerError
+from ..format.layer_head import decode_head
 from ..format.manifest import Manifest, ManifestError, Part, parse
 from ..node import locks, removal
 from ..protocol.counts import counted

@@ -14,6 +14,7 @@ from ..format.archive import BundleFile
 from ..node import interpreter, locks, removal
 from ..node.location import base_for, env_of
 from ..node.root import secure_root
+from ..protocol.counts import sized
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
 from ..system import files, network
@@ -100,7 +101,7 @@ def line(node: str, facts: Mapping[str, Any]) -> str:
     host = facts.get("host") or {}
     space = host.get("node_root") or {}
     if "free_bytes" in space:
-        free = files.size(int(space["free_bytes"])).replace(" ", "")
+        free = sized(int(space["free_bytes"])).replace(" ", "")
         inodes = space["free_inodes"]
         words += [
             f"root={facts['root']}",

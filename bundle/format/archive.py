@@ -15,7 +15,8 @@ from ..protocol.problem import NodeError, Problem
 from ..system import files
 from .arriving_file import Arrival
 from .decompressor import Decompress
-from .layer import Index, LayerError, decode_head, origin_of
+from .layer import Index, LayerError
+from .layer_head import decode_head, origin_of
 from .manifest import (
     BLOCK,
     PART_LIMIT,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..channel.lines import Lines
+
 PIPE = "ranks"
 """The name of the pipe beside those of the ranks' output; :mod:`bundle.launch.watch` has it too."""
 SECONDS = "STAGER_LINGER_SECONDS"
@@ -84,7 +86,7 @@ class RankMonitor:
         self.stopped = False
         self.on_lingering: Callable[[Rank], None] = _ignore
         self._seconds = linger_seconds(os.environ)
-        self._rest = b""
+        self._lines = Lines()
         path = os.path.join(folder, PIPE)
         os.mkfifo(path, 0o600)
         # Open both ways: it then has no end, however many ranks come and go.
@@ -194,8 +196,7 @@ class RankMonitor:
 
     def _read_messages(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            *lines, self._rest = (self._rest + os.read(self._pipe, _CHUNK)).split(b"\n")
-            for line in lines:
+            for line in self._lines.feed(os.read(self._pipe, _CHUNK)):
                 # The program may write there as well: any other line is ignored.
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     self._note_message(json.loads(line))

@@ -63,20 +63,25 @@ def main(argv: list[str]) -> int:
     if watch is not None:
         watch.begin()
     write_whole_lines()
+    name = args[0]
     if kind == "script":
-        places = script_places(args[0])
-        script = next((place for place in places if place.exists()), None)
-        if script is None:
+        places = script_places(name)
+        name = next((str(place) for place in places if place.exists()), "")
+        if not name:
             return _missing_script(args[0], places)
-        args = [str(script), *args[1:]]
-    arrange_path((kind, args[0]))
+    return _run_watched((kind, name), [name, *args[1:]], watch)
+
+
+def _run_watched(program: Program, argv: list[str], watch: Optional[types.ModuleType]) -> int:
+    """Run the program with these arguments; return its status, and tell it the watcher."""
+    arrange_path(program)
     activate_patches()
-    sys.argv = args
+    sys.argv = argv
     rank_pid, status = os.getpid(), 0
     try:
-        keep_main(run((kind, args[0])))
+        keep_main(run(program))
     except BaseException as error:  # every way to end: the record and the status depend on it
-        status = _ended_by(error, (kind, args[0]), is_rank=os.getpid() == rank_pid)
+        status = _ended_by(error, program, is_rank=os.getpid() == rank_pid)
     if watch is not None and os.getpid() == rank_pid:
         watch.end(status)
     return status
@@ -112,15 +117,17 @@ def arrange_path(program: Program) -> None:
     packages = os.path.realpath(Path(env, "pkgs") if env else sysconfig.get_path("purelib"))
     if Path(packages).is_dir() and packages not in map(os.path.realpath, sys.path):
         site.addsitedir(packages)  # not a plain entry: its .pth files count, too
-    project = _project()
-    if program[0] == "script":
-        script = Path(program[1])
-        first = str(script if script.is_dir() else script.parent)
-    else:
-        first = project or str(Path.cwd())
     head = [entry for entry in sys.path if os.path.realpath(entry) == packages]
     tail = os.environ.get("STAGER_TRAINER")
-    sys.path[:] = _distinct([first, project, *head, *sys.path, tail])
+    sys.path[:] = _distinct([_first_entry(program), _project(), *head, *sys.path, tail])
+
+
+def _first_entry(program: Program) -> str:
+    """Return the directory that Python itself would put first for a program."""
+    kind, name = program
+    if kind == "module":
+        return _project() or str(Path.cwd())
+    return name if Path(name).is_dir() else str(Path(name).parent)
 
 
 def _project() -> Optional[str]:

@@ -1,4 +1,4 @@
-"""Counts in words, with the noun in the singular or the plural."""
+"""Numbers for people: counts with their noun in the singular or the plural, and bytes."""
 
 from __future__ import annotations
 
@@ -15,3 +15,15 @@ def counted(number: int, noun: str, several: str = "") -> str:
         return f"1 {noun}"
     plural = several or f"{noun}s"
     return f"{number:,} {plural}"
+
+
+def sized(count: int) -> str:
+    """Return a number of bytes for people: ``1.4 GB``."""
+    if count < 1000:
+        return counted(count, "byte")
+    amount = count / 1000
+    for unit in ("kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} GB"

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from ..node import removal
 from ..protocol.problem import NodeError, Problem
-from .pack import leads_out
+from .selection import leads_out
 
 PARTIAL = ".partial"
 """Suffix of the name of an output that did not arrive in full."""

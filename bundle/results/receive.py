@@ -23,11 +23,9 @@ from ..format.manifest import BLOCK, padding
 from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem
 from ..system.files import facts_of, refusals
-from .pack import CHUNK, LINE_LIMIT, VERSION, pack, sizes, some_of
+from .pack import CHUNK, LINE_LIMIT, VERSION, some_of
 from .patterns import above, wanted
 from .publish import InvalidStream, ResultsWriter, sweep
-
-__all__ = ["Received", "pack", "receive", "sizes"]
 
 _NAME_LIMIT = 64 << 10
 """Bytes of a long name; Linux accepts no path over 4096."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from ..protocol.counts import sized
 from ..protocol.problem import NodeError, Problem
 
 ROOT_VARIABLE = "STAGER_NODE_ROOT"
@@ -182,7 +183,7 @@ def refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) -> li
     if facts.noexec:
         reasons.append("it is mounted noexec, so that nothing in it can be run")
     if facts.free_bytes < needed_bytes:
-        reasons.append(f"needs {size(needed_bytes)}, {size(facts.free_bytes)} are free")
+        reasons.append(f"needs {sized(needed_bytes)}, {sized(facts.free_bytes)} are free")
     if facts.free_inodes is not None and facts.free_inodes < needed_inodes:
         reasons.append(f"needs {needed_inodes} inodes, {facts.free_inodes} are free")
     return reasons
@@ -220,18 +221,6 @@ def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mappin
             fix=MOVE_IT,
         )
     )
-
-
-def size(count: int) -> str:
-    """Return a number of bytes for people: ``1.4 GB``."""
-    if count < 1000:
-        return f"{count} bytes"
-    amount = count / 1000
-    for unit in ("kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} GB"
 
 
 def automatic_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ agent leaves nothing behind.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 import os
@@ -23,6 +22,7 @@ from typing import IO, Callable, Union
 
 from ..redaction.masking import masked
 from . import open_files
+from .parent_death import end_with_parent, prctl
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ It holds one token for each :func:`start` on the way from the first process, joi
 process that has lost it, as by ``env -i``, is found where :func:`adopt_orphans` was called.
 """
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 10.0
 _SERIAL_NUMBERS = itertools.count()
@@ -229,7 +229,7 @@ def start(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=_parent_death_request(),  # few system calls; libc is loaded before the fork
+            preexec_fn=_before_exec(),  # few system calls; libc is loaded before the fork
         )
     except (OSError, subprocess.SubprocessError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
@@ -247,8 +247,8 @@ def adopt_orphans() -> None:
     start processes in one thread and stop others in another at the same time: a new child could be
     mistaken for an orphan. A program that replaces this one (``execve``) keeps the role.
     """
-    with suppress(OSError, AttributeError):
-        _adopting[0] = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    call = prctl()
+    _adopting[0] = call is not None and call(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def reap_orphans() -> None:
@@ -380,21 +380,12 @@ def _drain(process: subprocess.Popen[bytes]) -> str:
     return text
 
 
-def _parent_death_request() -> Callable[[], None] | None:
-    """Return what a child does between fork and exec, to get SIGTERM when its parent ends.
+def _before_exec() -> Callable[[], None]:
+    """Return what a child does between fork and exec."""
+    ask = end_with_parent()
 
-    libc is loaded now, as that is unsafe after a fork.
-    """
-    try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-    except (OSError, AttributeError):
-        return None
-    parent = os.getpid()
-
-    def request() -> None:
+    def prepare() -> None:
         open_files.restore_open_files()
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the request was made
-            os._exit(1)
+        ask()
 
-    return request
+    return prepare

@@ -8,11 +8,10 @@ from typing import Any
 
 from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
-from ..protocol.counts import counted
+from ..protocol.counts import counted, sized
 from ..protocol.events import PlannedGroup, StagingWork
 from ..protocol.problem import Problem
 from ..protocol.rates import ASSUMED, Rates
-from ..system.files import size as shown
 from .forecast import Nodes, Staging, staging, staging_work
 
 PRESENT, SHARED, BROADCAST = "present", "shared", "broadcast"
@@ -177,7 +176,7 @@ def _choose_by_speed(
     # All nodes read at the same time; files are sent one after the other.
     reading = max(model.staged(replace(group, how=SHARED)).seconds for group in groups)
     sending = sum(model.staged(group).seconds for group in groups)
-    speed = f"{shown(int(rate))}/s on {slowest}, about {reading:.1f} s"
+    speed = f"{sized(int(rate))}/s on {slowest}, about {reading:.1f} s"
     if reading > sending:
         why = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
         return f"broadcast to {nodes}: {why}", True

@@ -6,7 +6,8 @@ import fcntl
 import stat
 from pathlib import Path
 
-from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, LayerError, origin_of
+from bundle.format.layer import LayerError
+from bundle.format.layer_head import HEAD_PREFIX, INDEX_FORMAT, origin_of
 from bundle.format.layer_origin import ORIGIN_LIMIT
 from bundle.format.manifest import FORMAT
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundle.protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
 from bundle.protocol.codec import encode
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import counted, sized
 from bundle.protocol.events import (
     JobBegins,
     NodesLeftOut,
@@ -26,7 +26,6 @@ from bundle.protocol.launch_answers import Lingering, Started
 from bundle.protocol.words import Action, Allocation, PhaseName
 
 from ..slurm import messages
-from .output import size
 from .reports import Reports
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ class Events(Reports):
     def _group(self, group: PlannedGroup) -> str:
         """Return a line about nodes that are sent the same layers."""
         names = f": {', '.join(group.layers)}" if self.verbose and group.layers else ""
-        sent = f"{size(group.bytes)}, {counted(len(group.layers), 'layer')}"
+        sent = f"{sized(group.bytes)}, {counted(len(group.layers), 'layer')}"
         return f"{','.join(group.nodes)} {group.how} {sent}{names}"
 
     @_show.register(NodesLeftOut)
@@ -135,7 +134,7 @@ class Events(Reports):
 
     @_show.register(OutputsCollected)
     def _show_collected(self, event: OutputsCollected, record: Record) -> None:
-        what = f"{counted(event.files, 'file')}, {size(event.bytes)}"
+        what = f"{counted(event.files, 'file')}, {sized(event.bytes)}"
         self.say(f"  {event.node}: {what}: {event.source} -> {event.target}")
         for old, new in event.renamed.items():
             self.say(f"  {old} was there already; this one is {new}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import counted, sized
 
 from ..core.printable import visible
-from .output import size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +34,7 @@ def lines(measured: AllReduceMeasured) -> list[str]:
 def summary(measured: AllReduceMeasured) -> list[str]:
     """Return a line about all ranks together, and one about the slowest pair."""
     summary = [
-        f"all-reduce of {size(measured.bytes)} over {counted(measured.world_size, 'rank')} "
+        f"all-reduce of {sized(measured.bytes)} over {counted(measured.world_size, 'rank')} "
         f"({measured.backend}): {measured.seconds:.3f} s, {measured.gb_per_s:.2f} GB/s"
     ]
     pairs = measured.pairs

@@ -176,8 +176,3 @@ class Output:
         )
         self._progress.start()
         self._task = self._progress.add_task("", total=total)
-
-
-def size(count: int) -> str:
-    """Return a number of bytes for a person."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

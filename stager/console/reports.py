@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import counted, sized
 
-from .output import Output, size
+from .output import Output
 
 
 class Reports(Output):
@@ -19,7 +19,7 @@ class Reports(Output):
         seconds = sum(report["seconds"].values())
         self.say(
             f"{counted(report['packages'], 'package')}, {counted(report['files'], 'file')}: "
-            f"{size(report['bundle_bytes'])}, {size(report['unpacked_bytes'])} unpacked; "
+            f"{sized(report['bundle_bytes'])}, {sized(report['unpacked_bytes'])} unpacked; "
             f"{counted(report['layers_built'], 'layer')} made, {report['layers_reused']} reused; "
             f"{seconds:.1f} s",
             "good",
@@ -32,14 +32,14 @@ class Reports(Output):
         """Show the result of ``stager inspect``."""
         self.data(f"{report['name']} {report['id']}")
         self.data(f"Python {report['python']}, {report['platform']}")
-        sizes = f"{size(report['bundle_bytes'])}, {size(report['unpacked_bytes'])} unpacked"
+        sizes = f"{sized(report['bundle_bytes'])}, {sized(report['unpacked_bytes'])} unpacked"
         layers, files = counted(len(report["layers"]), "layer"), counted(report["files"], "file")
         self.data(f"{layers}, {files}, {sizes}")
         for line in _left_out(report):
             self.data(line)
         for layer in sorted(report["layers"], key=lambda layer: -int(layer["bytes"])):
             name = f"{layer['name']} {layer['version']}".strip()
-            row = f"{size(layer['bytes']):>9}  {size(layer['unpacked_bytes']):>9}"
+            row = f"{sized(layer['bytes']):>9}  {sized(layer['unpacked_bytes']):>9}"
             self.data(f"  {layer['kind']:8}{name:40}{row}  {counted(layer['files'], 'file'):>12}")
         for item in report.get("listing", []):
             self.data(f"{item['sha256'][:16]} {item['size']:>12} {item['path']}")
@@ -49,7 +49,7 @@ class Reports(Output):
         self.data(shlex.join(report["argv"]))
         self.expected(report["forecast"])
         self.say(
-            f"nothing was asked of Slurm; at most {size(report['bytes_at_most'])} would be sent: "
+            f"nothing was asked of Slurm; at most {sized(report['bytes_at_most'])} would be sent: "
             "what the nodes have already is known inside an allocation",
             "good",
         )
@@ -89,9 +89,9 @@ class Reports(Output):
     def cleaned(self, report: Mapping[str, Any]) -> None:
         """Show the result of ``stager clean``."""
         for item in report["items"]:
-            self.data(f"{item['place']}: {size(item['bytes'])}  {item['path']}  {item['why']}")
+            self.data(f"{item['place']}: {sized(item['bytes'])}  {item['path']}  {item['why']}")
         word = "would be freed" if report["dry_run"] else "freed"
-        self.say(f"{size(report['bytes'])} {word}", "good")
+        self.say(f"{sized(report['bytes'])} {word}", "good")
 
 
 def _left_out(report: Mapping[str, Any]) -> list[str]:
@@ -100,5 +100,5 @@ def _left_out(report: Mapping[str, Any]) -> list[str]:
     if not pruned["files"]:
         return []
     what = " and ".join(pruned["what"])
-    much = f"{counted(pruned['files'], 'file')}, {size(pruned['bytes'])}"
+    much = f"{counted(pruned['files'], 'file')}, {sized(pruned['bytes'])}"
     return [f"left out: {what} of the packages, {much}"]

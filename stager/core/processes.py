@@ -7,7 +7,6 @@ and on failure raises an error that carries the command, its exit code and the e
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import selectors
@@ -24,6 +23,8 @@ from typing import IO
 
 from bundle.channel.lines import Lines
 from bundle.redaction.masking import masked
+from bundle.system.parent_death import end_with_parent
+from bundle.system.processes import CompletedCommand
 
 from .errors import StagerError
 
@@ -31,34 +32,19 @@ log = logging.getLogger(__name__)
 
 TAIL_LINES = 15
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 1 << 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completed:
-    """Exit status and output of a finished command."""
-
-    argv: tuple[str, ...]
-    """The command as it was started."""
-    returncode: int
-    """Its exit status; negative for the signal that ended it."""
-    stdout: str
-    """All it wrote to standard output."""
-    stderr: str
-    """All it wrote to standard error."""
 
 
 class CommandError(StagerError):
     """A command ended with an exit status other than 0, or ran out of time."""
 
-    def __init__(self, completed: Completed, *, reason: str) -> None:
+    def __init__(self, completed: CompletedCommand, *, reason: str) -> None:
         tail = (completed.stderr.strip() or completed.stdout.strip()).splitlines()[-TAIL_LINES:]
         super().__init__(f"{reason}: {shlex.join(masked(completed.argv))}", context=tail)
         self.completed = completed
 
 
-Runner = Callable[..., Completed]
+Runner = Callable[..., CompletedCommand]
 """The type of :func:`run`; functions that start processes take one, with ``run`` as default."""
 
 
@@ -69,7 +55,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     check: bool = True,
-) -> Completed:
+) -> CompletedCommand:
     """Run one command to its end and return its output.
 
     Args:
@@ -89,7 +75,7 @@ def run(
 
 def feed(
     argv: Sequence[str], text: str, *, environment: Mapping[str, str], timeout: float
-) -> Completed:
+) -> CompletedCommand:
     """Run one command that reads a text from its standard input.
 
     Args:
@@ -115,7 +101,9 @@ class _Setting:
     text: str | None = None
 
 
-def _finish(argv: Sequence[str], setting: _Setting, *, timeout: float, check: bool) -> Completed:
+def _finish(
+    argv: Sequence[str], setting: _Setting, *, timeout: float, check: bool
+) -> CompletedCommand:
     log.debug("run: %s", shlex.join(masked(argv)))
     try:
         process = subprocess.Popen(
@@ -128,7 +116,7 @@ def _finish(argv: Sequence[str], setting: _Setting, *, timeout: float, check: bo
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
+            preexec_fn=end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
         )
     except OSError as exc:
         raise _cannot_start(argv, exc) from exc
@@ -144,7 +132,7 @@ def _finish(argv: Sequence[str], setting: _Setting, *, timeout: float, check: bo
                 os.killpg(process.pid, signal.SIGKILL)
     if timed_out:
         stdout, stderr = process.communicate()
-    completed = Completed(
+    completed = CompletedCommand(
         argv=tuple(argv), returncode=process.returncode, stdout=stdout, stderr=stderr
     )
     if timed_out:
@@ -198,7 +186,7 @@ def stream(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if on_talk else None,
             start_new_session=end_it is not None,
-            preexec_fn=_end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
+            preexec_fn=end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
         )
     except OSError as exc:
         raise _cannot_start(argv, exc) from exc
@@ -321,22 +309,6 @@ def become(argv: Sequence[str]) -> None:
         os.execv(argv[0], list(argv))  # noqa: S606 - no shell is wanted
     except OSError as exc:
         raise _cannot_start(argv, exc) from exc
-
-
-def _end_with_parent() -> Callable[[], None]:
-    """Return a function for a child to run first, so that it does not outlive a killed build.
-
-    It gets SIGTERM, so that a resolver can clean up; everything is looked up before the fork.
-    """
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def end_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before that
-            os._exit(1)
-
-    return end_with_parent
 
 
 def _cannot_start(argv: Sequence[str], exc: OSError) -> StagerError:

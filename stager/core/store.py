@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bundle.protocol.counts import sized
 from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
@@ -186,10 +187,10 @@ class Store:
         too_few_inodes = bool(state.f_files) and state.f_favail < inodes
         if free >= needed and not too_few_inodes:
             return
-        need = f"{needed / 1e6:,.0f} MB"
+        need = sized(needed)
         if too_few_inodes:
             need += f" and {inodes} inodes"
-        have = f"{free / 1e6:,.0f} MB"
+        have = sized(free)
         if state.f_files:
             have += f" and {state.f_favail} inodes"
         raise SpaceError(

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from packaging.utils import NormalizedName
     from packaging.version import Version
 
-__all__ = ["Digest", "LockedFile", "Target", "Wheel"]
+__all__ = ["Digest", "LockedFile", "Target", "Wheel", "libc_version"]
 
 _PLATFORM = re.compile(r"(?P<libc>manylinux|musllinux)_(?P<major>\d+)_(?P<minor>\d+)_(?P<arch>\w+)")
+_LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+"""The platform tags before PEP 600, with the glibc that each stands for."""
 _PYTHON = re.compile(r"3\.\d+")
 
 
@@ -79,12 +81,12 @@ class Target:
         parts = self._parts()
         major, newest = int(parts["major"]), int(parts["minor"])
         oldest = 5 if parts["libc"] == "manylinux" else 0
-        legacy = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+        legacy = {version: name for name, version in _LEGACY.items()}
         tags = [f"linux_{parts['arch']}"]
         for minor in range(newest, oldest - 1, -1):
             tags.append(f"{parts['libc']}_{major}_{minor}_{parts['arch']}")
-            if parts["libc"] == "manylinux" and minor in legacy:
-                tags.append(f"{legacy[minor]}_{parts['arch']}")
+            if parts["libc"] == "manylinux" and (major, minor) in legacy:
+                tags.append(f"{legacy[major, minor]}_{parts['arch']}")
         return tags
 
     def tags(self) -> Iterator[Tag]:
@@ -161,6 +163,14 @@ class Wheel:
     """The digest of its bytes, as checked when it arrived."""
     size: int
     """Its length in bytes."""
+
+
+def libc_version(platform: str) -> tuple[int, int] | None:
+    """Return the C library's version in a platform tag (PEP 600, PEP 656 and predecessors)."""
+    match = _PLATFORM.fullmatch(platform)
+    if match:
+        return int(match["major"]), int(match["minor"])
+    return _LEGACY.get(platform.partition("_")[0])
 
 
 def _host_platform() -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from bundle.system.parent_death import signal_at_parent_death
 
 
 def end_with_parent() -> None:
@@ -22,7 +21,7 @@ def end_with_parent() -> None:
     if handle is not None:
         os.close(handle)
         setattr(server, "_forkserver_alive_fd", None)  # noqa: B010 - unknown to its stubs
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_at_parent_death(signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)  # it ended before the line above

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from bundle.format.layer import INDEX_FORMAT
+from bundle.format.layer_head import INDEX_FORMAT
 from bundle.format.layer_origin import Origin
+from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest
 
 from ..config.load import Config
@@ -126,8 +127,8 @@ def project_sources(
         if tree.size > LARGE_PROJECT:
             largest = max(tree.files, key=lambda file: file.size)
             note(
-                f"the project has {tree.size / 1e6:,.0f} MB, {largest.path} alone "
-                f"{largest.size / 1e6:,.0f} MB: name what ranks do not need in project.exclude"
+                f"the project has {sized(tree.size)}, {largest.path} alone "
+                f"{sized(largest.size)}: name what ranks do not need in project.exclude"
             )
         sources.append(LayerSource.of_tree("project", config.name, tree, "project"))
     trainer = project_files(Path(str(resources.files("trainer"))), [])

@@ -230,17 +230,21 @@ class _LayerDestination(WheelDestination):
         if algorithm and algorithm not in _HASHES:
             self._faults.append(f"{path}: RECORD has its {algorithm}, which proves nothing")
             return RecordEntry(path, None, None)
-        is_script = scheme == "scripts"
-        executable = is_executable or is_script
         # The layer computes a sha256 anyway; a file is read as a whole only to change it, to
         # compile it or to compute another hash.
-        if not (is_script or path.endswith(".py") or algorithm in _HASHES[1:]):
-            return self._add(scheme, path, stream, executable=executable, record=record)
+        if scheme != "scripts" and not path.endswith(".py") and algorithm not in _HASHES[1:]:
+            return self._add(scheme, path, stream, executable=is_executable, record=record)
         data = stream.read()
         if record is not None and not record.validate(data):
             self._faults.append(_mismatch(record))
-        if is_script:
-            data = self._relocate(data)
+        if scheme == "scripts":
+            return self._add(scheme, path, io.BytesIO(self._relocate(data)), executable=True)
+        return self._write_whole(scheme, path, data, executable=is_executable)
+
+    def _write_whole(
+        self, scheme: Scheme, path: str, data: bytes, *, executable: bool
+    ) -> RecordEntry:
+        """Write a file that was compared with RECORD; compile it if it is a module."""
         entry = self._add(scheme, path, io.BytesIO(data), executable=executable)
         is_module = path.endswith(".py") and scheme in ("purelib", "platlib")
         if is_module and entry.hash_ is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -14,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 
+from bundle.protocol.digest import canonical_json
 from bundle.redaction.masking import without_url_secrets
 
 from ..config import foreign_files
@@ -146,7 +145,7 @@ class SourceReader:
             label=clean,
             suffix=requirement.extras,
             marker=requirement.marker,
-            digest=json_digest([clean, fragment]),
+            digest=Digest.of(canonical_json([clean, fragment])),
             moving=not pinned,
         )
         self.sources.append(source)
@@ -196,12 +195,6 @@ def relative(path: Path, root: Path) -> str:
     if path.is_relative_to(root):
         return os.path.relpath(path, root)
     return str(path)
-
-
-def json_digest(value: object) -> Digest:
-    """Return the digest of a value's JSON form."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return Digest(hashlib.sha256(text.encode()).hexdigest())
 
 
 def first_line(exc: Exception) -> str:

@@ -7,7 +7,6 @@ key for. The same answer of a resolver always gives the same bytes.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,10 @@ from packaging.pylock import Package, PackageSdist, PackageWheel, Pylock, is_val
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from bundle.protocol.digest import canonical_json
+
 from ..core import toml
+from ..core.atomic_write import replacing
 from ..core.deletion import remove
 from ..core.errors import ConfigError, ResolveError, StagerError
 from ..core.processes import Runner, run
@@ -294,7 +296,7 @@ def _digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
         "target": [target.python, target.platform],
         "files": [[f.name, str(f.version), f.filename, f.sha256] for f in files],
     }
-    return Digest.of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    return Digest.of(canonical_json(content))
 
 
 def _beside(label: str, root: Path, lock: Path) -> str:
@@ -305,16 +307,11 @@ def _beside(label: str, root: Path, lock: Path) -> str:
 
 
 def _publish(path: Path, text: str) -> None:
-    """Write a file so that a reader sees either the old or the new content, never a part."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write the lock to its place."""
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(path)
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as exc:
-        partial.unlink(missing_ok=True)
         raise StagerError(
             f"cannot write {path}: {exc.strerror or exc}",
             hint="the lock stands beside the project's settings; check the permissions there",

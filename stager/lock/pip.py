@@ -17,9 +17,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from bundle.redaction.masking import without_url_secrets
+from bundle.system.processes import CompletedCommand
 
 from ..core.errors import ResolveError
-from ..core.processes import Completed, Runner, run
+from ..core.processes import Runner, run
 from ..core.values import Target
 from .indexes import Indexes
 
@@ -62,7 +63,7 @@ class Pip:
         lines: Iterable[str],
         *,
         env: Mapping[str, str] | None = None,
-    ) -> Completed:
+    ) -> CompletedCommand:
         """Run one pip command over some requirement lines; the caller checks its exit status.
 
         Raises:
@@ -130,7 +131,7 @@ class Pip:
             left = [pin for pin in left if pin not in unmatched]
         return [], missing
 
-    def download(self, lines: Iterable[str], folder: Path) -> Completed:
+    def download(self, lines: Iterable[str], folder: Path) -> CompletedCommand:
         """Download exactly the files that requirement lines name into a folder.
 
         Where a line carries ``--hash``, pip requires one of every line, and checks them.
@@ -138,7 +139,7 @@ class Pip:
         options = ["--no-deps", "-q", "-d", str(folder)]
         return self.call("download", [*options, *self.target_options()], lines)
 
-    def build(self, line: str, folder: Path) -> Completed:
+    def build(self, line: str, folder: Path) -> CompletedCommand:
         """Build one requirement line's wheel, without its dependencies, into a folder.
 
         The same source gives the same bytes with every build backend that honours

@@ -27,6 +27,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from bundle.protocol.counts import counted
+from bundle.protocol.digest import canonical_json
 
 from ..config import foreign_files
 from ..config.load import Config
@@ -142,7 +143,7 @@ def _spec_digest(builder: _Builder, target: Target, pylock: Path | None) -> Dige
     }
     if builder.hashes:
         content["hashes"] = builder.hashes
-    return located.json_digest(content)
+    return Digest.of(canonical_json(content))
 
 
 class _Builder:

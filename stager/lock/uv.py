@@ -21,10 +21,10 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from bundle.redaction.masking import without_url_secrets
+from bundle.system.processes import CompletedCommand
 
 from ..core import toml
 from ..core.errors import ResolveError
-from ..core.processes import Completed
 from ..core.values import Target
 from .indexes import Indexes, pip_settings
 from .pip import HOUR, index_unreachable, unreachable
@@ -76,7 +76,7 @@ class Uv:
         """Resolve and discard the answer; most of what it needs is in uv's cache."""
         self.solve(request)
 
-    def _compile(self, request: ResolveRequest, options: Sequence[str]) -> Completed:
+    def _compile(self, request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
         start = command()
         if start is None:
             raise ResolveError(
@@ -103,7 +103,7 @@ class Uv:
             check=False,
         )
 
-    def _failure(self, request: ResolveRequest, done: Completed) -> Exception:
+    def _failure(self, request: ResolveRequest, done: CompletedCommand) -> Exception:
         """Return the error for a failed run: no solution, or no answer from an index."""
         output = without_url_secrets(done.stderr)
         if "No solution found" not in output or unreachable(output):

@@ -97,26 +97,25 @@ def _grow(
     """Yield all lines of logs that grow."""
     readers: dict[Path, LogReader] = {}
     pick = Suspects() if wanted.errors else None
-    begun = False
+    added_at: float | None = None
     while True:
         now = files()
         ended = bool(now.job_id) and events.summarize(now.events).result is not None
         for log in wanted.logs(now):
             readers.setdefault(log.path, LogReader(log, pick))
-        if not begun:  # lines that exist already have their times
-            yield from piece_by_piece(
-                now, [reader for reader in readers.values() if reader.log.own]
-            )
-        added_at = time.time() if begun else None
-        streams = []
-        for reader in readers.values():
-            said_at = added_at if reader.log.own else None
-            streams.append(reader.rest(whole=not ended, time=said_at))
-        yield from heapq.merge(*streams)
-        begun = True
+        if added_at is None:  # lines that exist already have their times
+            own = [reader for reader in readers.values() if reader.log.own]
+            yield from piece_by_piece(now, own)
+        yield from heapq.merge(*(_added(reader, added_at, ended) for reader in readers.values()))
         if ended:
             return
         sleep(_POLL_SECONDS)
+        added_at = time.time()
+
+
+def _added(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
+    """Return the lines that a log has more; those of ranks are taken as written just now."""
+    return reader.rest(whole=not ended, time=added_at if reader.log.own else None)
 
 
 def _is_of_wanted(log: LogFile, wanted: LineFilter) -> bool:

@@ -6,7 +6,6 @@ Without a note about it, `stager diagnose` would report an older job.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from time import time
 from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
+from ..core.atomic_write import replacing
 from ..core.errors import StagerError
 from ..core.regular_files import opened
 from . import files
@@ -64,13 +64,10 @@ def _leave(path: Path, command: str, error: StagerError) -> None:
         "hint": error.hint,
         "context": error.context,
     }
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    with suppress(OSError):  # the failure itself must be shown
-        with open(
-            partial, "w", encoding="utf-8", opener=permissions.opener(LogMode.PRIVATE)
-        ) as handle:
-            handle.write(json.dumps(note) + "\n")
-        partial.replace(path)
+    text = json.dumps(note) + "\n"
+    opener = permissions.opener(LogMode.PRIVATE)
+    with suppress(OSError), replacing(path, opener) as file:  # the failure itself must be shown
+        file.write(text.encode())
 
 
 def newest(log_dir: Path) -> Refused | None:

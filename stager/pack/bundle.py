@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import BinaryIO
 
 from packaging.utils import parse_wheel_filename
 
-from bundle.format.layer import Index, LayerError, decode_head
+from bundle.format.layer import Index, LayerError
+from bundle.format.layer_head import decode_head
 from bundle.format.manifest import (
     BLOCK,
     MANIFEST_NAME,
@@ -29,7 +29,7 @@ from bundle.protocol.requires import Requires
 from ..core.errors import BundleError, WheelError
 from ..core.regular_files import bytes_of, opened, text_of
 from ..core.store import Store, stamp
-from ..core.values import Target, Wheel
+from ..core.values import Target, Wheel, libc_version
 from ..layers.layer_file import decompress_index
 from ..layers.tree import folders_of
 from .program import make_node_program
@@ -156,19 +156,10 @@ def _libc_needed(wheel: Wheel, newest: tuple[int, int]) -> tuple[int, int]:
     for tag in parse_wheel_filename(wheel.path.name)[3]:
         if tag.platform.startswith("linux_"):
             return newest
-        version = _libc_version(tag.platform)
+        version = libc_version(tag.platform)
         if version is not None:
             versions.append(version)
     return min(versions, default=(0, 0))
-
-
-def _libc_version(platform: str) -> tuple[int, int] | None:
-    """Return the C library's version in a platform tag (PEP 600, PEP 656 and predecessors)."""
-    legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
-    match = re.match(r"(?:manylinux|musllinux)_(\d+)_(\d+)_", platform)
-    if match:
-        return int(match[1]), int(match[2])
-    return legacy.get(platform.partition("_")[0])
 
 
 def _manifest(contents: Contents, node: bytes) -> Manifest:

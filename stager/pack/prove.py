@@ -141,11 +141,8 @@ def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
         target: decides the markers.
     """
     installed, faults = _installed(site)
-    pending = []
-    for text in requirements:
-        requirement = Requirement(text)
-        if _applies(requirement, "", target):
-            pending.append((_USER, requirement))
+    wanted = [Requirement(text) for text in requirements]
+    pending = [(_USER, requirement) for requirement in wanted if _applies(requirement, "", target)]
     pending += [(name, Requirement(name)) for name in sorted(installed)]
     seen: set[tuple[NormalizedName, str]] = set()
     while pending:
@@ -155,15 +152,19 @@ def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
         if distribution is None:
             faults.append(f"{name} is missing; {parent} needs it")
             continue
-        versions = requirement.specifier
-        if versions and not versions.contains(distribution.version, prereleases=True):
-            wanted = f"{requirement.name}{versions}"
-            faults.append(f"{name} is {distribution.version}; {parent} needs {wanted}")
+        if not _has_version(distribution, requirement):
+            needed = f"{requirement.name}{requirement.specifier}"
+            faults.append(f"{name} is {distribution.version}; {parent} needs {needed}")
         for extra in {"", *requirement.extras}:
             if (name, extra) not in seen:
                 seen.add((name, extra))
                 pending += [(name, needed) for needed in _needs(distribution, extra, target)]
     return sorted(set(faults))
+
+
+def _has_version(distribution: importlib.metadata.Distribution, requirement: Requirement) -> bool:
+    """Return whether a distribution is of a version that a requirement accepts."""
+    return requirement.specifier.contains(distribution.version, prereleases=True)
 
 
 def _installed(

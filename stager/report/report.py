@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
-from .. import __version__
+from ..core.atomic_write import replacing
 from ..core.errors import StagerError
-from ..diagnosis.diagnose import diagnose
-from ..diagnosis.failure import Diagnosis
 from ..logs.files import JobFiles
-from ..redaction.redact import Redactor
-from ..support.metadata import cleaned
-from .attempt import last_attempt
-from .contents import contents
-from .curves import training
-from .facts import RUNNING, facts, verdict
-from .nodes import nodes
-from .page import Story, page
-from .phases import passage
+from .collect import collect
+from .page import page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,38 +49,10 @@ def report(files: JobFiles, output: Path | None = None) -> Report:
     """
     name = files.folder / f"report.{files.job_id}.html" if files.job_id else Path("report.html")
     path = (name if output is None else output).absolute()
-    story = tell(files)
-    data = page(story).encode("utf-8", "replace")
-    _write(path, data, story.facts.log_mode)
-    return Report(path=path, job_id=files.job_id, size=len(data))
-
-
-def tell(files: JobFiles) -> Story:
-    """Return everything known about a job, from the files that it has left."""
-    attempt, diagnosis = last_attempt(files), _diagnosis(files)
-    ending, now = verdict(files, attempt.result, diagnosis), time.time()
-    return Story(
-        facts=facts(files, attempt),
-        verdict=ending,
-        diagnosis=None if diagnosis is None else cleaned(diagnosis, Redactor()),
-        passage=passage(attempt, now if ending == RUNNING else None),
-        nodes=nodes(attempt),
-        training=training(files, attempt),
-        contents=contents(attempt),
-        written=now,
-        program=f"stager {__version__}",
-    )
-
-
-def _diagnosis(files: JobFiles) -> Diagnosis | None:
-    """Return the diagnosis; None where the events are not as a driver writes them.
-
-    What else is known is still worth a page then.
-    """
-    try:
-        return diagnose(files)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-        return None
+    data = collect(files)
+    html = page(data).encode("utf-8", "replace")
+    _write(path, html, data.facts.log_mode)
+    return Report(path=path, job_id=files.job_id, size=len(html))
 
 
 def _write(path: Path, data: bytes, mode: LogMode) -> None:
@@ -104,13 +65,8 @@ def _write(path: Path, data: bytes, mode: LogMode) -> None:
     hint = "name another one with --output"
     if final.exists() and not final.is_file():
         raise StagerError(f"{path} is no file, and cannot become the report", hint=hint)
-    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
     try:
-        try:
-            with open(partial, "xb", opener=permissions.opener(mode)) as handle:
-                handle.write(data)
-            partial.replace(final)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(final, permissions.opener(mode)) as file:
+            file.write(data)
     except OSError as exc:
         raise StagerError(f"{path} cannot be written: {exc.strerror or exc}", hint=hint) from exc

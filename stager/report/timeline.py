@@ -7,19 +7,17 @@ from dataclasses import dataclass
 
 from bundle.protocol.counts import counted
 
-from .chart import labels
-from .markup import Html, element
-from .numbers import duration, percent, time_ticks
+from .charts import AxisLabel, axis_labels, duration, percent, time_ticks
 from .phases import FAILED, OPEN, PHASES, SILENT, STAGING, TRAIN, NodePhases, Passage, PhaseSpan
 
-MOST = 40
+_MOST = 40
 """Rows that are drawn; more cannot be looked over."""
 _ROW, _BAR, _BELOW = 22, 14, 26
 _NAME = 16
 """Characters of a node's name beside its row; the table has all of it."""
 _SHORT = 0.25
 """The beginning is drawn again, larger, where it takes no more than this share of the job."""
-NAMES = {
+_NAMES = {
     "preflight": "preflight",
     "place": "place and broadcast",
     "unpack": "unpack",
@@ -43,15 +41,114 @@ _MEANINGS = {
     "clean": "until old environments were gone",
 }
 _STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}
-_STRIPES = {
-    "place": "M0 8L8 0M-2 2L2-2M6 10L10 6",
-    "probe": "M2 2h.01M6 6h.01",
-    "deep": "M0 8L8 0M0 0L8 8",
-    "launch": "M2 0V8M6 0V8",
-    "all_reduce": "M0 4H8",
-    "clean": "M0 0L8 8",
-}
-"""The pattern on a phase's colour, so that colour is not the only sign."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineBar:
+    """A node in a phase, as a bar."""
+
+    phase: str
+    """The phase."""
+    state: str
+    """Its state."""
+    x: str
+    """Where it begins, as a share of the width."""
+    y: int
+    """Its upper edge, in pixels."""
+    width: str
+    """Its length, as a share of the width."""
+    title: str
+    """The same in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineRow:
+    """A node, as a row of bars."""
+
+    node: str
+    """Its name."""
+    short: str
+    """The part of its name that there is room for."""
+    sign: str
+    """A sign where something failed, or has no end; else empty."""
+    first: bool
+    """True for the node that failed first."""
+    bars: tuple[TimelineBar, ...]
+    """Its bars."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineDrawing:
+    """The rows of a stretch of time."""
+
+    title: str
+    """The title."""
+    rows: tuple[TimelineRow, ...]
+    """The rows."""
+    labels: tuple[AxisLabel, ...]
+    """The times, where there is a vertical line each."""
+    unit: str
+    """The unit of the times."""
+    words: str
+    """The same in words, for screen readers."""
+    row_height: int = _ROW
+    """The height of a row, in pixels."""
+    bar_height: int = _BAR
+    """The height of a bar, in pixels."""
+    below: int = _BELOW
+    """The room for the times, in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegendEntry:
+    """The meaning of a bar."""
+
+    phase: str
+    """The phase; empty for the meaning of a state."""
+    state: str
+    """The state; empty for the meaning of a phase."""
+    name: str
+    """Its name."""
+    meaning: str
+    """Its meaning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTime:
+    """A node in a phase, as a cell of a table."""
+
+    length: str
+    """Its duration."""
+    state: str
+    """Its state where that is not a good end; else empty."""
+    begin: str
+    """Its beginning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTable:
+    """All nodes in all phases."""
+
+    phases: tuple[str, ...]
+    """The names of the phases in use."""
+    rows: tuple[tuple[str, tuple[tuple[PhaseTime, ...], ...]], ...]
+    """Each node with its times in each phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """The timeline of a job."""
+
+    legend: tuple[LegendEntry, ...]
+    """The meaning of the bars."""
+    nodes: int
+    """The number of nodes."""
+    drawn: int
+    """The number of those that are drawn."""
+    drawings: tuple[TimelineDrawing, ...]
+    """The whole job, and its beginning where that is short."""
+    table: PhaseTable
+    """The same as a table."""
 
 
 @dataclass(frozen=True)
@@ -65,134 +162,81 @@ class _Window:
         return (at - self.begin) / self.length
 
 
-def chosen(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
-    """Return the rows to draw: those with a failure and the slowest, in the job's order."""
-    ranked = sorted(rows, key=lambda row: (row.node != first, not row.failed, -row.staging))
-    kept = {row.node for row in ranked[:MOST]}
-    return [row for row in rows if row.node in kept]
-
-
-def patterns() -> Html:
-    """Return the fillings of the bars, for once in a page that has timelines."""
-    made = [
-        element(
-            "pattern",
-            element("rect", width=8, height=8),
-            element("path", d=lines),
-            id=f"fill-{phase}",
-            class_=f"phase-{phase}",
-            width=8,
-            height=8,
-            patternUnits="userSpaceOnUse",
-        )
-        for phase, lines in _STRIPES.items()
-    ]
-    drawn = element("defs", made)
-    return element("svg", drawn, class_="patterns", width=0, height=0, aria_hidden="true")
-
-
-def timelines(passage: Passage, first: str) -> list[Html]:
-    """Return the drawing of a whole job, and of its beginning where that is short.
+def timeline(passage: Passage, first: str) -> Timeline | None:
+    """Return the timeline of a job; None where no node has got into a phase.
 
     Args:
         passage: the nodes' ways.
         first: the node that failed first; empty for none.
     """
-    rows, length = chosen(passage.rows, first), passage.end - passage.begin
+    if not any(row.spans for row in passage.rows):
+        return None
+    rows = chosen(passage.rows, first)
+    return Timeline(
+        legend=_legend(passage),
+        nodes=len(passage.rows),
+        drawn=len(rows),
+        drawings=_drawings(passage, rows, first),
+        table=_table(passage),
+    )
+
+
+def chosen(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
+    """Return the rows to draw: those with a failure and the slowest, in the job's order."""
+    ranked = sorted(rows, key=lambda row: (row.node != first, not row.failed, -row.staging))
+    kept = {row.node for row in ranked[:_MOST]}
+    return [row for row in rows if row.node in kept]
+
+
+def _drawings(
+    passage: Passage, rows: Sequence[NodePhases], first: str
+) -> tuple[TimelineDrawing, ...]:
+    length = passage.end - passage.begin
     whole = _drawing("The whole job", rows, _Window(passage.begin, max(length, 1e-3)), first)
     running = passage.running
     staging = 0.0 if running is None else running - passage.begin
     if not 0 < staging < length * _SHORT:
-        return [whole]
+        return (whole,)
     part = _Window(passage.begin, staging * 1.02)
-    return [whole, _drawing("Until the ranks ran, larger", rows, part, first)]
+    return whole, _drawing("Until the ranks ran, larger", rows, part, first)
 
 
-def legend(passage: Passage) -> Html:
+def _legend(passage: Passage) -> tuple[LegendEntry, ...]:
     """Return the meaning of the bars: the phases in use, and the signs of trouble."""
     spans = [span for row in passage.rows for span in row.spans]
-    present = [phase for phase in PHASES if any(span.phase == phase for span in spans)]
+    phases, states = {span.phase for span in spans}, {span.state for span in spans}
     entries = [
-        element("li", _swatch(phase), element("b", NAMES[phase]), f": {_MEANINGS[phase]}")
-        for phase in present
+        LegendEntry(phase=phase, state="", name=_NAMES[phase], meaning=_MEANINGS[phase])
+        for phase in PHASES
+        if phase in phases
     ]
-    states = {span.state for span in spans}
     if states & {FAILED, SILENT}:
-        bad = "went wrong there, or gave no answer"
-        entries.append(
-            element("li", _swatch("", FAILED), element("b", "\u2717 framed"), f": {bad}")
-        )
+        meaning = "went wrong there, or gave no answer"
+        entries.append(LegendEntry(phase="", state=FAILED, name="\u2717 framed", meaning=meaning))
     if OPEN in states:
-        more = "no end is known"
-        entries.append(
-            element("li", _swatch("", OPEN), element("b", "\u2026 broken frame"), f": {more}")
-        )
-    return element("ul", entries, class_="legend")
+        name, meaning = "\u2026 broken frame", "no end is known"
+        entries.append(LegendEntry(phase="", state=OPEN, name=name, meaning=meaning))
+    return tuple(entries)
 
 
-def as_table(passage: Passage) -> Html:
-    """Return the same as a table: the seconds of each node in each phase."""
+def _table(passage: Passage) -> PhaseTable:
+    """Return the seconds of each node in each phase."""
     in_use = {span.phase for row in passage.rows for span in row.spans}
     phases = [phase for phase in PHASES if phase in in_use]
-    head = [element("th", NAMES[phase], scope="col") for phase in phases]
-    body = [
-        element(
-            "tr",
-            element("th", row.node, scope="row"),
-            [element("td", [_cell(s, passage) for s in _of(row, phase)]) for phase in phases],
-        )
-        for row in passage.rows
-    ]
-    return element(
-        "table",
-        element("caption", "How long each phase took on each node, and when it began"),
-        element("thead", element("tr", element("th", "node", scope="col"), head)),
-        element("tbody", body),
-    )
+    rows = []
+    for row in passage.rows:
+        times = [tuple(_time(span, passage) for span in _of(row, phase)) for phase in phases]
+        rows.append((row.node, tuple(times)))
+    return PhaseTable(phases=tuple(_NAMES[phase] for phase in phases), rows=tuple(rows))
+
+
+def _time(span: PhaseSpan, passage: Passage) -> PhaseTime:
+    begin = duration(span.begin - passage.begin)
+    return PhaseTime(length=duration(span.seconds), state=_STATES.get(span.state, ""), begin=begin)
 
 
 def _of(row: NodePhases, phase: str) -> list[PhaseSpan]:
     return [span for span in row.spans if span.phase == phase]
-
-
-def _cell(span: PhaseSpan, passage: Passage) -> Html:
-    length = duration(span.seconds)
-    state = f" ({_STATES[span.state]})" if span.state in _STATES else ""
-    begin = element("small", f"at {duration(span.begin - passage.begin)}")
-    return element("div", length, element("b", state) if state else None, " ", begin, class_="span")
-
-
-def _drawing(title: str, rows: Sequence[NodePhases], window: _Window, first: str) -> Html:
-    height = len(rows) * _ROW
-    places, unit = time_ticks(window.length)
-    at = [(value / window.length, text) for value, text in places]
-    plot = element(
-        "svg",
-        [element("line", x1=percent(share), x2=percent(share), y1=0, y2=height) for share, _ in at],
-        [_row(row, number * _ROW, window) for number, row in enumerate(rows)],
-        labels(at, height + _BELOW - 8),
-        class_="area",
-        width="100%",
-        height=height + _BELOW,
-        role="img",
-        aria_label=_in_words(title, rows, window.length, first),
-    )
-    names = [_name(row, first) for row in rows]
-    return element(
-        "figure",
-        element("figcaption", element("b", title)),
-        element(
-            "div", element("div", names, class_="names", aria_hidden="true"), plot, class_="plot"
-        ),
-        element("p", f"{unit} since the job began", class_="across"),
-        class_="chart timeline",
-    )
-
-
-def _name(row: NodePhases, first: str) -> Html:
-    sign = "\u2717 " if row.failed else "\u2026 " if _is_open(row) else ""
-    kind = "first" if row.node == first and row.failed else None
-    return element("div", sign, shortened(row.node), class_=kind, title=row.node)
 
 
 def shortened(name: str) -> str:
@@ -200,48 +244,43 @@ def shortened(name: str) -> str:
     return name if len(name) <= _NAME else f"{name[:5]}\u2026{name[6 - _NAME :]}"
 
 
-def _is_open(row: NodePhases) -> bool:
-    return any(span.state == OPEN for span in row.spans)
-
-
-def _row(row: NodePhases, top: int, window: _Window) -> Html:
-    bars = []
-    for span in row.spans:
-        left, right = window.share(span.begin), min(window.share(span.end), 1.0)
-        if left > 1:
-            continue
-        state = f" {_STATES[span.state]}" if span.state in _STATES else ""
-        title = f"{row.node}: {NAMES[span.phase]} {duration(span.seconds)}{state}"
-        bars.append(
-            element(
-                "rect",
-                element("title", title),
-                x=percent(left),
-                y=top + (_ROW - _BAR) // 2,
-                width=percent(right - left),
-                height=_BAR,
-                class_=f"span phase-{span.phase} {span.state}",
-                fill=_fill(span.phase),
-            )
-        )
-    return element("g", bars)
-
-
-def _fill(phase: str) -> str | None:
-    return f"url(#fill-{phase})" if phase in _STRIPES else None
-
-
-def _swatch(phase: str, state: str = "") -> Html:
-    drawn = element(
-        "rect",
-        x=1,
-        y=1,
-        width=20,
-        height=12,
-        class_=f"span {f'phase-{phase}' if phase else 'bare'} {state}".strip(),
-        fill=_fill(phase),
+def _drawing(
+    title: str, rows: Sequence[NodePhases], window: _Window, first: str
+) -> TimelineDrawing:
+    places, unit = time_ticks(window.length)
+    return TimelineDrawing(
+        title=title,
+        rows=tuple(_row(row, number * _ROW, window, first) for number, row in enumerate(rows)),
+        labels=axis_labels([(value / window.length, text) for value, text in places]),
+        unit=unit,
+        words=_in_words(title, rows, window.length, first),
     )
-    return element("svg", drawn, width=22, height=14, class_="swatch", aria_hidden="true")
+
+
+def _row(row: NodePhases, top: int, window: _Window, first: str) -> TimelineRow:
+    is_open = any(span.state == OPEN for span in row.spans)
+    return TimelineRow(
+        node=row.node,
+        short=shortened(row.node),
+        sign="\u2717 " if row.failed else "\u2026 " if is_open else "",
+        first=row.node == first and row.failed,
+        bars=tuple(
+            _bar(row.node, span, top, window) for span in row.spans if window.share(span.begin) <= 1
+        ),
+    )
+
+
+def _bar(node: str, span: PhaseSpan, top: int, window: _Window) -> TimelineBar:
+    left, right = window.share(span.begin), min(window.share(span.end), 1.0)
+    state = f" {_STATES[span.state]}" if span.state in _STATES else ""
+    return TimelineBar(
+        phase=span.phase,
+        state=span.state,
+        x=percent(left),
+        y=top + (_ROW - _BAR) // 2,
+        width=percent(right - left),
+        title=f"{node}: {_NAMES[span.phase]} {duration(span.seconds)}{state}",
+    )
 
 
 def _in_words(title: str, rows: Sequence[NodePhases], length: float, first: str) -> str:
@@ -250,7 +289,7 @@ def _in_words(title: str, rows: Sequence[NodePhases], length: float, first: str)
         spans = [span for row in rows for span in _of(row, phase)]
         longest = max(spans, key=lambda span: span.seconds, default=None)
         if longest is not None:
-            sentences.append(f"{NAMES[phase]} took up to {duration(longest.seconds)}.")
+            sentences.append(f"{_NAMES[phase]} took up to {duration(longest.seconds)}.")
     bad = [row.node for row in rows if row.failed]
     if bad:
         named = f"{', '.join(bad[:8])}{' and others' if len(bad) > 8 else ''}"

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import counted, sized
 from bundle.protocol.words import Action
 from bundle.redaction.masking import masked
 
@@ -101,7 +101,7 @@ def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
     log_dir, name = one_line(job.log_dir.rstrip("/")), one_line(job.name)
     if facts.made_with:
         yield "made by", one_line(facts.made_with)
-    yield "bundle", f"{one_line(job.bundle)} ({facts.bundle_bytes / 1e6:.1f} MB)"
+    yield "bundle", f"{one_line(job.bundle)} ({sized(facts.bundle_bytes)})"
     yield "id", job.bundle_id
     if _launches(facts):
         yield "command", one_line(shlex.join(masked(job.launch.command)))

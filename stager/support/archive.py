@@ -7,14 +7,17 @@ import gzip
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from bundle.protocol.words import LogMode
+from bundle.system import permissions
+
+from ..core.atomic_write import replacing
 from ..core.errors import StagerError
 
 _LEVEL = 6
-_MODE = 0o600
 
 
 class ArchiveWriter:
@@ -58,7 +61,7 @@ class ArchiveWriter:
             StagerError: it cannot be written.
         """
         try:
-            with _publishing(target) as out:
+            with replacing(target, permissions.opener(LogMode.PRIVATE)) as out:
                 packed = gzip.GzipFile(
                     filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0
                 )
@@ -78,20 +81,3 @@ class ArchiveWriter:
                 f"cannot write {target}: {exc.strerror or exc}",
                 hint="name another place with --output",
             ) from exc
-
-
-@contextlib.contextmanager
-def _publishing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that nobody else may read, and move it to its place when all went well."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}-", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            os.fchmod(handle, _MODE)
-            yield out
-            out.flush()
-            os.fsync(handle)
-        Path(name).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

@@ -96,16 +96,23 @@ class _Fetcher:
         Raises:
             WheelError: files that cannot be had as locked; all of them.
         """
-        missing = [file for file in self.lock.files if self.stored(file) is None]
-        missing = [file for file in missing if not self.take_local(file)]
+        missing = [file for file in self.lock.files if not self.is_here(file)]
         if self.pip.offline:
-            self.problems += [self.offline_problem(file) for file in missing]
+            self.problems += map(self.offline_problem, missing)
         elif missing:
-            self.store.require_space(sum(file.size or 0 for file in missing), "the wheels")
-            self.download_all([file for file in missing if file.is_wheel])
-            self.build_all([file for file in missing if not file.is_wheel])
+            self.fetch_from_network(missing)
         if self.problems:
             raise self._error()
+
+    def is_here(self, file: LockedFile) -> bool:
+        """Return whether a file is in the store, or could be taken from its place here."""
+        return self.stored(file) is not None or self.take_local(file)
+
+    def fetch_from_network(self, files: Sequence[LockedFile]) -> None:
+        """Download wheels, and build those of sdists."""
+        self.store.require_space(sum(file.size or 0 for file in files), "the wheels")
+        self.download_all([file for file in files if file.is_wheel])
+        self.build_all([file for file in files if not file.is_wheel])
 
     def _error(self) -> WheelError:
         """Return one error with all problems."""

@@ -34,11 +34,10 @@ def zstd_wheel(store: Store) -> Wheel | None:
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory, native_wheel: Path) -> list[Path]:
-    """The standard set, with one version of each package, and the compiled extension."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The standard set, with one version of each package."""
     folder = tmp_path_factory.mktemp("wheels")
-    found = [path for path in standard_set(folder) if not path.name.startswith("beta-1.")]
-    return [*found, native_wheel]
+    return [path for path in standard_set(folder) if not path.name.startswith("beta-1.")]
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +61,21 @@ def standard(store: Store, wheels: list[Path], project: Path, zstd_wheel: Wheel 
         wheels,
         decompressor=zstd_wheel,
         project=project,
-        packages=("alpha", "my-odd-name", "native-ext"),
-        imports=("alpha", "native_ext", "shared_ns.one"),
+        packages=("alpha", "my-odd-name"),
+        imports=("alpha", "shared_ns.one"),
+    )
+
+
+@pytest.fixture(scope="session")
+def extension(store: Store, native_wheel: Path, zstd_wheel: Wheel | None) -> Packed:
+    """A bundle of a compiled extension; a test that uses it needs a compiler."""
+    return make_bundle(
+        store,
+        [native_wheel],
+        decompressor=zstd_wheel,
+        name="extension",
+        packages=("native-ext",),
+        imports=("native_ext",),
     )
 
 

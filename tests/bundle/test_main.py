@@ -125,19 +125,19 @@ def test_probe_says_what_is_there(standard: Packed, program: Path, env: Path) ->
     assert (said["v"], said["ok"], said["path"], said["problems"]) == (1, True, str(env), [])
     assert said["python"] == VERSION
     assert said["prefix"] == str(env)
-    assert said["packages"] == {"alpha": "1.0", "my-odd-name": "1.0", "native-ext": "1.0"}
+    assert said["packages"] == {"alpha": "1.0", "my-odd-name": "1.0"}
     assert said["origins"]["alpha"] == str(env / SITE / "alpha" / "__init__.py")
     assert said["origin_ok"] is True
 
 
-def test_probe_says_what_cannot_be_imported(standard: Packed, program: Path, base: Path) -> None:
-    place = Path(run_node(program, "unpack", standard.path, base).stdout.strip())
+def test_probe_says_what_cannot_be_imported(extension: Packed, program: Path, base: Path) -> None:
+    place = Path(run_node(program, "unpack", extension.path, base).stdout.strip())
     library = next((place / SITE).glob("native_ext*.so"))
     before = library.stat()
     with library.open("r+b") as handle:
         handle.write(b"not a library")  # as a failing disk does: its length and times stay
     os.utime(library, ns=(before.st_atime_ns, before.st_mtime_ns))
-    done = run_node(program, "probe", standard.path, base, "--json")
+    done = run_node(program, "probe", extension.path, base, "--json")
     assert done.returncode == 1
     said = json.loads(done.stdout)
     assert said["ok"] is False

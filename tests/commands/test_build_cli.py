@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.building import STAGER, Project, left_in_tmp, listing
-from tests.support.namespaces import namespace, needs_root
+from tests.support.namespaces import namespace
+from tests.support.needs import needs
 from tests.support.wheelhouse import DAMAGED, conflicting_pair, make_wheel
 
 KEYS = {
@@ -300,7 +301,7 @@ def test_too_few_files_may_be_open(project: Project) -> None:
 def test_too_small_a_disk_is_refused_before_it_is_full(
     what: str, there: list[str], size: str, project: Project, tmp_path: Path
 ) -> None:
-    needs_root()
+    needs("root")
     data = os.urandom(3 << 20)  # with the decompressor, 8.6 MB of wheels
     wheel = make_wheel(tmp_path, "big", files={"big/__init__.py": "", "big/data": data})
     project.locked(wheel, more="[project]\npath = false").build()

@@ -233,11 +233,12 @@ def test_a_layer_under_way_ends_with_a_build_that_is_killed(tmp_path: Path, mark
     os.mkfifo(pipe)
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from stager.layers.source import Source\nfrom stager.layers.build import make_layers\n"
+        "from stager.layers.source import LayerSource\n"
+        "from stager.layers.build import make_layers\n"
         "from stager.core.values import Digest, Target\nfrom stager.core.store import Store\n"
         "if __name__ == '__main__':\n"
         "    store = Store(Path(sys.argv[2]))\n"
-        "    source = Source(kind='wheel', name='slow', version='1.0', size=1,\n"
+        "    source = LayerSource(kind='wheel', name='slow', version='1.0', size=1,\n"
         "                    digest=Digest.of(b'slow'), wheel=Path(sys.argv[1]))\n"
         "    with store.lock():\n"
         "        make_layers([source], store=store, target=Target.of_host(), jobs=1)\n"

@@ -281,7 +281,7 @@ def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None
 
     done = project.stager("clean", *LOCAL, "--log-dir", "logs")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"offline root: 0.0 MB  {stale}")
+    assert done.stdout.startswith(f"offline root: 100 bytes  {stale}")
     assert not stale.exists()
     assert built.packed.path.exists()
 

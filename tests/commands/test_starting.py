@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -58,7 +57,7 @@ def modules(argv: list[str], said: str = "") -> set[str]:
 # --- processes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace counts them")
+@pytest.mark.needs("strace")
 def test_a_warm_node_starts_one_agent_and_asks_one_python(
     program: Path, packed: Packed, tmp_path: Path
 ) -> None:

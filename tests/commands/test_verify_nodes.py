@@ -14,7 +14,8 @@ import pytest
 from stager.core.store import Store
 from tests.support.building import Project
 from tests.support.bundles import forge, make_bundle, wheel
-from tests.support.namespaces import entering, needs_root
+from tests.support.namespaces import entering
+from tests.support.needs import needs
 from tests.support.wheelhouse import make_wheel
 
 STAGER = str(Path(sys.executable).with_name("stager"))
@@ -92,7 +93,7 @@ def test_a_node_root_that_is_a_link(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_node_root_of_someone_else(tiny: Path, tmp_path: Path) -> None:
-    needs_root()
+    needs("root")
     theirs = Path(os.environ["STAGER_NODE_ROOT"]) / "stager-0"
     theirs.mkdir()
     os.chown(theirs, 12345, 12345)

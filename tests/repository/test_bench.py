@@ -356,7 +356,7 @@ def toy(folder: Path) -> Reference:
     return Reference(name="toy", folder=folder, imports=("alpha", "beta"), changed=("beta", "2.0"))
 
 
-@pytest.mark.skipif(not shutil.which("zstd"), reason="zstd is not installed")
+@pytest.mark.needs("zstd")
 @pytest.mark.usefixtures("index_env")
 def test_a_small_environment_from_end_to_end(tmp_path: Path, zstandard_wheel: Path) -> None:
     """Real pip, uv, tar and stager; what they take is not looked at, that they agree is."""

@@ -84,6 +84,20 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert "://" in target or (path.parent / target).exists(), target
 
 
+def test_the_pictures_are_described_small_and_of_no_machine() -> None:
+    """``scripts/pictures.py`` makes them on somebody's machine."""
+    found = dict(re.findall(r"!\[([^\]]+)\]\((docs/pictures/[^)]+)\)", README))
+    assert sorted(found.values()) == ["docs/pictures/report.png", "docs/pictures/run.svg"]
+    assert min(map(len, found)) > 40
+    run, report = (REPO / "docs" / "pictures" / name for name in ("run.svg", "report.png"))
+    assert run.stat().st_size < 60_000
+    assert report.stat().st_size < 150_000
+    shown = run.read_text(encoding="utf-8")
+    assert "stager&#160;run" in shown
+    assert not re.search(r"/root|/home|/var/|@import|@font-face|<script", shown)
+    assert re.findall(r"https?://[^\s\"<]+", shown) == ["http://www.w3.org/2000/svg"]
+
+
 def test_the_architecture_names_every_module() -> None:
     text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`([\w/]+)`", text))

@@ -41,7 +41,7 @@ def seconds(argv: list[str], target: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("zstd") is None, reason="tar needs zstd")
+@pytest.mark.needs("zstd")
 def test_unpacking_is_not_far_behind_tar(
     torch_project: TorchProject, memory: Path, tmp_path: Path
 ) -> None:

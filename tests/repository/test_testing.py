@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.namespaces import needs_root
+from tests.support.needs import needs
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 STUBS = """
@@ -20,7 +20,7 @@ say() { :; }
 """
 # In place of the environment's Python: notes which signals are ignored.
 SHOW = """#!/bin/sh
-case $1 in -c) echo /; exit ;; esac
+case $1 in tests/support/requirements.py) exit ;; esac
 exec grep SigIgn /proc/self/status >>"$TRACE"
 """
 CTRL_C = 0b110
@@ -65,7 +65,7 @@ def run(folder: Path, *arguments: str, before: str = ":") -> tuple[int, str, lis
 
 @pytest.mark.parametrize("arguments", [(), ("-x", "tests/slurm/test_ends.py"), ("tests/",)])
 def test_a_checkout_that_slurm_nodes_cannot_see(arguments: tuple[str, ...], folder: Path) -> None:
-    needs_root()
+    needs("root")
     code, said, started = run(folder, *arguments)
     if folder.is_relative_to("/tmp"):
         assert (code, started) == (1, [])
@@ -82,3 +82,22 @@ def test_ctrl_c_works_in_tests_that_a_script_starts_in_the_background(folder: Pa
     assert (code, said) == (0, "")
     assert len(started) == (1 if arguments else 4)
     assert [mask & CTRL_C for mask in started] == [0] * len(started)
+
+
+def test_a_package_that_cannot_be_had_does_not_keep_out_the_others(folder: Path) -> None:
+    python = folder / ".venv-test" / "bin" / "python"
+    missing = "tests/support/requirements.py) printf '%s\\n' strace no-such;"
+    python.write_text(SHOW.replace("tests/support/requirements.py)", missing))
+    with (folder / "scripts" / "environment.sh").open("a") as handle:
+        handle.write('may_install() { :; }\nsay() { echo "$*" >&2; }\n')
+    apt = folder / "programs" / "apt-get"
+    apt.parent.mkdir()
+    apt.write_text(f'#!/bin/sh\necho "$*" >>{folder}/asked\ncase $* in *no-such*) exit 100; esac\n')
+    apt.chmod(0o755)
+    code, said, started = run(folder, "tests/bundle", before=f"PATH={apt.parent}:$PATH")
+    assert (code, len(started)) == (0, 1)
+    options = "install -y -qq --no-install-recommends"
+    asked = (folder / "asked").read_text().splitlines()
+    assert asked[1:] == [f"{options} {names}" for names in ("strace no-such", "strace", "no-such")]
+    assert said.startswith("installing with apt-get: strace no-such\n")
+    assert "the tests that need them are skipped" in said

@@ -17,10 +17,10 @@ from tests.support.cluster import (
     REPO,
     Cluster,
     make_cluster,
-    needs_slurm,
     remove_abandoned,
     remove_cluster,
 )
+from tests.support.needs import needs
 from tests.support.provoking import bench, large_bench, large_project, small_project  # noqa: F401 - fixtures
 from tests.support.slurm_torch import SlurmTorch
 from tests.support.torch_project import TorchProject
@@ -38,13 +38,20 @@ if sys.argv[1:] == ["sleep"]:
 """A program whose ranks name themselves, and fail or sleep when told to."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a cluster before anything else is built for it."""
+    if {"cluster", "veiled"} & set(getattr(item, "fixturenames", ())):
+        needs("slurm")
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three nodes under a name of their own, so that a user's cluster is not in the way.
 
     A test that uses it has ``SLURM_CONF`` set, and leaves it to the next one with all nodes idle.
     """
-    needs_slurm()
+    needs("slurm")
     remove_abandoned()
     name = f"test-{os.getpid()}"
     try:
@@ -64,7 +71,7 @@ def private_home() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def veiled(private_home: Path) -> Iterator[Cluster]:
     """Three more nodes, that see neither ``private_home`` nor the tool that is tested here."""
-    needs_slurm()
+    needs("slurm")
     name = f"test-{os.getpid()}-veiled"
     tool = Path(sys.prefix).resolve()  # often a directory of the repository, which hides it
     hidden = [private_home, REPO, *([] if tool.is_relative_to(REPO) else [tool])]

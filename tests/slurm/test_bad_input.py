@@ -13,7 +13,7 @@ import pytest
 from bundle.system.network import FIRST_PORT, port_for
 from tests.support.building import HOST
 from tests.support.cluster import Cluster
-from tests.support.namespaces import not_here
+from tests.support.needs import lacks
 from tests.support.node_faults import listening, only_python, other_pythons
 from tests.support.provoking import ROOT, Bench, Said, instead
 
@@ -112,7 +112,7 @@ def test_a_node_without_python(bench: Bench) -> None:
 def test_a_node_whose_python_is_too_old(bench: Bench) -> None:
     old = other_pythons(range(5, 9))
     if not old:
-        not_here("no Python older than 3.9 on this machine")
+        lacks("older python", "there is none here")
     with only_python(bench.cluster, "node02", f'exec {old[-1]} "$@"', bench.logs.parent):
         said = bench.stager("verify", "--nodes", "3")
     assert_named(said, "node02", "no Python 3.9 or newer was found", "--exclude=node02")
@@ -122,7 +122,7 @@ def test_a_node_whose_python_is_too_old(bench: Bench) -> None:
 def test_a_node_whose_python_is_another_one(bench: Bench) -> None:
     others = other_pythons(range(9, 20))
     if not others:
-        not_here("only one Python on this machine")
+        lacks("other python", "there is only one here")
     with only_python(bench.cluster, "node02", f'exec {others[0]} "$@"', bench.logs.parent):
         said = bench.stager("verify", "--nodes", "3")
     said_so = (f"there is no CPython {HOST.python}", f"put python{HOST.python} on PATH")

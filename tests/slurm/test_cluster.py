@@ -17,10 +17,10 @@ from tests.support.cluster import (
     STATES,
     Cluster,
     make_cluster,
-    needs_slurm,
     remove_cluster,
     script,
 )
+from tests.support.needs import needs
 from tests.support.processes import living, until
 
 NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
@@ -38,7 +38,7 @@ except OSError as error:
 @pytest.fixture
 def name() -> Iterator[str]:
     """Of a cluster that the test makes itself."""
-    needs_slurm()
+    needs("slurm")
     chosen = f"test-{os.getpid()}-own"
     yield chosen
     remove_cluster(chosen)

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.output import RANK, choked, count
 from tests.support.building import Project
-from tests.support.cluster import Cluster, make_cluster, needs_slurm, remove_cluster
+from tests.support.cluster import Cluster, make_cluster, remove_cluster
+from tests.support.needs import needs
 
 NODES, LINES, WIDTH = 8, 8000, 1500
 
@@ -45,7 +46,7 @@ sys.exit(running.wait())
 @pytest.fixture
 def large() -> Iterator[Cluster]:
     """A cluster of more nodes than the others'."""
-    needs_slurm()
+    needs("slurm")
     name = f"test-{os.getpid()}-output"
     try:
         yield make_cluster(name, "--nodes", str(NODES))

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.support.cluster import needs_slurm
+from tests.support.needs import needs
 from tests.support.torture_rounds import torture
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ ROUNDS = 3
 
 
 def test_no_promise_is_broken_in_a_sample_on_slurm() -> None:
-    needs_slurm()
+    needs("slurm")
     done = torture("slurm", "--sample", "--seed", SEED, "--json", "-v")
     print(done.stderr)  # the seed, what was done, and how to play a round again
     report = json.loads(done.stdout)

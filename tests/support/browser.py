@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.namespaces import not_here
+from tests.support.needs import needs
+from tests.support.requirements import BROWSERS
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
     "--headless",
     "--no-sandbox",  # tests may run as root
@@ -217,11 +217,9 @@ class Browser:
 
 
 def program() -> str:
-    """The browser's program; without one a test skips, but in CI it fails."""
-    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if found is None:
-        not_here("no Chromium here (Debian: apt-get install chromium)")
-    return str(found)
+    """The path of the browser."""
+    needs("browser")
+    return str(next(filter(None, map(shutil.which, BROWSERS))))
 
 
 @contextlib.contextmanager

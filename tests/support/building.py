@@ -21,7 +21,8 @@ import zstandard
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bundle.format.layer import HEAD_PREFIX, Index, decode_head, head_summary
+from bundle.format.layer import Index
+from bundle.format.layer_head import HEAD_PREFIX, decode_head, head_summary
 from bundle.format.layer_origin import Origin
 from bundle.protocol.digest import Digest
 from stager.building.build import BuildOptions, Built, build
@@ -32,7 +33,7 @@ from stager.layers.layer_file import LayerWriter
 from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
 from stager.layers.wheel import add_wheel
-from tests.support.namespaces import not_here
+from tests.support.needs import lacks, needs
 
 STAGER = [sys.executable, "-m", "stager"]
 HOST = Target.of_host()
@@ -117,7 +118,7 @@ def zstandard_wheel(
         argv, env={**os.environ, **pip_settings}, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        not_here(f"no package index: {done.stderr.strip()[-300:]}")
+        lacks("index", done.stderr.strip()[-300:])
     return next(folder.iterdir())
 
 
@@ -211,10 +212,8 @@ def listing(archive: bytes | Path) -> list[str]:
 @cache
 def program(name: str) -> str:
     """The path of a program that these tests compare with."""
-    found = shutil.which(name)
-    if found is None:
-        not_here(f"there is no {name} here")
-    return str(found)
+    needs(name)
+    return str(shutil.which(name))
 
 
 def digests(folder: Path) -> dict[str, str]:

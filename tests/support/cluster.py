@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.namespaces import needs_root, not_here
+from tests.support.needs import lacks, needs
 from tests.support.processes import until
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "scripts" / "cluster"
 STATES = Path("/run/stager-cluster")  # a directory for each cluster that stands
-_PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "munged")
 _HEALTHY = {"idle", "mixed", "allocated"}
 
 Done = subprocess.CompletedProcess[str]
@@ -182,15 +181,6 @@ class Cluster:
         return {node: (state, address, slurmd) for node, state, address, slurmd in fields}
 
 
-def needs_slurm() -> None:
-    """Skip the test where no cluster can be made; in CI, where one can, fail instead."""
-    needs_root()
-    places = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    missing = [program for program in _PROGRAMS if not shutil.which(program, path=places)]
-    if missing:
-        not_here(f"Slurm is not installed: no {', '.join(missing)}")
-
-
 def make_cluster(name: str, *options: str) -> Cluster:
     """Start a cluster; the caller ends it with :func:`remove_cluster`, whatever happens.
 
@@ -198,10 +188,10 @@ def make_cluster(name: str, *options: str) -> Cluster:
         name: unique on this machine.
         options: of ``scripts/cluster up``.
     """
-    needs_slurm()
+    needs("slurm")
     done = script("up", "--name", name, *options, check=False)
     if "does not let root make namespaces" in done.stderr:
-        not_here(done.stderr)
+        lacks("slurm", done.stderr)
     assert done.returncode == 0, done.stderr
     shared = Path("/var/tmp") / f"stager-{name}"
     shared.mkdir()

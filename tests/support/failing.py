@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.needs import lacks
 from tests.support.processes import until
 from tests.support.provoking import Bench, Said
 
@@ -232,10 +233,10 @@ def little_memory() -> Iterator[Path]:
     try:
         place.mkdir()
     except OSError as exc:
-        pytest.skip(f"no control group can be made here: {exc}")
+        lacks("cgroups", str(exc))
     try:
         if not limit.exists():
-            pytest.skip(f"{top} does not let groups limit memory")
+            lacks("cgroups", f"{top} does not let groups limit memory")
         limit.write_text(str(64 << 20))
         yield place
     finally:

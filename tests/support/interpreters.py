@@ -8,7 +8,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.bundles import HERE
+from tests.support.requirements import reason
 
 
 def other_pythons() -> list[str]:
@@ -26,4 +29,6 @@ def other_pythons() -> list[str]:
     return found
 
 
-OTHERS = other_pythons()  # where there is none, pytest skips what runs for each
+_NONE = pytest.param("", marks=pytest.mark.skip(reason("each python", "there is only one here")))
+OTHERS = other_pythons() or [_NONE]
+"""Parameters for what runs for each of them."""

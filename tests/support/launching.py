@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.requirements import DATA
+
 REPO = Path(__file__).resolve().parents[2]
-SHARED = REPO / ".." / "shared" / "data"
-REAL = pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the test data in {SHARED}")
+SHARED = DATA
+REAL = pytest.mark.needs("data")
 
 
 def variables(**more: str) -> dict[str, str]:

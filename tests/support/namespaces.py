@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.needs import needs
 
 REPO = Path(__file__).resolve().parents[2]
-
-
-def not_here(reason: str) -> None:
-    """Skip the test; in CI, where everything is there, fail instead."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{reason}; in CI this test must run")
-    pytest.skip(reason)
-
-
-def needs_root() -> None:
-    """Skip the test unless it may mount and change owners."""
-    if os.geteuid() != 0:
-        not_here("only root can change owners and mount")
 
 
 def entering(flag: str, shell: str) -> list[str]:
@@ -33,9 +19,7 @@ def entering(flag: str, shell: str) -> list[str]:
         flag: as for :func:`namespace`.
         shell: commands that prepare it; where one fails, nothing else is run.
     """
-    needs_root()
-    if subprocess.run(["unshare", flag, "true"], capture_output=True, check=False).returncode:
-        not_here(f"unshare {flag} is not permitted here")
+    needs("namespaces")
     return ["unshare", flag, "/bin/sh", "-euc", f'{shell}\nexec "$@"', "sh"]
 
 

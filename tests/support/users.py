@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 
-import pytest
+from tests.support.needs import lacks, needs
 
 GROUP = 52341
 """A group that the users of a test share."""
@@ -16,12 +15,11 @@ _READ = "-all,+dac_read_search"
 
 def as_user(user: int, argv: Sequence[str], *, group: int = GROUP) -> list[str]:
     """A command as another user would run it; the test is skipped where that cannot be done."""
+    needs("root")
     prefix = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={group}"]
     prefix += [f"--inh-caps={_READ}", f"--ambient-caps={_READ}", "--"]
     try:
         subprocess.run([*prefix, "true"], capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as exc:
-        pytest.skip(
-            f"commands cannot be run as another user here (this is user {os.geteuid()}): {exc}"
-        )
+        lacks("root", f"commands cannot be run as another user: {exc}")
     return [*prefix, *argv]

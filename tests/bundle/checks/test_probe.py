@@ -13,6 +13,7 @@ import pytest
 from bundle.checks import probe
 from bundle.protocol.problem import Problem
 from bundle.protocol.requires import Requires
+from tests.support.needs import lacks
 
 REPO = Path(__file__).resolve().parents[3]
 RANK_ENV = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
@@ -148,7 +149,7 @@ def test_site_packages_of_the_interpreter_are_not_the_standard_library(env: Path
     config.write_text(config.read_text().replace("= false", "= true"))
     facts = ask(env, [], ["pip"])
     if any("missing" in text for text in problems(facts)):
-        pytest.skip("the base interpreter has no pip")
+        lacks("pip", "there is none")
     assert facts["origin_ok"] is False
 
 
@@ -273,7 +274,7 @@ def python39() -> str:
             ).returncode
         ):
             return str(program)
-    pytest.skip("this machine has no Python 3.9")
+    lacks("each python", "there is no Python 3.9")
 
 
 @pytest.mark.parametrize("which", ["3.9", "own"])

@@ -17,6 +17,7 @@ import pytest
 from bundle.checks.reachability import await_nodes, connect, resolution
 from bundle.protocol.problem import NodeError
 from tests.support.namespaces import namespace
+from tests.support.needs import lacks
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -139,7 +140,7 @@ def test_the_ipv6_address_of_a_head(port: int) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
-        pytest.skip("this machine has no IPv6")
+        lacks("ipv6", "no socket can be made at ::1")
     with ThreadPoolExecutor(1) as pool:
         head = pool.submit(await_nodes, "::1", port, "77", ["n2"], 5.0)
         assert connect("::1", port, "77", "n2", 5.0) < 5

@@ -59,6 +59,7 @@ def test_a_job_goes_through_its_phases(single: Packed, program: Path, tmp_path: 
     assert set(result["seconds"]) == set(begun)
 
 
+@pytest.mark.needs("strace")
 def test_told_to_end_before_there_is_a_log_to_say_it_in(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:

@@ -26,7 +26,8 @@ from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, CLEAN, OWN, make_bundle, run_node, tree
-from tests.support.namespaces import REPO, namespace, needs_root
+from tests.support.namespaces import REPO, namespace
+from tests.support.needs import needs
 from tests.support.processes import until
 from tests.support.wheelhouse import make_wheel
 
@@ -354,7 +355,7 @@ def test_what_is_no_node_root_of_ours_is_refused(base: Path, tmp_path: Path, wha
     else:
         shutil.copytree(real, place)
         if what == "owner":
-            needs_root()
+            needs("root")
             os.chown(place, 12345, -1)
         else:
             base.chmod(0o777)

@@ -15,7 +15,8 @@ import pytest
 
 from bundle.environment.process_pool import share
 from bundle.protocol.problem import NodeError, Problem
-from tests.support.namespaces import REPO, needs_root
+from tests.support.namespaces import REPO
+from tests.support.needs import needs
 
 PROBLEM = Problem("it is broken", "/some/where", "because", "mend it")
 
@@ -184,7 +185,7 @@ def test_a_pipe_of_one_page_is_enough(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_without_processes_to_start_the_work_is_done_here(tmp_path: Path) -> None:
-    needs_root()  # to become somebody whom the limit counts for
+    needs("root")  # to become somebody whom the limit counts for
     said, say = os.pipe()
     child = os.fork()
     if not child:

@@ -13,7 +13,7 @@ from bundle.format.archive import BundleFile
 from bundle.format.decompressor import Decompress
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, run_node, tree
-from tests.support.namespaces import needs_root
+from tests.support.needs import needs
 
 PYTHON = f"python{HERE.python}"
 SITE = f"lib/{PYTHON}/site-packages"
@@ -63,7 +63,7 @@ def test_the_files_are_those_that_pip_installs(env: Path, installed: Path) -> No
     hooks = [f"{SITE}/_stager_{name}" for name in ("imports", "patches")]
     extra = {f"{hook}.{ending}" for hook in hooks for ending in ("pth", "py")}
     assert set(ours) - extra == set(pips)
-    assert len(pips) > 35
+    assert len(pips) > 30
     for name, (mode, data) in pips.items():
         assert ours[name][0] == mode, name
         if not name.startswith("bin/") or name == "bin/schemes-shell":  # first lines differ
@@ -121,10 +121,10 @@ def test_it_is_a_virtual_environment(env: Path) -> None:
 def test_what_the_wheels_brought_works(env: Path) -> None:
     code = """
 import json, os, sysconfig
-import native_ext, from_pth, schemes_pure, schemes_plat, shared_ns.one, shared_ns.two
+import from_pth, schemes_pure, schemes_plat, shared_ns.one, shared_ns.two
 from importlib import metadata
 print(json.dumps([
-    native_ext.answer(), from_pth.VALUE, os.environ["PTH_PKG_RAN"], schemes_pure.WHERE,
+    from_pth.VALUE, os.environ["PTH_PKG_RAN"], schemes_pure.WHERE,
     schemes_plat.WHERE, shared_ns.one.WHO, shared_ns.two.WHO, len(shared_ns.__path__),
     metadata.version("my-odd-name"), metadata.distribution("schemes").read_text("INSTALLER"),
     sorted(e.name for e in metadata.entry_points(group="console_scripts")),
@@ -132,7 +132,7 @@ print(json.dumps([
 ]))
 """
     assert json.loads(ask(env, code)) == [
-        42, "reached through a .pth", "1", "purelib", "platlib", "one", "two", 1,
+        "reached through a .pth", "1", "purelib", "platlib", "one", "two", 1,
         "1.0", "stager\n", ["cli-tool"], [],
     ]  # fmt: skip
 
@@ -149,6 +149,17 @@ def test_bytecode_came_with_it_and_is_used(env: Path, tmp_path: Path) -> None:
     assert ask(copy, "import alpha; print(alpha.VERSION)") == "compiled anew"
 
 
+def test_a_compiled_extension_works_wherever_it_lies(
+    extension: Packed, program: Path, base: Path
+) -> None:
+    place = Path(run_node(program, "unpack", extension.path, base).stdout.strip())
+    code = "import native_ext; print(native_ext.answer(), native_ext.__file__)"
+    assert ask(place, code).startswith(f"42 {place}/")
+    moved = base / "moved"
+    place.rename(moved)
+    assert ask(moved, code).startswith(f"42 {moved}/")
+
+
 @pytest.mark.parametrize("how", ["moved", "copied", "through-a-link"])
 def test_it_runs_from_wherever_it_lies(env: Path, tmp_path: Path, how: str) -> None:
     place = tmp_path / "with a blank"
@@ -158,10 +169,10 @@ def test_it_runs_from_wherever_it_lies(env: Path, tmp_path: Path, how: str) -> N
         shutil.copytree(env, tmp_path / "first" if how == "moved" else place, symlinks=True)
     if how == "moved":
         (tmp_path / "first").rename(place)
-    code = "import sys, native_ext; print(sys.prefix); print(native_ext.__file__)"
-    prefix, extension = ask(place, code).splitlines()
+    code = "import sys, alpha; print(sys.prefix); print(alpha.__file__)"
+    prefix, module = ask(place, code).splitlines()
     assert prefix == str(place)
-    assert extension.startswith(f"{place}/")
+    assert module.startswith(f"{place}/")
     assert run(place / "bin" / "cli-tool") == "cli-tool ran"
     real = env if how == "through-a-link" else place
     assert run(place / "bin" / "schemes-script", cwd=tmp_path) == f"schemes {real}"
@@ -262,7 +273,7 @@ def test_with_an_unusual_umask_it_is_the_same(
 
 
 def test_somebody_else_cannot_look_into_it(env: Path) -> None:
-    needs_root()
+    needs("root")
     done = subprocess.run(
         ["setpriv", "--reuid=65534", "--clear-groups", "ls", env], capture_output=True, check=False
     )

@@ -10,7 +10,8 @@ import pytest
 
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, CLEAN, OWN, refuses, run_node
-from tests.support.namespaces import namespace, needs_root
+from tests.support.namespaces import namespace
+from tests.support.needs import needs
 
 
 def in_namespace(shell: str, program: Path, bundle: Path, base: Path) -> tuple[int, str, list[str]]:
@@ -71,7 +72,7 @@ def test_a_node_root_that_is_a_link_is_refused(
 def test_a_node_root_of_somebody_else_is_refused(
     standard: Packed, program: Path, base: Path
 ) -> None:
-    needs_root()
+    needs("root")
     (base / OWN).mkdir(mode=0o700)
     os.chown(base / OWN, 12345, 12345)
     assert "belongs to user 12345" in refuses(program, standard.path, base)

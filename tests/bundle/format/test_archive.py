@@ -18,7 +18,7 @@ from bundle.format.manifest import BLOCK, NODE_NAME, PART_LIMIT
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, forge, left_over, run_node
-from tests.support.namespaces import needs_root
+from tests.support.needs import needs
 
 
 def read_all(path: Path, decompress: Decompress) -> int:
@@ -168,7 +168,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, decompress: Decompress) -> N
 
 
 def test_a_file_that_may_not_be_read_is_refused(copy: Path) -> None:
-    needs_root()
+    needs("root")
     copy.chmod(0o600)
     said, say = os.pipe()
     child = os.fork()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bundle.environment.patches import PTH_LINE
+from tests.support.needs import lacks
 
 BUNDLE = Path(__file__).resolve().parents[3] / "bundle"
 
@@ -456,7 +457,7 @@ def test_patches_are_on_unless_told_otherwise(node):
 def test_every_python(version, node, tmp_path):
     python = shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "-c", ""], check=False).returncode:
-        pytest.skip(f"no Python {version} here")
+        lacks("each python", f"there is no Python {version}")
     env = make_env(tmp_path / "env", python)
     packages = (env / "pkgs").resolve()
     shutil.copy(BUNDLE / "environment" / "patches.py", packages / "_stager_patches.py")

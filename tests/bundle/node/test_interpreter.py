@@ -10,6 +10,7 @@ import pytest
 from bundle.node import interpreter
 from bundle.protocol.problem import NodeError
 from bundle.system.processes import ProcessError
+from tests.support.needs import lacks
 
 REPO = Path(__file__).resolve().parents[3]
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -72,7 +73,7 @@ def another() -> tuple[str, Path]:
             prefix = done.stdout.strip()
             if done.returncode == 0 and Path(prefix, "bin", found.name).exists():
                 return version, Path(prefix, "bin", found.name)
-    pytest.skip("this machine has one version of Python only")
+    lacks("each python", "there is only one here")
 
 
 def test_takes_a_hint_and_passes_over_shims_that_fail(tmp_path: Path) -> None:

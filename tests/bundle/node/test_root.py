@@ -11,7 +11,8 @@ import pytest
 
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
-from tests.support.namespaces import REPO, needs_root
+from tests.support.namespaces import REPO
+from tests.support.needs import needs
 
 
 def mode(path: str | Path) -> int:
@@ -69,7 +70,7 @@ def test_refuses_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inside", ["", "envs"])
 def test_refuses_what_belongs_to_another_user(tmp_path: Path, inside: str) -> None:
-    needs_root()
+    needs("root")
     root = Path(secure_root(str(tmp_path)))
     os.chown(root / inside, 12345, -1)
     with pytest.raises(NodeError, match="belongs to user 12345, not to user 0"):
@@ -98,7 +99,7 @@ def test_refuses_a_base_that_cannot_be_written() -> None:
 
 
 def test_refuses_a_base_that_this_user_may_not_write() -> None:
-    needs_root()
+    needs("root")
     with tempfile.TemporaryDirectory() as base:  # pytest's own is closed to other users
         os.chmod(base, 0o755)
         code = f"""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.counts import counted
+from bundle.protocol.counts import counted, sized
 from trainer.counts import counted as counted_in_trainer
 
 REPO = Path(__file__).resolve().parents[3]
@@ -24,9 +24,6 @@ ALWAYS_SEVERAL = {
     "stager/console/job_result.py": "count",
     "stager/layers/wheel.py": "len(self._faults)",
     "stager/layers/build.py": "len(faults)",
-    "stager/report/page.py": "every",
-    "stager/report/tables.py": "len(checked)",
-    "stager/report/failure.py": "len(first.lines)",
     "stager/layers/project.py": "len(problems)",
     "bundle/driver/ranks.py": "world_size",
 }
@@ -38,6 +35,12 @@ def test_a_count_has_its_noun(words: Callable[..., str]) -> None:
     assert [words(number, "layer") for number in (0, 1, 2)] == ["0 layers", "1 layer", "2 layers"]
     assert words(1, "entry", "entries") == "1 entry"
     assert words(3, "entry", "entries") == "3 entries"
+
+
+def test_bytes_have_a_unit() -> None:
+    assert [sized(number) for number in (0, 1, 999, 1000, 1_380_000_000, 2 * 10**15)] == [
+        "0 bytes", "1 byte", "999 bytes", "1.0 kB", "1.4 GB", "2000000.0 GB",
+    ]  # fmt: skip
 
 
 def counts(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -16,8 +16,9 @@ import pytest
 
 from bundle.protocol.problem import NodeError
 from bundle.results import pack as module
-from bundle.results.pack import Sizes, leads_out, pack, select, sizes
-from tests.support.namespaces import needs_root
+from bundle.results.pack import pack
+from bundle.results.selection import Sizes, leads_out, measure, select
+from tests.support.needs import needs
 
 
 def parts(stream: bytes) -> tuple[dict, bytes, dict]:
@@ -61,7 +62,8 @@ def test_the_stream_is_what_it_says(tmp_path: Path) -> None:
             "out/sub/" + "n" * 200,
         ]
         assert archive.getmember("out/link").linkname == "sub"
-    assert sizes(str(tmp_path), ["out", "*.txt"]) == Sizes(files=3, bytes=707, entries=6)
+    selected = select(str(tmp_path), ["out", "*.txt"])
+    assert measure(selected.entries) == Sizes(files=3, bytes=707, entries=6)
 
 
 def test_outputs_inside_another_are_sent_once(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_what_may_not_be_read_is_named(open_folder: Path) -> None:
-    needs_root()
+    needs("root")
     (open_folder / "out" / "closed").mkdir(parents=True)
     (open_folder / "out" / "closed" / "x").touch()
     (open_folder / "out" / "mine").write_text("mine")

@@ -19,16 +19,19 @@ from pathlib import Path
 import pytest
 
 from bundle.protocol.problem import NodeError
+from bundle.results.pack import pack
 from bundle.results.publish import sweep
-from bundle.results.receive import Received, pack, receive, sizes
-from tests.support.namespaces import namespace, needs_root
+from bundle.results.receive import Received, receive
+from bundle.results.selection import measure, select
+from tests.support.namespaces import namespace
+from tests.support.needs import needs
 from tests.support.processes import until
 
 REPO = Path(__file__).resolve().parents[3]
 SENDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from bundle.results.receive import pack
+from bundle.results.pack import pack
 pack(sys.argv[2], sys.argv[3:], sys.stdout.buffer)
 print(open("/proc/self/status").read(), file=sys.stderr)
 """
@@ -124,7 +127,7 @@ def test_results_come_home_through_a_process(work: Path, home: Path) -> None:
     kind, _, *rest = wanted["out/run.sh"]
     wanted["out/run.sh"] = (kind, 0o755, *rest)  # set-uid stays behind
     assert tree(home) == wanted
-    found = sizes(str(work), ["out", "*.txt"])
+    found = measure(select(str(work), ["out", "*.txt"]).entries)
     assert got == Received(
         complete=True,
         files=found.files,
@@ -157,7 +160,7 @@ def test_nothing_that_is_there_is_touched(work: Path, home: Path) -> None:
 
 
 def test_a_user_without_privileges_gets_closed_directories_home(work: Path) -> None:
-    needs_root()
+    needs("root")
     (work / "out").chmod(0o550)
     data = stream_of(work, "out")
     folder = Path(tempfile.mkdtemp())
@@ -366,6 +369,7 @@ def forged(members: Sequence[tuple], **header: object) -> bytes:
     for name, kind, content, *link in members:
         info = tarfile.TarInfo(name)
         info.type, info.size = kind, len(content)
+        info.mode = 0o755 if kind == DIR else 0o644
         info.linkname = link[0] if link else ""
         tar += info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
     tar += bytes(1024)
@@ -597,7 +601,7 @@ def test_a_place_that_is_not_there(work: Path, home: Path) -> None:
 
 
 def test_an_output_that_cannot_be_put_in_place_is_not_lost(tmp_path: Path, home: Path) -> None:
-    needs_root()
+    needs("root")
     (tmp_path / "work" / "runs" / ("n" * 250)).mkdir(parents=True)
     (tmp_path / "work" / "runs" / ("n" * 250) / "x").write_text("x")
     data = stream_of(tmp_path / "work", "runs/*")[:-1]  # too long with ".partial" behind it

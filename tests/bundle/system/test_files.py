@@ -158,10 +158,4 @@ def test_room_is_refused_by_its_facts() -> None:
     assert len(files.refusals(facts, 999, 5)) == 2
 
 
-def test_sizes_for_people() -> None:
-    assert [files.size(n) for n in (0, 999, 1000, 1_380_000_000, 2 * 10**15)] == [
-        "0 bytes", "999 bytes", "1.0 kB", "1.4 GB", "2000000.0 GB",
-    ]  # fmt: skip
-
-
 # --- the node root -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from bundle.protocol.problem import NodeError
 from bundle.system import network
 from tests.support.namespaces import namespace
+from tests.support.needs import lacks
 
 SAY = """
 from bundle.system import network as net
@@ -131,7 +132,7 @@ def test_choose_link() -> None:
 
 def test_the_address_of_an_interface_is_of_the_head_s_family() -> None:
     if "::1" not in {link.address for link in network.local_addresses()}:
-        pytest.skip("no IPv6 on loopback")
+        lacks("ipv6", "no socket can be made at ::1")
     assert network.address_of("lo", like="fd00::1") == "::1"
     assert network.address_of("lo", like="10.0.0.1") == "127.0.0.1"
 

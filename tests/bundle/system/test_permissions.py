@@ -57,7 +57,7 @@ def test_what_was_there_keeps_its_mode(tmp_path: Path) -> None:
         touch(path, "xb")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to any group")
+@pytest.mark.needs("root")
 def test_the_group_is_that_of_the_directory(tmp_path: Path) -> None:
     os.chown(tmp_path, -1, 12345)
     permissions.make_folder(str(tmp_path / "new"), LogMode.GROUP)
@@ -67,7 +67,7 @@ def test_the_group_is_that_of_the_directory(tmp_path: Path) -> None:
     assert (tmp_path / "own").stat().st_gid == os.getegid()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+@pytest.mark.needs("root")
 def test_a_group_that_is_not_the_users_reads_nothing() -> None:
     """Else everybody in the user's own group would, which often is everybody."""
     with tempfile.TemporaryDirectory() as name:  # not below pytest's own, which others cannot enter
@@ -113,7 +113,7 @@ def test_a_file_that_is_planted_by_a_hard_link_is_left_as_it_is(tmp_path: Path, 
     assert (tmp_path / "log").read_text() == ("" if flags == "wb" else "mine")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("flags", ["wb", "ab"])
 def test_a_file_that_somebody_else_has_planted_is_left_as_it_is(tmp_path: Path, flags: str) -> None:
     (tmp_path / "log").write_text("theirs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ def told(work: str, *numbers: str, before: str = "signals.end_on_signals()\n") -
     assert running.stdout.readline() == "begun\n"
     for number in numbers:
         time.sleep(0.2)
-        subprocess.run(["kill", f"-{number}", str(running.pid)], check=False)
+        running.send_signal(signal.Signals[f"SIG{number}"])
     # Not communicate(): what came together with the first line is in the stream's buffer.
     with running.stdout:
         out = running.stdout.read()

@@ -173,7 +173,7 @@ def test_what_is_going_to_be_sent(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.splitlines() == [
         "  2 nodes lack 1 layer",
         "Placing the bundle",
-        "  n1 present 0.0 MB, 0 layers",
+        "  n1 present 0 bytes, 0 layers",
         "  n2,n3 broadcast 3.0 MB, 1 layer",
     ]
 
@@ -187,7 +187,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.ran(ended) == console.verified(ended) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "n1 present 0.0 MB, 0 layers",
+        "n1 present 0 bytes, 0 layers",
         "n2,n3 broadcast 3.0 MB, 1 layer: torch",
     ]
     assert "nothing was sent, changed or started" in err

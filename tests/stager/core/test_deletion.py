@@ -69,6 +69,7 @@ def test_links_are_removed_and_not_followed(tmp_path: Path, outside: Path) -> No
     assert remove(tmp_path / "file")
 
 
+@pytest.mark.needs("root")
 def test_directories_closed_to_their_owner_go_too(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom stager.core.deletion import remove\n"
@@ -86,6 +87,7 @@ def test_directories_closed_to_their_owner_go_too(tmp_path: Path) -> None:
     assert not (mine / "tree").exists()
 
 
+@pytest.mark.needs("root")
 def test_what_cannot_be_removed_is_told_and_the_rest_goes(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "theirs" / "inner").mkdir(parents=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bundle.system.processes import CompletedCommand
 from stager.core import errors
 from stager.core.errors import JobError, StagerError
-from stager.core.processes import CommandError, Completed
+from stager.core.processes import CommandError
 
 FAMILY = [
     value
@@ -42,7 +43,7 @@ def test_context_cannot_change_behind_an_errors_back() -> None:
 
 
 def test_a_failed_command_belongs_to_the_family() -> None:
-    done = Completed(argv=("pip", "two words"), returncode=1, stdout="", stderr="")
+    done = CompletedCommand(argv=("pip", "two words"), returncode=1, stdout="", stderr="")
     error = CommandError(done, reason="exit status 1")
     assert isinstance(error, StagerError)
     assert error.message == "exit status 1: pip 'two words'"

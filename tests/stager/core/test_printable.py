@@ -14,7 +14,7 @@ from rich.console import Console as RichConsole
 from stager.console import Console
 from stager.console.node_table import node_table
 from stager.core.printable import TURNING, visible
-from stager.report.markup import escaped
+from stager.report.page import shown
 from tests.support.building import STAGER
 from tests.support.events import record
 
@@ -124,8 +124,8 @@ def test_a_table_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_shows_what_turns_text_around() -> None:
-    assert escaped(TURNED) == r"\u202egpj.exe\u2066"
-    assert all(escaped(chr(code)) == f"\\u{code:04x}" for code in TURNING)
+    assert shown(TURNED) == r"\u202egpj.exe\u2066"
+    assert all(shown(chr(code)) == f"\\u{code:04x}" for code in TURNING)
 
 
 def test_what_ranks_print_while_a_job_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stager.core.processes import Completed
+from bundle.system.processes import CompletedCommand
 from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import Diagnosis
 from stager.diagnosis.wording import ranks_in_words
@@ -141,7 +141,7 @@ def test_states_are_read(said: str, state: str) -> None:
 
 
 def test_no_slurm_is_asked_about_a_number_that_is_none() -> None:
-    def never(*_: object, **__: object) -> Completed:
+    def never(*_: object, **__: object) -> CompletedCommand:
         raise AssertionError("asked")
 
     assert accounting.state("", never) == ""

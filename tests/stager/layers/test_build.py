@@ -283,6 +283,8 @@ def test_a_killed_process_is_an_error_with_its_status(tmp_path: Path, store: Sto
 
 def test_an_interrupt_ends_the_processes(tmp_path: Path, store: Store) -> None:
     def interrupt() -> None:
+        # Else the kernel may hand it to this thread, and it interrupts the very start of a process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while not layer_processes():
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from stager.layers.ignore import Ignore, anchored, excluded
 
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+needs_git = pytest.mark.needs("git")
 
 FILES = (
     "a.pyc",

@@ -6,17 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.format.layer import (
-    Entry,
-    Frame,
-    Index,
-    LayerError,
-    Link,
-    check_link,
-    check_path,
-    decode_head,
-    encode_head,
-)
+from bundle.format.layer import Entry, Frame, Index, LayerError, Link, check_link, check_path
+from bundle.format.layer_head import decode_head, encode_head
 from bundle.format.path_limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
 from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store

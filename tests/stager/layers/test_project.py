@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -165,7 +164,7 @@ def test_a_repository_inside_has_its_own_rules_only(tmp_path):
     assert paths(tree) == ["vendor/lib/build/x.py"]
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.needs("git")
 @pytest.mark.parametrize("seed", range(8))
 def test_git_lists_the_same_files(tmp_path, monkeypatch, seed):
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):

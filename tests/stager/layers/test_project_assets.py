@@ -252,9 +252,7 @@ def test_asset_excludes_take_assets_out_of_the_project(tmp_path):
     assert asset_excludes(["*.csv", "data/*.csv"], root) == ("/data/a.csv",)
 
 
-@pytest.mark.skipif(
-    not DATA.is_dir(), reason="the folder with real data is not beside the repository"
-)
+@pytest.mark.needs("data")
 def test_real_data(tmp_path):
     write(tmp_path, "train.py")
     entries = [str(DATA / "ag_news.csv"), str(DATA / "mnist-*-ubyte.gz")]

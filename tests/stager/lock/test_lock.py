@@ -442,6 +442,7 @@ def test_a_local_project_is_built_once_for_each_content(
     assert elsewhere.digest == first.digest
 
 
+@pytest.mark.needs("git")
 def test_from_version_control(
     lock: Callable[..., Lock], with_setuptools: Path, tmp_path: Path
 ) -> None:

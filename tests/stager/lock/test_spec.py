@@ -375,6 +375,7 @@ def test_the_digest_of_a_folder_is_that_of_its_sources(ask: Ask, root: Path) -> 
     assert ask("./mylib").digest != first
 
 
+@pytest.mark.needs("git")
 def test_what_git_ignores_does_not_count(ask: Ask, root: Path) -> None:
     lib = project(root / "mylib")
     for argv in (["init", "-q"], ["add", "-A"]):

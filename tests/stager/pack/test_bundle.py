@@ -15,7 +15,7 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import HEAD_PREFIX, head_summary
+from bundle.format.layer_head import HEAD_PREFIX, head_summary
 from stager.core.errors import BundleError, SpaceError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest, Target, Wheel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
 from stager.pack.prove import prove, unmet
 from tests.support.building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
-from tests.support.namespaces import namespace, not_here
+from tests.support.namespaces import namespace
+from tests.support.needs import needs
 from tests.support.wheelhouse import Member, make_wheel, parts
 
 
@@ -81,8 +81,7 @@ def test_an_import_that_raises_anything_is_named(project: Project, wheelhouse: P
 
 
 def test_an_import_that_needs_the_network_fails(project: Project, wheelhouse: Path) -> None:
-    if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
-        not_here("unshare -n is not permitted here")
+    needs("namespaces")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 5).close()\n"

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bundle.system.processes import CompletedCommand
 from stager.core.errors import StagerError
-from stager.core.processes import Completed, run
+from stager.core.processes import run
 from stager.logs.files import find
 from stager.report.report import report
 from tests.support.building import Project
@@ -264,7 +265,7 @@ def test_times_are_those_of_the_driver(tmp_path: Path) -> None:
     page = page_of(went_well(tmp_path, NODES))
     assert page.facts()["Duration"] == "1 min 3 s"
     done = run(["date", "-d", f"@{int(T0)}", "+%Y-%m-%d %H:%M:%S"], timeout=10)
-    assert isinstance(done, Completed)
+    assert isinstance(done, CompletedCommand)
     assert page.facts()["Started"] == done.stdout.strip()
 
 

@@ -11,9 +11,10 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from bundle.system.processes import CompletedCommand
 from stager.core.digest_cache import DigestCache
 from stager.core.errors import ResolveError, WheelError
-from stager.core.processes import Completed, run
+from stager.core.processes import run
 from stager.core.store import Store, sha256_of
 from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.indexes import Indexes
@@ -81,11 +82,11 @@ def served(index: Index) -> Lock:
     return lock_of(*(locked(file, index) for file in sorted(index.folder.iterdir())))
 
 
-def counting() -> tuple[list[str], Callable[..., Completed]]:
+def counting() -> tuple[list[str], Callable[..., CompletedCommand]]:
     """A runner that starts the real programs and notes which command of pip it was."""
     calls: list[str] = []
 
-    def runner(argv: list[str], **options: object) -> Completed:
+    def runner(argv: list[str], **options: object) -> CompletedCommand:
         calls.append(argv[3])
         return run(argv, **options)  # type: ignore[arg-type]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.needs import needs
 from trainer.config import TrainerError, parse
 from trainer.data.texts import LabelledText, load, read_csv
 
@@ -119,8 +120,7 @@ def test_a_folder_with_one_file_and_with_unclear_ones(tmp_path):
 
 
 def test_ag_news_is_split_as_its_reference_results_were():
-    if not AG_NEWS.is_file():
-        pytest.skip("the AG News file is not on this machine")
+    needs("data")
     every = read_csv(AG_NEWS)
     found = corpus(AG_NEWS)
     assert len(every) == 7600

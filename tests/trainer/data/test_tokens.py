@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.needs import needs
 from trainer.config import TrainerError, parse
 from trainer.data.texts import LabelledText
 from trainer.data.tokens import (
@@ -86,8 +87,7 @@ def test_texts_are_cut_to_the_most_tokens(tmp_path):
 @pytest.mark.slow
 def test_berts_own_vocabulary_gives_berts_own_tokens():
     transformers = pytest.importorskip("transformers")
-    if not BERT_WORDS.is_file():
-        pytest.skip("the vocabulary of BERT is not on this machine")
+    needs("data")
     ours = from_vocabulary(BERT_WORDS)
     # The parameter changed its name in transformers 5, which ignores the old one.
     fifth = int(transformers.__version__.split(".")[0]) >= 5

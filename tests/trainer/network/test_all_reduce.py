@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.namespaces import needs_root, not_here
+from tests.support.needs import lacks, needs
 from trainer.config import TrainerError
 from trainer.network import mesh
 from trainer.network.all_reduce import MOST_NODES, PREFIX, AllReduceOptions, parse, schedule
@@ -281,11 +281,12 @@ def ip(*words, check=True):
 @pytest.fixture
 def network():
     """Three network namespaces on one bridge: {node: (namespace, address, outer interface)}."""
-    needs_root()
+    needs("namespaces", "ip")
     mark = f"{os.getpid() % 100000}"
     bridge, nodes = f"ar{mark}", {}
-    if ip("link", "add", bridge, "type", "bridge", check=False).returncode:
-        not_here("bridges cannot be made here")
+    made = ip("link", "add", bridge, "type", "bridge", check=False)
+    if made.returncode:
+        lacks("namespaces", f"no bridge can be made: {made.stderr}")
     try:
         ip("link", "set", bridge, "up")
         for number in (1, 2, 3):

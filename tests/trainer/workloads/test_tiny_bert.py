@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.support.launching import REPO, SHARED, command, metrics, variables
+from tests.support.needs import needs
 from trainer.network.dist import World
 from trainer.workloads.tiny_bert import evaluate, learning_rate, steps_an_epoch
 
@@ -182,8 +183,7 @@ def test_what_is_missing_is_named_in_one_message(tmp_path, arguments, named):
 
 @pytest.mark.slow
 def test_four_ranks_train_on_real_news(tmp_path):
-    if not SHARED.is_dir():
-        pytest.skip("the AG News file is not on this machine")
+    needs("data")
     real = ("--data", f"{SHARED}/ag_news.csv", "--vocab", f"{SHARED}/bert_uncased_vocab.txt")
     done = train(4, tmp_path, *real, "--subset", "800", "--epochs", "1", "--out", "news")
     assert done.returncode == 0, done.stderr

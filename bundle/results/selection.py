@@ -1,0 +1,215 @@
+"""The files, directories and links on a node that the outputs of a job stand for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..protocol.problem import NodeError, Problem
+from .patterns import above, expand, split
+
+
+class OutputEntry(NamedTuple):
+    """One directory, file or link to send."""
+
+    name: str
+    """Its path below the run directory."""
+    source: str
+    """The path that it is read from."""
+    size: int
+    """Length in bytes; 0 for directories and links."""
+    mode: int
+    """Type and permissions, as ``st_mode``."""
+    mtime_ns: int
+    """Time of its last change, in nanoseconds since 1970."""
+    link: str
+    """The target of a link; empty for anything else."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The files, directories and links that the outputs of a job stand for."""
+
+    roots: tuple[str, ...]
+    """Their paths; none lies inside another."""
+    entries: tuple[OutputEntry, ...]
+    """Everything in them, directories before their content."""
+    missing: tuple[str, ...]
+    """Outputs that match nothing."""
+    left_out: Mapping[str, str]
+    """Paths that cannot be sent, each with the reason."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The amount of data to send."""
+
+    files: int
+    """Regular files."""
+    bytes: int
+    """Bytes of their content."""
+    entries: int
+    """Files, directories and links: the inodes they take."""
+
+
+def select(directory: str, outputs: Sequence[str]) -> Selection:
+    """Find what the outputs stand for.
+
+    An output is a path or a pattern below the directory; ``**`` stands for any directories, ``.``
+    for everything. An output that is a link stands for its target, if that is in the directory;
+    links inside an output are kept as long as they do not lead out of it.
+
+    Raises:
+        NodeError: the directory cannot be read.
+    """
+    base = _real_directory(directory)
+    sources: dict[str, str] = {}
+    missing: list[str] = []
+    left_out: dict[str, str] = {}
+    for output in outputs:
+        pattern = split(output)
+        if pattern is None:
+            left_out[output] = "it does not lie in the run directory"
+            continue
+        names = sorted(expand(base, pattern))
+        if not names:
+            missing.append(output)
+        for name in names:
+            source = os.path.realpath(os.path.join(base, name))
+            reason = _root_refusal(base, source)
+            if reason:
+                left_out[name] = reason
+            else:
+                sources[name] = source
+    roots = [name for name in sorted(sources) if sources.keys().isdisjoint(above(name))]
+    entries = [entry for root in roots for entry in _walk(root, sources[root], left_out)]
+    return Selection(tuple(roots), tuple(entries), tuple(missing), left_out)
+
+
+def leads_out(inner: str, target: str) -> bool:
+    """Tell whether a link could lead out of the output that holds it.
+
+    ``..`` is allowed only at the beginning: there it goes up real directories. Behind a name, which
+    may be a link itself, the text does not tell where it leads.
+
+    Args:
+        inner: the link's path, relative to the output.
+        target: the path that the link points to.
+    """
+    if not target or target.startswith("/") or os.path.normpath(target) != target:
+        return True
+    return target.split("/").count("..") > inner.count("/")
+
+
+def measure(entries: Sequence[OutputEntry]) -> Sizes:
+    """Return the amount of data that these entries stand for."""
+    file_sizes = [entry.size for entry in entries if stat.S_ISREG(entry.mode)]
+    return Sizes(files=len(file_sizes), bytes=sum(file_sizes), entries=len(entries))
+
+
+def _real_directory(directory: str) -> str:
+    """Return the real path of the run directory.
+
+    Raises:
+        NodeError: there is no such directory.
+    """
+    base = os.path.realpath(directory)
+    if os.path.isdir(base):
+        return base
+    raise NodeError(
+        Problem(
+            what="the outputs cannot be looked for",
+            where=directory,
+            why="it is not a directory" if os.path.exists(base) else "it does not exist",
+            fix="see whether the job, or a cleaner of temporary files, removed it",
+        )
+    )
+
+
+def _root_refusal(base: str, source: str) -> str:
+    """Return why an output cannot be sent, by its real path; empty if it can."""
+    if not source.startswith(base + "/"):
+        return f"it leads out of the run directory, to {source}"
+    if not os.path.lexists(source):
+        return f"it is a link to {source}, which does not exist"
+    return ""
+
+
+class _LeftOut(Exception):
+    """A path cannot be sent; the text is the reason."""
+
+
+def _walk(root: str, top: str, left_out: dict[str, str]) -> Iterator[OutputEntry]:
+    """Yield the content of an output, following no link.
+
+    Args:
+        root: the output's path below the run directory.
+        top: its real path.
+        left_out: gets the paths that cannot be sent, each with the reason.
+    """
+    pending = [(root, top)]
+    while pending:
+        name, path = pending.pop()
+        children: list[str] = []
+        try:
+            entry = _entry(name, path, root, top)
+            if stat.S_ISDIR(entry.mode):
+                children = sorted(os.listdir(path), reverse=True)
+        except _LeftOut as exc:
+            left_out[name] = str(exc)
+            continue
+        except OSError as exc:
+            left_out[name] = exc.strerror or str(exc)
+            continue
+        pending += [(f"{name}/{child}", f"{path}/{child}") for child in children]
+        yield entry
+
+
+def _entry(name: str, path: str, root: str, top: str) -> OutputEntry:
+    """Describe one path inside an output.
+
+    Raises:
+        _LeftOut: it cannot be sent.
+        OSError: it cannot be read.
+    """
+    state = os.lstat(path)
+    size, link = 0, ""
+    if stat.S_ISREG(state.st_mode):
+        if not os.access(path, os.R_OK):
+            raise _LeftOut("this user may not read it")
+        size = state.st_size
+    elif stat.S_ISLNK(state.st_mode):
+        link = _link_target(path, top)
+        if not link:
+            raise _LeftOut(f"it is a link out of {root}, to {os.readlink(path)}")
+    elif not stat.S_ISDIR(state.st_mode):
+        raise _LeftOut(f"it is a {_special_kind(state.st_mode)}")
+    return OutputEntry(name, path, size, state.st_mode, state.st_mtime_ns, link)
+
+
+def _link_target(path: str, top: str) -> str:
+    """Return the target to send for a link: the same text, or an equivalent relative path.
+
+    Empty if it leads out of ``top``.
+    """
+    text = os.readlink(path)
+    if not leads_out(os.path.relpath(path, top), text):
+        return text
+    folder, last = os.path.dirname(path), os.path.basename(text)
+    target = os.path.join(folder, text)
+    if last in ("", ".", ".."):
+        target = os.path.realpath(target)
+    else:
+        target = os.path.join(os.path.realpath(os.path.dirname(target)), last)
+    if not f"{target}/".startswith(f"{top}/"):
+        return ""
+    return os.path.relpath(target, folder)
+
+
+def _special_kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "named pipe"
+    return "socket" if stat.S_ISSOCK(mode) else "device"

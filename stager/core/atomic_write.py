@@ -1,0 +1,38 @@
+"""Writing a file so that its name always stands for all of the old or all of the new content."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from bundle.system.permissions import Opener
+
+_MAX_NAME = 100
+
+
+@contextlib.contextmanager
+def replacing(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
+    """Open a new file beside its place, and move it there once the block succeeds.
+
+    Args:
+        path: the place; a link there is replaced, not followed.
+        opener: opens the new file; None leaves its mode to the umask.
+
+    Raises:
+        OSError: it cannot be written; nothing has changed then.
+    """
+    partial = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}.part")
+    try:
+        with open(partial, "xb", opener=opener) as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise

@@ -1,0 +1,208 @@
+"""The processes that make layers, one for each layer."""
+
+from __future__ import annotations
+
+import gc
+import io
+import multiprocessing
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from bundle.format.path_limits import excess
+
+from ..core.errors import StagerError
+from ..core.store import Store, cannot_write
+from ..core.values import Target
+from .bytecode import bytecode_path, compile_module
+from .layer_file import Added, LayerWriter
+from .parallel_compile import compiling
+from .parent_death import end_with_parent
+from .source import LayerSource, layer_id, origin
+from .tree import Tree, digest_of
+from .wheel import add_wheel
+
+_THREADS = 4
+"""Frames of one layer that are compressed at a time: the largest wheel must neither keep a build
+waiting nor fill the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWork:
+    """The settings that all processes of a build share."""
+
+    target: Target
+    """The interpreter and platform the layers are for."""
+    store: Store
+    """The offline root."""
+    scratch: Path
+    """A directory on the store's own disk for unfinished layers."""
+    jobs: int
+    """Number of layers made at a time."""
+
+
+class LayerProcesses:
+    """The processes that build layers, forked from one prepared server.
+
+    A fresh process for each wheel keeps one wheel's state (interned strings, which marshal's output
+    depends on in some Python versions) out of the next one's bytes, and gives its memory back.
+    """
+
+    def __init__(self, work: LayerWork) -> None:
+        self._work = work
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__])
+        self.running: dict[Connection, tuple[BaseProcess, LayerSource]] = {}
+
+    def start(self, source: LayerSource) -> None:
+        """Start a process for one layer."""
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_build_one, args=(source, self._work, sender))
+        with _setting_up():
+            process.start()
+            self.running[receiver] = (process, source)
+        sender.close()
+
+    def wait(self) -> Iterator[tuple[LayerSource, StagerError | None]]:
+        """Wait for a process to end; yield the outcome of each that has ended."""
+        for connection in wait(list(self.running)):
+            if isinstance(connection, Connection):
+                process, source = self.running.pop(connection)
+                yield source, _outcome(connection, process, source)
+
+    def kill(self) -> None:
+        """Kill the processes that still run."""
+        for process, _ in self.running.values():
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def _setting_up() -> Iterator[None]:
+    """Surround the start of a process, and with the first one that of the server.
+
+    Signals such as Ctrl-C wait until the process is recorded, to be killed like the others. They
+    stay blocked in the children, which inherit the mask but no handler: a terminal sends Ctrl-C to
+    the whole group, and each child would die with a traceback of its own.
+
+    The main module is replaced by an empty one, because multiprocessing runs it again in every
+    child: here it is the command line, as much work as a small layer, elsewhere a user's script.
+    """
+    resource_tracker.ensure_running()  # starting it lets those signals through again
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outcome(
+    connection: Connection, process: BaseProcess, source: LayerSource
+) -> StagerError | None:
+    """Return what a finished process reports: None, or the error that stopped it."""
+    try:
+        fault = connection.recv()
+    except EOFError:
+        process.join()
+        fault = StagerError(
+            f"the process that made the layer of {source.name} ended with status "
+            f"{process.exitcode}",
+            hint="status -9 is usually a machine out of memory: free some, or give --jobs 1",
+        )
+    process.join()
+    connection.close()
+    return fault if isinstance(fault, StagerError) else None
+
+
+def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None:
+    """Build one layer in a child process; report None or the error that stopped it."""
+    end_with_parent()  # which is the server
+    final = work.store.layer(layer_id(source, work.target))
+    fault: StagerError | None = None
+    gc.disable()  # this process ends with its layer; compiling is 7 % faster
+    try:
+        partial = work.scratch / final.name
+        _write_layer(source, work, partial)
+        # Not synced to the disk, which would cost more than the compression: a layer that a crash
+        # of the machine damaged is found by its digests and made again.
+        work.store.open_up(partial)
+        partial.replace(final)
+    except StagerError as exc:
+        fault = exc
+    except OSError as exc:
+        fault = _failed(source, final, exc)
+    with suppress(BrokenPipeError):  # the parent is gone
+        report.send(fault)
+
+
+def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
+    target = work.target
+    with LayerWriter(work.scratch, min(work.jobs, _THREADS)) as writer:
+        if source.wheel is not None:
+            with compiling(source.wheel, target, work.scratch, work.jobs, source.prune) as modules:
+                add_wheel(writer, source.wheel, target, source.prune, modules)
+        elif source.tree is not None:
+            _add_tree(writer, source, target)
+        writer.write(path, origin(source, target))
+
+
+def _failed(source: LayerSource, final: Path, exc: OSError) -> StagerError:
+    if exc.filename is not None and not Path(exc.filename).is_relative_to(final.parents[1]):
+        return _changed(source, f"{exc.filename}: {exc.strerror}")
+    return cannot_write(final, exc)
+
+
+def _add_tree(writer: LayerWriter, source: LayerSource, target: Target) -> None:
+    """Add the files of a project or asset; a project's modules with their bytecode.
+
+    Raises:
+        StagerError: the files have changed since the layer's id was made.
+    """
+    tree = source.tree or Tree(files=(), links=(), skipped=())
+    compiled = source.kind != "asset" and target.is_host_python
+    digests = []
+    for file in tree.files:
+        path = f"{source.prefix}/{file.path}"
+        executable = file.mode == 0o755
+        with file.source.open("rb") as stream:
+            if compiled and path.endswith(".py"):
+                added = _add_module(writer, path, stream.read(), target, executable=executable)
+            else:
+                added = writer.add(path, stream, executable=executable)
+        digests.append(added.sha256.hex())
+    for path, goal in tree.links:
+        writer.link(f"{source.prefix}/{path}", goal)
+    if digest_of(tree, digests) != source.digest:
+        raise _changed(source, "files of it have other contents than a moment ago")
+
+
+def _add_module(
+    writer: LayerWriter, path: str, text: bytes, target: Target, *, executable: bool
+) -> Added:
+    """Add a module, and its bytecode if it compiles."""
+    added = writer.add(path, io.BytesIO(text), executable=executable)
+    bytecode = compile_module(text, path)
+    cached = bytecode_path(path, target)
+    if bytecode is not None and not excess(cached):
+        writer.add(cached, io.BytesIO(bytecode))
+    return added
+
+
+def _changed(source: LayerSource, how: str) -> StagerError:
+    return StagerError(
+        f"{source.kind} {source.name} changed while it was being packed: {how}",
+        hint="something else writes there; run the command again when it is done, or leave those "
+        "files out with project.exclude",
+    )

@@ -1,0 +1,287 @@
+"""Lines over axes: the places of all that is drawn, and the numbers beside it.
+
+Places along the width are shares of it, so that a chart is as wide as its box while its text and
+its strokes keep their size; no script has to watch the box. ``macros.html.j2`` has the markup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .curves import Curves
+
+Point = tuple[float, float]
+Tick = tuple[float, str]
+
+_HEIGHT, _ABOVE, _BELOW = 190, 10, 24
+"""Of a line chart: the plot's height, and the room above and below it, in pixels."""
+_POINTS = 400
+"""More cannot be told apart; of each stretch the lowest and the highest are kept."""
+_UNITS = 1000
+"""Of the coordinates in which a line is drawn, whatever size it then has."""
+_EDGE = 0.04
+"""A label nearer than this to an end of its axis would be cut off there."""
+_STEPS = (1.0, 2.0, 5.0)
+_CLOCK = (1, 2, 5, 10, 15, 30)
+"""Steps that are round on a clock; 60 of them are one of the next unit."""
+_ALIKE = 1e-9
+"""Numbers that differ by less than this part of them are one to an axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineChart:
+    """A line chart, in numbers."""
+
+    title: str
+    """The title."""
+    unit: str
+    """The unit of the vertical axis."""
+    across: str
+    """The unit of the horizontal axis."""
+    points: Sequence[Point]
+    """The line."""
+    dots: Sequence[tuple[Point, str]] = ()
+    """Single points on top of it, each with its text."""
+    dots_are: str = ""
+    """The meaning of the dots."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisLabel:
+    """A number below a chart."""
+
+    text: str
+    """The number."""
+    x: str
+    """Its place, as a share of the width."""
+    anchor: str
+    """The end of the text that is there: ``start``, ``middle`` or ``end``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridLine:
+    """A horizontal line behind a chart, with its number."""
+
+    text: str
+    """The number."""
+    y: str
+    """Its place in pixels."""
+    baseline: str
+    """The place of the number's foot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dot:
+    """A single point on a chart."""
+
+    text: str
+    """Its meaning."""
+    x: str
+    """Its place, as a share of the width."""
+    y: str
+    """Its place in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineDrawing:
+    """A line chart, in places."""
+
+    chart: LineChart
+    """The chart."""
+    grid: tuple[GridLine, ...]
+    """The lines and numbers of the vertical axis."""
+    labels: tuple[AxisLabel, ...]
+    """The numbers of the horizontal axis."""
+    path: str
+    """The line as SVG's path data, in a square of 1000 units; empty for dots alone."""
+    dots: tuple[Dot, ...]
+    """The single points."""
+    words: str
+    """The same in words, for screen readers."""
+    above: int = _ABOVE
+    """The room above the plot, in pixels."""
+    plot_height: int = _HEIGHT
+    """The height of the plot, in pixels."""
+    height: int = _ABOVE + _HEIGHT + _BELOW
+    """The height of all, in pixels."""
+
+
+def curve_charts(curves: Curves) -> list[LineDrawing]:
+    """Return a chart of the loss and one of the speed, as far as a training tells them."""
+    dots = [
+        ((epoch.step, epoch.loss), f"epoch {epoch.epoch:g}: mean loss {decimal(epoch.loss)}")
+        for epoch in curves.epochs
+        if epoch.loss is not None
+    ]
+    loss = LineChart(
+        title="Loss",
+        unit="mean of a step\u2019s rows",
+        across="step",
+        points=curves.loss,
+        dots=dots,
+        dots_are="mean of an epoch",
+    )
+    rate = LineChart(
+        title="Samples a second",
+        unit="all ranks, mean since the start",
+        across="step",
+        points=curves.rate,
+    )
+    return [line_chart(chart) for chart in (loss, rate) if chart.points or chart.dots]
+
+
+def line_chart(chart: LineChart) -> LineDrawing:
+    """Return a line and dots over axes."""
+    across, up = _axes([*chart.points, *(point for point, _ in chart.dots)])
+    frame = _Frame(across[0][0], across[-1][0], up[0][0], up[-1][0])
+    heights = [(frame.pixels(value), text) for value, text in up]
+    return LineDrawing(
+        chart=chart,
+        grid=tuple(
+            GridLine(text=text, y=f"{y:.4g}", baseline=f"{y + 4:.4g}") for y, text in heights
+        ),
+        labels=axis_labels([(frame.along(value), text) for value, text in across]),
+        path=_path(thinned(chart.points), frame),
+        dots=tuple(
+            Dot(text=text, x=percent(frame.along(x)), y=f"{frame.pixels(y):.4g}")
+            for (x, y), text in chart.dots
+        ),
+        words=in_words(chart),
+    )
+
+
+def axis_labels(places: Sequence[Tick]) -> tuple[AxisLabel, ...]:
+    """Return the numbers below an axis, placed by their shares of its length."""
+    labels = []
+    for share, text in places:
+        anchor = "start" if share < _EDGE else "end" if share > 1 - _EDGE else "middle"
+        labels.append(AxisLabel(text=text, x=percent(share), anchor=anchor))
+    return tuple(labels)
+
+
+def in_words(chart: LineChart) -> str:
+    """Return a line in words, for screen readers."""
+    points = chart.points or [point for point, _ in chart.dots]
+    (first, begin), (last, end) = points[0], points[-1]
+    least, most = min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])
+    ends = f"{decimal(begin)} at {chart.across} {decimal(first)}, "
+    ends += f"{decimal(end)} at {chart.across} {decimal(last)}"
+    extremes = f"lowest {decimal(least[1])} at {decimal(least[0])}, "
+    extremes += f"highest {decimal(most[1])} at {decimal(most[0])}"
+    return f"{chart.title}, {chart.unit}: {ends}; {extremes}"
+
+
+def thinned(points: Sequence[Point], most: int = _POINTS) -> Sequence[Point]:
+    """Return a line with fewer points that looks the same: peaks and valleys stay."""
+    if len(points) <= most:
+        return points
+    stretch = -(-len(points) * 2 // most)
+    kept: list[Point] = []
+    for begin in range(0, len(points), stretch):
+        part = range(begin, min(begin + stretch, len(points)))
+        ends = {min(part, key=lambda at: points[at][1]), max(part, key=lambda at: points[at][1])}
+        kept += [points[at] for at in sorted(ends)]
+    return [points[0], *kept, points[-1]]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The ranges of the axes."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def along(self, x: float) -> float:
+        return (x - self.left) / (self.right - self.left)
+
+    def up(self, y: float) -> float:
+        return (y - self.bottom) / (self.top - self.bottom)
+
+    def pixels(self, y: float) -> float:
+        return _ABOVE + (1 - self.up(y)) * _HEIGHT
+
+
+def _axes(points: Sequence[Point]) -> tuple[Sequence[Tick], Sequence[Tick]]:
+    """Return the ticks of both axes; the vertical one begins at zero unless that is far away."""
+    across = [x for x, _ in points]
+    values = [y for _, y in points]
+    low, high = min(values), max(values)
+    bottom = 0.0 if 0 <= low < high * 0.7 else low
+    return ticks(min(across), max(across), 6), ticks(bottom, high)
+
+
+def _path(points: Sequence[Point], frame: _Frame) -> str:
+    if not points:
+        return ""
+    places = [f"{frame.along(x) * _UNITS:.5g} {(1 - frame.up(y)) * _UNITS:.5g}" for x, y in points]
+    return f"M{'L'.join(places)}" + ("h0" if len(places) == 1 else "")
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words: ``0.08 s``, ``12.3 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    if seconds < 59.95:
+        places = 2 if seconds < 1 else 1
+        return f"{seconds:.{places}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def decimal(value: float) -> str:
+    """Return a number with four significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    """Return a share of one, as a length in SVG."""
+    return f"{min(max(share, 0.0), 1.0) * 100:.4g}%"
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[Tick]:
+    """Return round numbers that reach from below ``low`` to above ``high``, each with its text."""
+    if high - low <= _ALIKE * max(abs(low), abs(high)):
+        spare = abs(low) / 10 or 1.0
+        low, high = low - spare, high + spare
+    step = _round_step(high - low, most)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [(number * step, _text(number * step, step)) for number in range(first, last + 1)]
+
+
+def time_ticks(seconds: float, most: int = 6) -> tuple[list[Tick], str]:
+    """Return round times from 0 up to a length in seconds, each with its text, and their unit."""
+    if seconds < 90:
+        unit, length = "seconds", 1.0
+        step = _round_step(max(seconds, 1e-3), most)
+    else:
+        unit, length = ("minutes", 60.0) if seconds < 90 * 60 else ("hours", 3600.0)
+        amount = seconds / length
+        fitting = [step for step in _CLOCK if step * most >= amount]
+        step = float(fitting[0]) if fitting else _round_step(amount, most)
+    last = math.floor(seconds / length / step + 1e-9)
+    steps = [number * step for number in range(last + 1)]
+    return [(value * length, _text(value, step)) for value in steps], unit
+
+
+def _round_step(width: float, most: int) -> float:
+    """Return the smallest round step of which no more than so many are needed."""
+    rough = width / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    fitting = (step * power for step in (*_STEPS, 10.0) if step * power >= rough * (1 - 1e-9))
+    return next(fitting)
+
+
+def _text(value: float, step: float) -> str:
+    """Return the number of a tick, with as many decimals as the step has."""
+    if abs(value) >= 1e7 or 0 < step < 1e-6:
+        return f"{value:.4g}"
+    places = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{value:,.{places}f}" if value else "0"

@@ -1,0 +1,272 @@
+"""Everything known about a job, from the files that it has left."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from bundle.protocol.events import JobEnds, TransferPlan
+from bundle.protocol.words import LogMode
+from bundle.redaction.masking import masked
+
+from .. import __version__
+from ..core.errors import BundleError
+from ..core.regular_files import text_of
+from ..diagnosis.diagnose import diagnose
+from ..diagnosis.failure import Diagnosis
+from ..logs.files import JobFiles
+from ..logs.json_fields import table, text, texts
+from ..pack.existing import manifest_of
+from ..redaction.redact import Redactor
+from ..slurm import accounting
+from ..support.metadata import cleaned
+from .attempt import Attempt, last_attempt
+from .curves import Training, training
+from .nodes import Node, nodes
+from .phases import Passage, passage
+
+
+class Verdict(Enum):
+    """What became of a job."""
+
+    WELL = "ended well"
+    FAILED = "failed"
+    RUNNING = "still running"
+    INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
+
+
+_AT_WORK = {
+    *("RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING"),
+    *("STOPPED", "SIGNALING", "STAGE_OUT", "REQUEUE_HOLD"),
+}
+"""Slurm's states of a job that has not ended (``man squeue``, job state codes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """The facts about a job; those not known are empty, or None."""
+
+    job_id: str
+    """Its number; empty for somebody else's logs."""
+    folder: Path
+    """Its log directory."""
+    name: str = ""
+    """The project's name."""
+    command: str = ""
+    """The command of each rank, without what looks like a secret."""
+    world_size: int | None = None
+    """The number of ranks."""
+    launcher: str = ""
+    """The launcher of the ranks."""
+    backend: str = ""
+    """The backend of the process group."""
+    begun: float | None = None
+    """The time of its beginning, in seconds since the epoch."""
+    attempts: int = 0
+    """The number of times it was started."""
+    plan: str = ""
+    """The way the bundle came to the nodes, with the reason."""
+    sent: float | None = None
+    """Bytes that were broadcast."""
+    logs_lost: str = ""
+    """The reason why its logs are not complete."""
+    log_mode: LogMode = LogMode.PRIVATE
+    """The mode of its files, and so of the page about it."""
+
+    @property
+    def title(self) -> str:
+        """The title of the page."""
+        if not self.job_id:
+            return f"Logs in {self.folder.name or self.folder}"
+        return f"Job {self.job_id}{f' ({self.name})' if self.name else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundlePart:
+    """A package, the project or an asset."""
+
+    name: str
+    """Its name, with a package's version."""
+    kind: str
+    """Its source: ``wheel``, ``project``..."""
+    packed: int
+    """Bytes in the bundle."""
+    unpacked: int
+    """Bytes on a node."""
+    files: int
+    """The number of its files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleContents:
+    """The parts of a bundle, or the reason why they are not known."""
+
+    path: str
+    """The bundle's file."""
+    missing: str = ""
+    """The reason why its parts are not known; empty where they are."""
+    parts: tuple[BundlePart, ...] = ()
+    """Its parts, the largest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """Everything that a page about a job shows."""
+
+    facts: JobFacts
+    """The job as a whole."""
+    verdict: Verdict
+    """What became of it."""
+    diagnosis: Diagnosis | None
+    """Its diagnosis; None where that could not be made."""
+    passage: Passage
+    """The phases of each node."""
+    nodes: tuple[Node, ...]
+    """The nodes."""
+    training: Training
+    """The curves of the training."""
+    contents: BundleContents | None
+    """The contents of the bundle."""
+    written: float
+    """The time of writing, in seconds since the epoch."""
+    program: str
+    """The program that writes it, with its version."""
+
+    @property
+    def first(self) -> str:
+        """The node that failed first; empty where there is none, or it has no name."""
+        first = None if self.diagnosis is None else self.diagnosis.first
+        return "" if first is None else first.node
+
+
+def collect(files: JobFiles) -> ReportData:
+    """Return everything known about a job, from the files that it has left."""
+    attempt, diagnosis = last_attempt(files), _diagnosis(files)
+    verdict, now = _verdict(files, attempt.result, diagnosis), time.time()
+    return ReportData(
+        facts=_facts(files, attempt),
+        verdict=verdict,
+        diagnosis=None if diagnosis is None else cleaned(diagnosis, Redactor()),
+        passage=passage(attempt, now if verdict is Verdict.RUNNING else None),
+        nodes=nodes(attempt),
+        training=training(files, attempt),
+        contents=_bundle_contents(attempt),
+        written=now,
+        program=f"stager {__version__}",
+    )
+
+
+def _diagnosis(files: JobFiles) -> Diagnosis | None:
+    """Return the diagnosis; None where the events are not as a driver writes them.
+
+    What else is known is still worth a page then.
+    """
+    try:
+        return diagnose(files)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+
+
+def _facts(files: JobFiles, attempt: Attempt) -> JobFacts:
+    """Return the facts about a job as a whole."""
+    job, result = attempt.job, attempt.result
+    launch = table(job, "launch")
+    plans = [event for event in attempt.events if isinstance(event, TransferPlan)]
+    backend = text(launch, "backend")
+    return JobFacts(
+        job_id=files.job_id,
+        folder=files.folder.absolute(),
+        name=text(job, "name"),
+        command=shlex.join(masked(texts(launch, "command"))),
+        world_size=None if result is None else result.world_size,
+        launcher=text(launch, "launcher"),
+        backend=(result and result.backend) or (backend if backend != "auto" else ""),
+        begun=attempt.first,
+        attempts=attempt.count,
+        plan=plans[-1].why if plans else "",
+        sent=None if result is None else result.bytes_broadcast,
+        logs_lost=_losses(result),
+        log_mode=LogMode.GROUP if text(job, "log_mode") == LogMode.GROUP else LogMode.PRIVATE,
+    )
+
+
+def _verdict(files: JobFiles, result: JobEnds | None, diagnosis: Diagnosis | None) -> Verdict:
+    """Return the verdict on a job.
+
+    The driver's own result counts most. Where it has left none it runs, or was killed: Slurm may
+    know, or for a job on this machine the process itself.
+
+    Args:
+        files: the job's files.
+        result: the driver's last event; None where there is none.
+        diagnosis: the diagnosis of the logs; None where they cannot be read.
+    """
+    if result is not None and result.ok:
+        return Verdict.WELL
+    if result is not None:
+        by_user = result.interrupted and not result.ended_by
+        return Verdict.INTERRUPTED if by_user else Verdict.FAILED
+    if files.job_id and (accounting.state(files.job_id) in _AT_WORK or _driven_here(files)):
+        return Verdict.RUNNING
+    if diagnosis is None or diagnosis.ok is None:
+        return Verdict.UNKNOWN
+    return Verdict.WELL if diagnosis.ok else Verdict.FAILED
+
+
+def _driven_here(files: JobFiles) -> bool:
+    """Return whether a driver of this job runs on this machine.
+
+    As long as one does, there is a file with the process's number in its name beside the logs.
+    """
+    for path in files.folder.glob(".job.*.json"):
+        with suppress(OSError, ValueError, RecursionError, IndexError):
+            raw: Mapping[str, Any] = json.loads(text_of(path))
+            process = Path("/proc", str(int(path.name.split(".")[2])))
+            if isinstance(raw, dict) and text(raw, "id") == files.job_id:
+                return b"stager" in (process / "cmdline").read_bytes()
+    return False
+
+
+def _losses(result: JobEnds | None) -> str:
+    """Return the reason why the logs are not complete, and the output that each rank lost."""
+    if result is None:
+        return ""
+    who = [f"{loss.node} {loss}".strip() for loss in result.logs_lost]
+    return "; ".join(filter(None, [result.logs_fault, ", ".join(who)]))
+
+
+def _bundle_contents(attempt: Attempt) -> BundleContents | None:
+    """Return the contents of a job's bundle; None where the bundle is not known."""
+    path, wanted = text(attempt.job, "bundle"), text(attempt.job, "bundle_id")
+    if not path:
+        return None
+    try:
+        if not Path(path).is_file():
+            return BundleContents(
+                path=path, missing="the bundle is gone, or cannot be seen from here"
+            )
+        manifest = manifest_of(Path(path))
+    except (BundleError, OSError, ValueError) as exc:
+        return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
+    if manifest.id != wanted:
+        return BundleContents(path=path, missing="another bundle is there now")
+    parts = [
+        BundlePart(
+            name=f"{layer.name} {layer.version}".strip(),
+            kind=layer.kind,
+            packed=layer.size,
+            unpacked=layer.unpacked_size,
+            files=layer.files,
+        )
+        for layer in manifest.layers
+    ]
+    parts.sort(key=lambda part: (-part.packed, part.name))
+    return BundleContents(path=path, parts=tuple(parts))

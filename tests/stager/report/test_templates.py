@@ -1,0 +1,86 @@
+"""Templates that cannot be broken out of, whatever a value holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import PurePath
+
+import pytest
+from jinja2 import UndefinedError
+
+from stager.report.page import clipped, environment, shown
+from tests.support.stories import HOSTILE, Parsed
+
+BAD = """<b>&amp;"'</b>"""
+
+
+def rendered(source: str, **values: object) -> str:
+    """What the report's environment makes of a template."""
+    return environment().from_string(source).render(**values)
+
+
+def test_text_is_escaped_and_markup_is_not() -> None:
+    made = rendered(
+        "{% macro b(x) %}<b>{{ x }}</b>{% endmacro %}<p>{{ bad }}{{ b(bad) }}</p>", bad=BAD
+    )
+    escaped = "&lt;b&gt;&amp;amp;&#34;&#39;&lt;/b&gt;"
+    assert made == f"<p>{escaped}<b>{escaped}</b></p>"
+
+
+@pytest.mark.parametrize("value", [HOSTILE, BAD, '" onload="alert(1)', "' x='", "--></title>"])
+def test_a_value_does_not_leave_its_attribute(value: str) -> None:
+    page = Parsed(rendered('<p class="{{ value }}" id="a">{{ value }}</p>', value=value))
+    (only,) = page.elements
+    assert only.given == {"class": shown(value), "id": "a"}
+    assert only.text == shown(value)
+
+
+@pytest.mark.parametrize("name", ["macros.html.j2", "page.html.j2"])
+def test_each_value_in_an_attribute_is_quoted(name: str) -> None:
+    """Without its quotes, a value with a space in it would make attributes of its own."""
+    source, _, _ = environment().loader.get_source(environment(), name)  # type: ignore[union-attr]
+    assert "={{" not in source.replace(" ", "")
+    assert source.count("| safe") == (name == "page.html.j2")  # the style sheet, which is ours
+    assert "autoescape" not in source
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("a\tb\nc", "a\tb\nc"),
+        ("\x00\x1b[31m\r\x7f", "\u2400\u241b[31m\u240d\u2421"),
+        ("\x85\x9b", "\ufffd\ufffd"),
+        ("\u202egpj.exe\u2066", "\\u202egpj.exe\\u2066"),
+        ("\ud83c half", "\ufffd half"),
+        ("\U0001f3d6 \u05d0 \xe4", "\U0001f3d6 \u05d0 \xe4"),
+    ],
+)
+def test_what_is_invisible_is_shown(text: str, seen: str) -> None:
+    assert rendered("{{ text }}", text=text) == seen
+    joined = rendered("{{ [text, text] | join(', ') }}{{ text ~ '; ' }}", text=text)
+    assert joined == f"{seen}, {seen}{seen}; "
+    assert rendered("{{ path }}", path=PurePath(text)) == seen  # a file may have any name
+
+
+def test_what_has_no_value_is_a_fault() -> None:
+    with pytest.raises(UndefinedError, match="verdict"):
+        rendered("{{ verdict }}")
+
+
+def test_long_texts_are_cut() -> None:
+    assert clipped("abc", 3) == "abc"
+    assert clipped("abcd", 3) == "abc\u2026"
+
+
+def test_only_a_page_takes_jinja2() -> None:
+    """It takes as long to import as a whole command."""
+    code = (
+        "import importlib, pkgutil, sys, stager\n"
+        "for module in pkgutil.walk_packages(stager.__path__, 'stager.'):\n"
+        "    if not module.name.endswith('__main__'):\n"
+        "        importlib.import_module(module.name)\n"
+        "print('stager.report.page' in sys.modules, 'jinja2' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
