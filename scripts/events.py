@@ -44,8 +44,8 @@ Each line has these keys, and those of its event:
 | `event` | text | the name of the event, see below |
 | `phase` | text | the phase, in events of nodes |
 
-New versions may add keys and events: skip those you do not know. A key marked *optional* is absent
-where its value is null, false or empty.
+New versions may add keys and events: skip those you do not know. A key marked *optional* is
+absent where its value is null, false or empty.
 
 A job begins with `job` and ends with `result`. Each phase is between its `begin` and `end`; what
 the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job

@@ -426,6 +426,8 @@ OF_AGENTS: tuple[type[AgentEvent], ...] = (
     clean_answers.CleanAnswer,
     OutputShown,
 )
+_LAST_TIME = 1e12
+"""No time since the epoch is as late as this."""
 PRINTED_ONLY = (OutputShown,)
 """Events that are not kept in the file."""
 _BY_NAME: dict[str, type[DriverEvent] | type[AgentEvent]] = {
@@ -454,15 +456,6 @@ class Record:
         return {**head, **self.event.to_json()}
 
 
-@dataclass(frozen=True)
-class _Envelope:
-    """The part of a line that does not depend on the event."""
-
-    job_id: str = ""
-    time: float | None = None
-    phase: str = ""
-
-
 def read_record(raw: object) -> Record | None:
     """Read a line that was decoded from JSON.
 
@@ -478,9 +471,36 @@ def read_record(raw: object) -> Record | None:
     kind = _BY_NAME.get(name) if isinstance(name, str) else None
     if kind is None:
         return None
-    try:
-        event = decode(kind, raw, strict=False)
-        envelope = decode(_Envelope, raw, strict=False)
-    except (DecodeError, RecursionError):
+    event: Event | None
+    event = _shown_at_once(raw) if kind is OutputShown else None
+    if event is None:
+        try:
+            event = decode(kind, raw, strict=False)
+        except (DecodeError, RecursionError):
+            return None
+    return Record(event, _text(raw, "job_id"), _time(raw), _text(raw, "phase"))
+
+
+def _shown_at_once(raw: Mapping[str, Any]) -> OutputShown | None:
+    """Return undamaged output without the codec, as there may be a million lines of it."""
+    node, rank = raw.get("node"), raw.get("rank")
+    lines, head = raw.get("lines"), raw.get("head")
+    if not isinstance(node, str) or not isinstance(head, bool) or not isinstance(lines, list):
         return None
-    return Record(event, envelope.job_id, envelope.time, envelope.phase)
+    if rank is not None and type(rank) is not int:
+        return None
+    if not all(isinstance(line, str) for line in lines):
+        return None
+    return OutputShown(node, rank, tuple(lines), head)
+
+
+def _text(raw: Mapping[str, Any], key: str) -> str:
+    value = raw.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _time(raw: Mapping[str, Any]) -> float | None:
+    value = raw.get("time")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < _LAST_TIME else None

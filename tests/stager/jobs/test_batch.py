@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bundle.protocol.events import read_record
 from stager.core.errors import JobError, StagerError
 from stager.jobs import batch
 from stager.jobs.batch import Submission, Submitted, follow, submit
@@ -76,7 +77,7 @@ def test_sbatch_says_something_else(commands: Path) -> None:
 
 def outcome(folder: Path) -> Outcome:
     ended = slurm_outcome()
-    ended.result = {}
+    ended.result = None
     ended.job = replace(ended.job, log_dir=str(folder))
     return ended
 
@@ -103,7 +104,7 @@ def test_events_are_passed_on_line_by_line_as_they_come(commands: Path, tmp_path
     )
     ended, seen, notes = outcome(tmp_path), [], []
     follow(Submitted(job_id="12"), ended, seen.append, notes.append)
-    assert seen == events
+    assert seen == [read_record(event) for event in events]
     assert notes == [
         "job 12: pending (Priority)",
         "job 12: running",
