@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol import output
-from ..protocol.events import DriverEvent, JobEnds, NodesLeftOut, Note, OutputLoss
+from ..protocol.events import DriverEvent, JobEnds, NodesLeftOut, OutputLoss, Remark
 from ..protocol.job import Job
 from ..protocol.problem import Problem
 from ..protocol.words import Launcher
@@ -100,7 +100,7 @@ class State:
 
     def note(self, text: str, *, warning: bool = False) -> None:
         """Emit a remark for the user."""
-        self.emit(Note(text, warning))
+        self.emit(Remark(text, warning))
 
     def pass_on(self, event: Mapping[str, Any]) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
@@ -324,7 +324,7 @@ class State:
         self.answers[node] = event if before is None else _joined(before, event)
 
     def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
-        """Note the nodes that have not answered, and put the answers in the nodes' order."""
+        """Remark the nodes that have not answered, and put the answers in the nodes' order."""
         tasks = self._tasks_per_node(phase)
         for node, end in ended.items():
             answer = self.answers.get(node)
@@ -344,7 +344,7 @@ class State:
         return 1
 
     def _add_silence(self, phase: str, node: str, end: Ended) -> None:
-        """Note that a node, or one of its tasks, has not answered."""
+        """Remark that a node, or one of its tasks, has not answered."""
         fix = end.fix or f"see its log in {self.job.log_dir}"
         problem = Problem(f"{phase} gave no answer", node, end.why, fix)
         silence = {

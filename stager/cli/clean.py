@@ -19,7 +19,7 @@ from .program import app, boundary
 
 if TYPE_CHECKING:
     from bundle.protocol.clean_answers import CleanAnswer
-    from bundle.protocol.events import Record
+    from bundle.protocol.records import Record
 
     from ..cleanup.clean import UnusedItem
     from ..config.load import Config

@@ -10,16 +10,10 @@ from typing import Any
 
 from bundle.protocol.answers import ProbeAnswer
 from bundle.protocol.codec import encode
-from bundle.protocol.events import (
-    JobBegins,
-    JobEnds,
-    OutputLoss,
-    OutputsCollected,
-    Record,
-    TransferPlan,
-)
+from bundle.protocol.events import JobBegins, JobEnds, OutputLoss, OutputsCollected, TransferPlan
 from bundle.protocol.job import Job
 from bundle.protocol.problem import Problem
+from bundle.protocol.records import Record
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.files import of_job

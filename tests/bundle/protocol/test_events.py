@@ -14,10 +14,9 @@ from bundle.protocol.events import (
     DriverEvent,
     JobEnds,
     OutputLoss,
-    Record,
     TransferPlan,
-    read_record,
 )
+from bundle.protocol.records import Record, read_record
 from tests.support.generated import generated
 
 KINDS: tuple[type[DriverEvent] | type[AgentEvent], ...] = (*OF_DRIVER, *OF_AGENTS)
