@@ -324,7 +324,7 @@ class State:
         self.answers[node] = event if before is None else _joined(before, event)
 
     def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
-        """Remark the nodes that have not answered, and put the answers in the nodes' order."""
+        """Note the nodes that have not answered, and put the answers in the nodes' order."""
         tasks = self._tasks_per_node(phase)
         for node, end in ended.items():
             answer = self.answers.get(node)
@@ -344,7 +344,7 @@ class State:
         return 1
 
     def _add_silence(self, phase: str, node: str, end: Ended) -> None:
-        """Remark that a node, or one of its tasks, has not answered."""
+        """Note that a node, or one of its tasks, has not answered."""
         fix = end.fix or f"see its log in {self.job.log_dir}"
         problem = Problem(f"{phase} gave no answer", node, end.why, fix)
         silence = {
