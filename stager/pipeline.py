@@ -29,7 +29,7 @@ from .jobs.result import Outcome
 from .jobs.scripts import refuse_absent
 
 if TYPE_CHECKING:
-    from bundle.protocol.events import Record
+    from bundle.protocol.records import Record
 
     from .building.build import BuildOptions, BuildResult
     from .cleanup.result import CleanedItem, CleanResult

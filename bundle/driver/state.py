@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol import output
-from ..protocol.events import DriverEvent, JobEnds, NodesLeftOut, Note, OutputLoss
+from ..protocol.events import DriverEvent, JobEnds, NodesLeftOut, OutputLoss, Remark
 from ..protocol.job import Job
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import AgentRequest, CollectRequest
@@ -101,7 +101,7 @@ class State:
 
     def note(self, text: str, *, warning: bool = False) -> None:
         """Emit a remark for the user."""
-        self.emit(Note(text, warning))
+        self.emit(Remark(text, warning))
 
     def pass_on(self, event: Mapping[str, Any]) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""

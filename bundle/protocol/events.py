@@ -7,17 +7,15 @@ has all of them but the output of ranks, which has logs of its own; ``docs/event
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Union
 
 from . import answers, clean_answers, deep_answers, launch_answers
 from .answers import AgentEvent
-from .codec import REQUIRED, AnyText, DecodeError, decode, encode
+from .codec import REQUIRED, AnyText, encode
 from .counts import counted
 from .launch_answers import Departure, FailureRecord, Lingering, Vanished
 from .problem import Problem, ProblemCode
-from .requests import VERSION
 from .words import PhaseName
 
 
@@ -158,7 +156,7 @@ class NodesLeftOut(DriverEvent):
 
 
 @dataclass(frozen=True)
-class Note(DriverEvent):
+class Remark(DriverEvent):
     """A remark for the user."""
 
     event: ClassVar[str] = "note"
@@ -408,7 +406,7 @@ OF_DRIVER: tuple[type[DriverEvent], ...] = (
     FramesLost,
     StrayLines,
     OutputsCollected,
-    Note,
+    Remark,
     JobEnds,
 )
 OF_AGENTS: tuple[type[AgentEvent], ...] = (
@@ -426,81 +424,5 @@ OF_AGENTS: tuple[type[AgentEvent], ...] = (
     clean_answers.CleanAnswer,
     OutputShown,
 )
-_LAST_TIME = 1e12
-"""No time since the epoch is as late as this."""
 PRINTED_ONLY = (OutputShown,)
 """Events that are not kept in the file."""
-_BY_NAME: dict[str, type[DriverEvent] | type[AgentEvent]] = {
-    **{kind.event: kind for kind in OF_DRIVER},
-    **{kind.event: kind for kind in OF_AGENTS},
-}
-
-
-@dataclass(frozen=True)
-class Record:
-    """An event as a line has it."""
-
-    event: Event
-    """The event."""
-    job_id: str = ""
-    """The allocation's id, or one made up for a local job."""
-    time: float | None = None
-    """Seconds since the epoch, by the driver's clock; None in lines of older versions."""
-    phase: str = ""
-    """The phase of an agent's event; empty for others."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the line as a JSON object."""
-        phase = {"phase": self.phase} if self.phase else {}
-        head = {"v": VERSION, "job_id": self.job_id, "time": self.time, **phase}
-        return {**head, **self.event.to_json()}
-
-
-def read_record(raw: object) -> Record | None:
-    """Read a line that was decoded from JSON.
-
-    It may be damaged, written by somebody hostile, or of another version: what cannot be used of it
-    is left out.
-
-    Returns:
-        The event; None for one that has no class here, or whose main fields are damaged.
-    """
-    if not isinstance(raw, Mapping):
-        return None
-    name = raw.get("event")
-    kind = _BY_NAME.get(name) if isinstance(name, str) else None
-    if kind is None:
-        return None
-    event: Event | None
-    event = _shown_at_once(raw) if kind is OutputShown else None
-    if event is None:
-        try:
-            event = decode(kind, raw, strict=False)
-        except (DecodeError, RecursionError):
-            return None
-    return Record(event, _text(raw, "job_id"), _time(raw), _text(raw, "phase"))
-
-
-def _shown_at_once(raw: Mapping[str, Any]) -> OutputShown | None:
-    """Return undamaged output without the codec, as there may be a million lines of it."""
-    node, rank = raw.get("node"), raw.get("rank")
-    lines, head = raw.get("lines"), raw.get("head")
-    if not isinstance(node, str) or not isinstance(head, bool) or not isinstance(lines, list):
-        return None
-    if rank is not None and type(rank) is not int:
-        return None
-    if not all(isinstance(line, str) for line in lines):
-        return None
-    return OutputShown(node, rank, tuple(lines), head)
-
-
-def _text(raw: Mapping[str, Any], key: str) -> str:
-    value = raw.get(key)
-    return value if isinstance(value, str) else ""
-
-
-def _time(raw: Mapping[str, Any]) -> float | None:
-    value = raw.get("time")
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < _LAST_TIME else None

@@ -12,16 +12,16 @@ from bundle.protocol.counts import counted, sized
 from bundle.protocol.events import (
     JobBegins,
     NodesLeftOut,
-    Note,
     OutputsCollected,
     OutputShown,
     PhaseBegins,
     PlannedGroup,
-    Record,
+    Remark,
     StrayLines,
     TransferPlan,
 )
 from bundle.protocol.launch_answers import Lingering, Started
+from bundle.protocol.records import Record
 from bundle.protocol.words import Action, Allocation, PhaseName
 
 from ..slurm import messages
@@ -142,8 +142,8 @@ class Events(Reports):
         for problem in event.problems:
             self._write(f"warning: {event.node}: {problem}", "warning")
 
-    @_show.register(Note)
-    def _show_note(self, event: Note, record: Record) -> None:
+    @_show.register(Remark)
+    def _show_note(self, event: Remark, record: Record) -> None:
         if event.warning:  # that a node's disk lost something matters with -q, too
             self.warn(event.text)
         else:

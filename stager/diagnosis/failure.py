@@ -44,7 +44,7 @@ class FirstFailure:
     """The time, in seconds since the epoch; None if unknown."""
     entry: str = field(default="", metadata={"json": None})
     """The catalogue's entry that explains it; empty for none."""
-    problem: Problem | None = None
+    problem: Problem | None = field(default=None, metadata={"json": None})
     """The far side's problem that it is; None for a failure of another kind."""
 
 

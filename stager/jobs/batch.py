@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bundle.protocol.events import Record
 from bundle.protocol.job import Job
+from bundle.protocol.records import Record
 
 from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol.events import JobEnds, Record, read_record
+from bundle.protocol.events import JobEnds
 from bundle.protocol.job import Job
+from bundle.protocol.records import Record, read_record
 from bundle.protocol.words import Ending, LogMode
 from bundle.system import permissions
 

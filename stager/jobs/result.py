@@ -8,16 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from bundle.protocol.answers import ProbeAnswer
-from bundle.protocol.events import (
-    JobBegins,
-    JobEnds,
-    OutputLoss,
-    OutputsCollected,
-    Record,
-    TransferPlan,
-)
+from bundle.protocol.events import JobBegins, JobEnds, OutputLoss, OutputsCollected, TransferPlan
 from bundle.protocol.job import Job
 from bundle.protocol.problem import Problem
+from bundle.protocol.records import Record
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.files import of_job

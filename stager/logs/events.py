@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bundle.protocol.events import JobBegins, JobEnds, PhaseBegins, Record, read_record
+from bundle.protocol.events import JobBegins, JobEnds, PhaseBegins
+from bundle.protocol.records import Record, read_record
 from bundle.protocol.words import PhaseName
 
 from ..core.regular_files import opened

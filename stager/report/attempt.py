@@ -9,15 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bundle.protocol.answers import Answer
-from bundle.protocol.events import (
-    Event,
-    FileSent,
-    JobBegins,
-    JobEnds,
-    PhaseBegins,
-    PhaseEnds,
-    Record,
-)
+from bundle.protocol.events import Event, FileSent, JobBegins, JobEnds, PhaseBegins, PhaseEnds
+from bundle.protocol.records import Record
 
 from ..core.regular_files import bytes_of
 from ..logs.events import records

@@ -6,14 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bundle.protocol.answers import Answer, Ready
-from bundle.protocol.events import (
-    Event,
-    FileSent,
-    JobBegins,
-    NodesLeftOut,
-    PhaseBegins,
-    PhaseEnds,
-)
+from bundle.protocol.events import Event, FileSent, JobBegins, NodesLeftOut, PhaseBegins, PhaseEnds
 from bundle.protocol.launch_answers import Started
 
 from .attempt import Attempt

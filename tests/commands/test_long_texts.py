@@ -22,7 +22,7 @@ from stager.console.logs import _short
 from stager.diagnosis import exit_reports, scan, driver_verdict
 from stager.catalogue.catalogue import match
 from stager.diagnosis.comparison import comparable
-from bundle.protocol.events import read_record
+from bundle.protocol.records import read_record
 from stager.logs.result import job_result
 from stager.redaction.redact import Redactor
 from stager.core.printable import visible

@@ -55,8 +55,8 @@ def test_the_page_about_it_is_a_program_that_works(ready: Project) -> None:
         "local2 ok",
         "ok: True exit codes: {'local1': 0, 'local2': 0}",
         "error: there is no script nosuch.py: neither here nor in the project in the bundle",
-        "phase: preflight",
-        "phase: probe",
+        "phase of the job: preflight",
+        "phase of the job: probe",
     ):
         assert line in done.stdout.splitlines(), done.stdout
     assert re.search(r"^rank \d on local\d: python-error: ValueError: no such label$", done.stdout,

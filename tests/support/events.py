@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bundle.protocol.events import JobEnds, Record, read_record
+from bundle.protocol.events import JobEnds
+from bundle.protocol.records import Record, read_record
 
 
 def record(event: str, **fields: Any) -> Record:

@@ -32,6 +32,7 @@ DRIVERS = frozenset(
         *(
             "__main__",
             "protocol/events",
+            "protocol/records",
             "checks/findings",
             "checks/network_agreement",
             "format/partial_bundle",

@@ -202,7 +202,7 @@ def test_as_json(manifest: Manifest) -> None:
             "linked": manifest.files - manifest.layers[1].files,
         },
     }
-    assert NodeGroup(nodes=("n0",), how="present", root="/tmp/stager-7").to_json()["work"] is None
+    assert NodeGroup(nodes=("n0",), how="present", root="/tmp/stager-7").planned().work is None
 
 
 # --- how long it takes ---------------------------------------------------------------------------
