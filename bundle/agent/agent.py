@@ -233,11 +233,8 @@ def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
     deep = job.import_modules
     path = place.environment
     facts = probe.environment_facts(path, job.packages, job.imports, variables, deep, PROBE_SECONDS)
-    facts = replace(facts, node=request.node)
     link = network.choose_link(job.launch.interface, request.node, request.head)
-    return replace(
-        facts, line=probe.probe_line(facts), interface=link.interface, address=link.address
-    )
+    return replace(facts, interface=link.interface, address=link.address)
 
 
 def _deep(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:

@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..protocol.codec import decode
+from ..protocol.deep_answers import NetworkReport
 from ..protocol.events import AllReduceMeasured
+from ..protocol.launch_answers import FailureRecord, LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..system.signals import TERMINATED
 from . import network_agreement
@@ -51,23 +52,22 @@ class _Report:
         return (between[1], between[2]) if between else None
 
 
-def unreachable(head: str, answers: Mapping[str, Mapping[str, Any]]) -> Problems:
+def unreachable(head: str, reports: Mapping[str, NetworkReport]) -> Problems:
     """Return what keeps nodes from reaching the head; if none can, the head itself is at fault.
 
     Args:
         head: the head node.
-        answers: each node's answer about the network, see :mod:`bundle.checks.deep_node`; a node
-            that has not answered is absent.
+        reports: the network as each node sees it; a node that has not answered is absent.
     """
-    if head not in answers:
+    if head not in reports:
         return {}  # the others may have waited for it in vain
-    if "problem" in answers[head]:
-        return {head: [Problem.from_json(answers[head]["problem"])]}
     problems: Problems = {}
-    for node, answer in answers.items():
-        if "problem" in answer:
-            problems[node] = [Problem.from_json(answer["problem"])]
-    if len(problems) > 1 and len(problems) == len(answers) - 1:
+    for node, report in reports.items():
+        if report.problem is not None:
+            problems[node] = [report.problem]
+    if head in problems:
+        return {head: problems[head]}
+    if len(problems) > 1 and len(problems) == len(reports) - 1:
         first = next(iter(problems.values()))[0]
         values = {"why": first.why, "fix": first.fix}
         return {head: [Problem(ProblemCode.HEAD_REACHED_BY_NONE, first.where, values)]}
@@ -75,15 +75,15 @@ def unreachable(head: str, answers: Mapping[str, Mapping[str, Any]]) -> Problems
 
 
 def names_apart(
-    expected: Mapping[str, Sequence[str]], answers: Mapping[str, Mapping[str, Any]]
+    expected: Mapping[str, Sequence[str]], reports: Mapping[str, NetworkReport]
 ) -> Problems:
     """Return the problems with the nodes' resolution of each other's names.
 
     Args:
         expected: the addresses that the driver finds for each name.
-        answers: each node's answer about the network; it has only the names that differ.
+        reports: the network as each node sees it, with only the names that differ.
     """
-    resolutions = {node: {**expected, **answer["differs"]} for node, answer in answers.items()}
+    resolutions = {node: {**expected, **report.differs} for node, report in reports.items()}
     return network_agreement.disagreements(resolutions)
 
 
@@ -100,7 +100,7 @@ def measured(lines: Iterable[str]) -> AllReduceMeasured | None:
 
 
 def blamed(
-    printed: Mapping[tuple[str, int], Sequence[str]], answers: Mapping[str, Mapping[str, Any]]
+    printed: Mapping[tuple[str, int], Sequence[str]], answers: Mapping[str, LaunchAnswer]
 ) -> Problems:
     """Return the nodes that are at fault when an all-reduce has failed.
 
@@ -115,7 +115,7 @@ def blamed(
     reports = _root_reports(printed)
     if reports:
         return _by_node(reports, list(answers))
-    records = [record for answer in answers.values() for record in answer.get("failures", [])]
+    records = [record for answer in answers.values() for record in answer.failures]
     if records:
         return _first_failure(records)
     return _by_status(answers)
@@ -186,16 +186,15 @@ def _nodes_named(text: str, nodes: Sequence[str]) -> list[str]:
     return [about[1]] if about and about[1] in nodes else []
 
 
-def _first_failure(records: Iterable[Mapping[str, Any]]) -> Problems:
+def _first_failure(records: Iterable[FailureRecord]) -> Problems:
     """Attribute the failure to the rank that ended first."""
-    record = min(records, key=lambda record: float(record.get("time") or 0))
-    node = str(record["node"])
-    message = record.get("message") or record.get("exception") or ""
-    why = f"rank {record['rank']} ended first, with status {record['exit_code']}: {message}"
-    return {node: [_cannot_talk(node, why.rstrip(": "))]}
+    record = min(records, key=lambda record: record.time)
+    message = record.message or record.exception
+    why = f"rank {record.rank} ended first, with status {record.exit_code}: {message}"
+    return {record.node: [_cannot_talk(record.node, why.rstrip(": "))]}
 
 
-def _by_status(answers: Mapping[str, Mapping[str, Any]]) -> Problems:
+def _by_status(answers: Mapping[str, LaunchAnswer]) -> Problems:
     """Attribute the failure by exit status.
 
     A node that was told to end, or gave no answer, may only have been ended along with another one.
@@ -203,21 +202,21 @@ def _by_status(answers: Mapping[str, Mapping[str, Any]]) -> Problems:
     silent: Problems = {}
     failed: list[str] = []
     for node, answer in answers.items():
-        if answer["problems"]:
-            silent[node] = [Problem.from_json(raw) for raw in answer["problems"]]
-        elif answer.get("exit_code"):
+        if answer.problems:
+            silent[node] = list(answer.problems)
+        elif answer.exit_code:
             failed.append(node)
-    causes = [node for node in failed if answers[node]["exit_code"] != TERMINATED]
+    causes = [node for node in failed if answers[node].exit_code != TERMINATED]
     if causes:
         return _ended_badly(causes, answers)
     return silent or _ended_badly(failed, answers)
 
 
-def _ended_badly(nodes: Iterable[str], answers: Mapping[str, Mapping[str, Any]]) -> Problems:
+def _ended_badly(nodes: Iterable[str], answers: Mapping[str, LaunchAnswer]) -> Problems:
     problems: Problems = {}
     for node in nodes:
-        status = f"status {answers[node]['exit_code']}"
-        why = "; ".join([status, *answers[node]["tail"][-1:]])
+        status = f"status {answers[node].exit_code}"
+        why = "; ".join([status, *answers[node].tail[-1:]])
         problems[node] = [_cannot_talk(node, why)]
     return problems
 

@@ -15,8 +15,6 @@ from ..node import interpreter, locks, removal
 from ..node.location import base_for, env_of
 from ..node.root import secure_root
 from ..protocol.answers import PreflightAnswer
-from ..protocol.counts import sized
-from ..protocol.facts import NodeRootFacts
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
 from ..protocol.requests import PreflightRequest
@@ -93,24 +91,6 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     with _collecting(problems):
         answer = _with_bundle_state(answer, request, max(1, host.cpus // request.nodes_here))
     return replace(answer, problems=tuple(problems))
-
-
-def line(answer: PreflightAnswer) -> str:
-    """Return the line people grep for, ``hpc07 proj=ok pkgs=ok``, and more facts about a node."""
-    words = [answer.node]
-    for name, there in (("proj", answer.proj), ("pkgs", answer.pkgs)):
-        words.append(f"{name}={'ok' if there else 'missing'}")
-    space = None if answer.host is None else answer.host.node_root
-    if isinstance(space, NodeRootFacts):
-        words += [
-            f"root={answer.root}",
-            f"free={sized(space.free_bytes).replace(' ', '')}",
-            f"inodes={'any' if space.free_inodes is None else space.free_inodes}",
-            f"exec={'no' if space.noexec else 'ok'}",
-        ]
-    if answer.python:
-        words.append(f"python={answer.python}")
-    return " ".join(words)
 
 
 def _head_address(request: PreflightRequest) -> tuple[str, int]:

@@ -22,10 +22,7 @@ from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requires import Requires
 from ..system import processes
 
-__all__ = ["check_requires", "environment_facts", "host_facts", "probe_line"]
-
-SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy": "numpy"}
-"""Packages that the probe's line shows, in this order, with the name it uses."""
+__all__ = ["check_requires", "environment_facts", "host_facts"]
 
 _FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
 
@@ -208,18 +205,6 @@ def environment_facts(
         origin_ok=not any(problem.code in _FOREIGN for problem in problems),
         problems=problems,
     )
-
-
-def probe_line(answer: ProbeAnswer) -> str:
-    """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``."""
-    if answer.problems:
-        return f"NODE {answer.node} FAILED -> {answer.problems[0]}"
-    installed = {name: version for name, version in answer.packages.items() if version}
-    words = [f"{SHOWN[name]} {installed[name]}" for name in SHOWN if name in installed]
-    if not words:
-        words = [f"{name} {version}" for name, version in list(installed.items())[:6]]
-    python = ".".join(answer.python.split(".")[:2])
-    return " ".join([f"NODE {answer.node} OK -> PY {python}", *words])
 
 
 def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:

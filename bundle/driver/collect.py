@@ -48,7 +48,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     if not state.separate_run_dirs:
         return
     job, head = state.job, state.job.nodes[0]
-    work_dir = os.path.join(str(state.facts[head]["root"]), "jobs", f"{job.id}.work")
+    work_dir = os.path.join(state.facts[head].root, "jobs", f"{job.id}.work")
     if not standing:
         state.note(f"the allocation has ended; what the ranks wrote is on {head} in {work_dir}")
         return

@@ -16,12 +16,16 @@ from ..checks.findings import Problems
 from ..checks.network_agreement import ClockReading
 from ..launch.choices import choose_backend
 from ..protocol import output
+from ..protocol.agent_events import Output
+from ..protocol.answers import Answer
+from ..protocol.deep_answers import DeepAnswer, NodeClock
 from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport
+from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import DeepRequest, GroupSettings, LaunchRequest
 from ..protocol.words import Allocation
 from ..system import network
-from .state import Answer, State
+from .state import State
 from .transports.transport import Event
 
 COMMAND = ("-m", "trainer", "all-reduce")
@@ -43,47 +47,42 @@ def check_nodes(state: State) -> None:
     sent = time.time()
 
     def on_event(event: Event) -> None:
-        if event["event"] == "clock":
-            clocks[str(event["node"])] = ClockReading(sent, float(event["clock"]), time.time())
+        if isinstance(event, NodeClock):
+            clocks[event.node] = ClockReading(sent, event.clock, time.time())
 
     state.ask(
         "deep", lambda node: DeepRequest(*state.placed(node), head=head, names=names), on_event
     )
-    checked = state.answers
-    found = [_damage(checked)]
+    checked = state.answers_of(DeepAnswer)
+    found: list[Problems] = []
     for node, answer in checked.items():
-        if "damage" in answer:
-            finding = "is damaged" if answer["damage"] else "is as it was built, every file"
+        if answer.damage is not None:
+            found.append({node: list(answer.damage)})
+            finding = "is damaged" if answer.damage else "is as it was built, every file"
             state.log_line(node, f"{node} deep: the environment {finding}")
     if names is not None:
         found += _network(state, names, clocks)
-    state.answers = _merged(probed, checked, found)
+    state.answers = {
+        node: _with_problems(checked.get(node, DeepAnswer(node)), found, probe)
+        for node, probe in probed.items()
+    }
 
 
 def _address_of(state: State, node: str) -> tuple[str, int]:
     """Return the address and the port on which a node listens when it is the head."""
     facts = state.facts[node]
-    return facts["address"], int(facts["port"]) or network.port_for(state.job.id)
-
-
-def _damage(checked: Mapping[str, Answer]) -> Problems:
-    return {
-        node: [Problem.from_json(raw) for raw in answer.get("damage", [])]
-        for node, answer in checked.items()
-    }
+    return facts.address, facts.port or network.port_for(state.job.id)
 
 
 def _network(
     state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, ClockReading]
 ) -> list[Problems]:
     """Return what is wrong between the nodes; the measurements go into the result."""
-    reports = {
-        node: answer["network"] for node, answer in state.answers.items() if "network" in answer
-    }
+    answers = state.answers_of(DeepAnswer).items()
+    reports = {node: answer.network for node, answer in answers if answer.network is not None}
+    seconds = {node: report.seconds for node, report in reports.items()}
     deep = DeepReport(
-        connect_seconds={
-            node: report["seconds"] for node, report in reports.items() if "seconds" in report
-        },
+        connect_seconds={node: taken for node, taken in seconds.items() if taken is not None},
         clocks={node: _clock_offset(clock) for node, clock in clocks.items()},
     )
     state.result = replace(state.result, deep=deep)
@@ -102,7 +101,7 @@ def _clock_offset(clock: ClockReading) -> ClockOffset:
 def all_reduce(state: State) -> None:
     """Let ranks of all nodes without a problem communicate; ``answers`` then has everything."""
     before = state.answers
-    nodes = tuple(node for node, answer in before.items() if answer["ok"])
+    nodes = tuple(node for node, answer in before.items() if answer.ok)
     measured = _Measured()
     why = _reason_to_skip(state, nodes)
     if why:
@@ -112,14 +111,17 @@ def all_reduce(state: State) -> None:
     before_it = state.result.deep or DeepReport()
     deep = replace(before_it, all_reduce=measured.result, skipped=why)
     state.result = replace(state.result, deep=deep)
-    state.answers = _merged(before, {}, [measured.problems])
+    state.answers = {
+        node: _with_problems(answer, [measured.problems]) for node, answer in before.items()
+    }
 
 
 def _reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
     """Return why no ranks are started; empty where an all-reduce can be done."""
     if not nodes:
         return "every node has a problem"
-    if any(not state.answers[node].get("torch") for node in nodes):
+    answers = state.answers_of(DeepAnswer)
+    if not all(node in answers and answers[node].torch for node in nodes):
         return "torch is not in the bundle"
     if len(nodes) * state.nproc < 2:
         return "there is only one rank, and it takes two"
@@ -148,7 +150,7 @@ def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
     printed = _run_ranks(state, nodes, backend)
     result = findings.measured(itertools.chain.from_iterable(printed.values()))
     if result is None:
-        problems = findings.blamed(printed, state.answers)
+        problems = findings.blamed(printed, state.answers_of(LaunchAnswer))
         silence = {nodes[0]: [findings.silence(nodes[0], state.job.log_dir)]}
         return _Measured(problems=problems or silence)
     # It is written when every rank has had the right sum: what comes after is tidying up.
@@ -171,9 +173,8 @@ def _run_ranks(
     printed: dict[tuple[str, int], list[str]] = {}
 
     def on_event(event: Event) -> None:
-        if event["event"] == "output" and event.get("rank") is not None:
-            rank = str(event["node"]), int(event["rank"])
-            printed.setdefault(rank, []).extend(output.shown(event))
+        if isinstance(event, Output) and event.rank is not None:
+            printed.setdefault((event.node, event.rank), []).extend(output.lines_of(event.data))
 
     def request(node: str) -> LaunchRequest:
         asked = LaunchRequest(*state.placed(node), group=group, shared=False, own=True)
@@ -184,23 +185,18 @@ def _run_ranks(
     return printed
 
 
-def _merged(
-    first: Mapping[str, Answer], second: Mapping[str, Answer], found: list[Problems]
-) -> dict[str, Answer]:
-    """Return two answers of each node as one, with the problems found besides, each once."""
-    return {
-        node: _with_problems(answer, second.get(node, {}), _found_on(node, found))
-        for node, answer in first.items()
-    }
+def _with_problems(answer: Answer, found: list[Problems], before: Answer | None = None) -> Answer:
+    """Return the answer of a node with the problems found besides, each once.
 
-
-def _found_on(node: str, found: list[Problems]) -> list[dict[str, str]]:
-    return [problem.to_json() for problems in found for problem in problems.get(node, [])]
-
-
-def _with_problems(first: Answer, second: Answer, found: list[dict[str, str]]) -> Answer:
-    problems = [*second.get("problems", []), *found]
-    problems += [problem for problem in first["problems"] if problem not in problems]
-    ok = first["ok"] and second.get("ok", True) and not problems
-    lost = bool(first.get("lost") or second.get("lost"))
-    return {**first, **second, "ok": bool(ok), "lost": lost, "problems": problems}
+    Args:
+        answer: the answer.
+        found: the problems of each node.
+        before: its answer to an earlier phase, whose problems count, too.
+    """
+    problems = [*answer.problems]
+    problems += [problem for here in found for problem in here.get(answer.node, [])]
+    if before is not None:
+        problems += [problem for problem in before.problems if problem not in problems]
+    ok = answer.ok and not problems and (before is None or before.ok)
+    lost = answer.lost or (before is not None and before.lost)
+    return replace(answer, ok=ok, lost=lost, problems=tuple(problems))

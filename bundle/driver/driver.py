@@ -17,8 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ..format.archive import BundleFile
+from ..protocol.answers import Answer
 from ..protocol.events import JobBegins, PhaseBegins, PhaseEnds
 from ..protocol.job import Job
+from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import NodeError, Problem
 from ..protocol.problem_table import ending_problem
 from ..protocol.words import Allocation
@@ -26,7 +28,7 @@ from ..system import open_files, signals
 from . import collect
 from .logs import Logs
 from .phases import Phase, phases_of
-from .state import Answer, NodesFailed, State
+from .state import NodesFailed, State
 from .transports import slurm_commands
 from .transports.local import LocalTransport
 from .transports.transport import Transport
@@ -77,7 +79,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     try:
         _go_through_phases(state, transport or _transport(job))
     except NodesFailed as exc:
-        outcome.problems = {node: _problems(answer) for node, answer in exc.answers.items()}
+        outcome.problems = {node: answer.problems for node, answer in exc.answers.items()}
     except NodeError as exc:
         outcome.problems = {job.nodes[0]: (exc.problem,)}
     except signals.Stopped:
@@ -144,11 +146,8 @@ def _problems_before(state: State) -> NodeProblems:
 
 
 def _own_problems(answer: Answer) -> tuple[Problem, ...]:
-    return () if answer.get("stopped") else _problems(answer)
-
-
-def _problems(answer: Answer) -> tuple[Problem, ...]:
-    return tuple(Problem.from_json(raw) for raw in answer.get("problems", ()))
+    was_told_to_end = isinstance(answer, LaunchAnswer) and answer.stopped
+    return () if was_told_to_end else answer.problems
 
 
 def _conclude(state: State, outcome: _Outcome) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..protocol.events import OutputLoss
+from ..protocol.events import FramesLost, OutputLoss
+from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.problem_table import TABLE
 
@@ -33,21 +32,21 @@ class OutputAccount:
     """Bytes received."""
     _missing: dict[Writer, OutputLoss] = field(default_factory=dict)
     """Losses known so far."""
-    _counted: set[tuple[Any, str]] = field(default_factory=set)
+    _counted: set[tuple[str, str]] = field(default_factory=set)
     """The nodes and tasks that have said how much they have sent."""
 
     def receive(self, node: str, rank: int | None, count: int) -> None:
         """Add bytes that have come from a rank, or from the launcher (None)."""
         self._received[node, rank] += count
 
-    def compare(self, event: Mapping[str, Any]) -> None:
+    def compare(self, event: object) -> None:
         """Compare what an event says was sent or lost with what has come."""
-        if event["event"] == "lost":
+        if isinstance(event, FramesLost):
             self._add_frames(event)
-        if "sent" in event:
-            self._counted.add(_source(event))
-            for key, count in (event["sent"] or {}).items():
-                self._add_bytes(str(event.get("node", "")), int(key) if key else None, int(count))
+        if isinstance(event, LaunchAnswer) and event.sent is not None:
+            self._counted.add((event.node, "" if event.task is None else str(event.task)))
+            for rank, count in event.sent.items():
+                self._add_bytes(event.node, int(rank) if rank else None, count)
 
     def losses(self) -> list[OutputLoss]:
         """Return what agents have sent and has not come."""
@@ -59,21 +58,17 @@ class OutputAccount:
         self._missing.clear()
         self._counted.clear()
 
-    def _add_frames(self, event: Mapping[str, Any]) -> None:
-        if _source(event) in self._counted:
+    def _add_frames(self, event: FramesLost) -> None:
+        if (event.node, event.task) in self._counted:
             return  # its bytes were compared, which is more exact
-        node = str(event.get("node", ""))
-        frames = int(event["frames"]) + int(event.get("unknown", 0))
-        before = self._missing.get((node, None))
+        frames = event.frames + event.unknown
+        before = self._missing.get((event.node, None))
         if before is not None:
             frames += before.frames or 0
-        self._missing[node, None] = OutputLoss(node, None, _LOST_ON_THE_WAY, frames=frames)
+        lost = OutputLoss(event.node, None, _LOST_ON_THE_WAY, frames=frames)
+        self._missing[event.node, None] = lost
 
     def _add_bytes(self, node: str, rank: int | None, sent: int) -> None:
         missing = sent - self._received.pop((node, rank), 0)
         if missing > 0:
             self._missing[node, rank] = OutputLoss(node, rank, _LOST_ON_THE_WAY, bytes=missing)
-
-
-def _source(event: Mapping[str, Any]) -> tuple[Any, str]:
-    return event.get("node"), str(event.get("task", ""))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
 
-from ..checks import preflight
+from ..checks.node_lines import preflight_line
 from ..format.manifest import room_for
-from ..protocol.answers import PreflightAnswer
-from ..protocol.codec import decode
+from ..protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
 from ..protocol.job import Job
 from ..protocol.problem import Problem
 from ..protocol.requests import CleanRequest, PreflightRequest, ProbeRequest
@@ -57,11 +55,11 @@ class PreflightPhase(Phase):
 
     def use(self, state: State) -> None:
         """Keep the facts, log them, and decide how many ranks each node gets."""
-        state.facts = dict(state.answers)
+        state.facts = state.answers_of(PreflightAnswer)
         lines: list[str] = []
         for node, facts in state.facts.items():
             lines += _preflight_lines(state, node, facts)
-        seconds = [float(facts.get("check_seconds", 0.0)) for facts in state.facts.values()]
+        seconds = [facts.check_seconds for facts in state.facts.values()]
         state.result = replace(state.result, check_seconds=max(seconds, default=0.0))
         state.logs.preflight(lines)
         state.leave_out_or_fail()
@@ -89,16 +87,15 @@ class UnpackPhase(Phase):
 
     def use(self, state: State) -> None:
         """Log where each environment is, and report those that were repaired."""
-        for node, answer in state.answers.items():
-            if answer["ok"]:
-                action = "reused" if answer["reused"] else "staged"
-                state.log_line(node, f"{node} {action} -> {answer['path']}")
-            if "mended" in answer:
-                mended = Problem.from_json(answer["mended"])
-                repaired = {**(state.result.repaired or {}), node: mended}
+        for node, answer in state.answers_of(UnpackAnswer).items():
+            if answer.ok:
+                action = "reused" if answer.reused else "staged"
+                state.log_line(node, f"{node} {action} -> {answer.path}")
+            if answer.mended is not None:
+                repaired = {**(state.result.repaired or {}), node: answer.mended}
                 state.result = replace(state.result, repaired=repaired)
-                if "damage" not in state.facts[node]:
-                    _warn_of_damage(state, node, answer["mended"])
+                if state.facts[node].damage is None:
+                    _warn_of_damage(state, node, answer.mended)
         state.leave_out_or_fail()
 
 
@@ -109,14 +106,14 @@ class ProbePhase(Phase):
 
     def ask(self, state: State) -> None:
         """Let each node's environment describe itself."""
-        head = str(state.facts[state.job.nodes[0]]["address"])
+        head = state.facts[state.job.nodes[0]].address
         state.ask(self.name, lambda node: ProbeRequest(*state.placed(node), head=head))
 
     def use(self, state: State) -> None:
         """Log the answers."""
-        for node, answer in state.answers.items():
-            if "line" in answer:
-                state.log_line(node, str(answer["line"]))
+        for node, answer in state.answers_of(ProbeAnswer).items():
+            if answer.line:
+                state.log_line(node, answer.line)
         if not _checks_deeply(state.job):  # else problems are reported with their causes
             state.leave_out_or_fail()
 
@@ -199,17 +196,16 @@ def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest
     )
 
 
-def _preflight_lines(state: State, node: str, facts: dict[str, Any]) -> list[str]:
+def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[str]:
     """Return what the preflight's log says of a node."""
-    lines = [preflight.line(decode(PreflightAnswer, facts, strict=False))]
-    if "damage" in facts:
-        lines.append(f"{node} damage: {_warn_of_damage(state, node, facts['damage'])}")
-    lines += [f"{node} problem: {Problem.from_json(raw)}" for raw in facts["problems"]]
+    lines = [preflight_line(facts)]
+    if facts.damage is not None:
+        _warn_of_damage(state, node, facts.damage)
+        lines.append(f"{node} damage: {facts.damage}")
+    lines += [f"{node} problem: {problem}" for problem in facts.problems]
     return lines
 
 
-def _warn_of_damage(state: State, node: str, raw: dict[str, str]) -> str:
-    """Report the damage of a node's environment; return it in words."""
-    text = str(Problem.from_json(raw))
-    state.note(f"{node}: {text}", warning=True)
-    return text
+def _warn_of_damage(state: State, node: str, damage: Problem) -> None:
+    """Report the damage of a node's environment."""
+    state.note(f"{node}: {damage}", warning=True)

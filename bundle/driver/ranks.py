@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from ..launch.choices import choose_backend, must_use_cpus
 from ..launch.variables import USE_CPU
-from ..protocol.codec import decode
 from ..protocol.events import JobEnds
-from ..protocol.launch_answers import Departure, FailureRecord, Lingering, Vanished
+from ..protocol.launch_answers import LaunchAnswer, Started
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import GroupSettings, LaunchRequest
 from .state import State
 from .transports.transport import Event, OnEvent
-
-_T = TypeVar("_T")
 
 
 def start(state: State) -> None:
@@ -29,7 +24,7 @@ def start(state: State) -> None:
     group = _group(state)
     if group.on_cpus:
         _note_cpus(state)
-    shared = all(facts["proj"] for facts in state.facts.values())
+    shared = all(facts.proj for facts in state.facts.values())
     world_size = state.nproc * len(state.job.nodes)
     state.result = replace(state.result, world_size=world_size, backend=group.backend)
     state.separate_run_dirs = not shared
@@ -52,11 +47,11 @@ def _group(state: State) -> GroupSettings:
     except ValueError as exc:
         raise NodeError(Problem(ProblemCode.BACKEND_UNUSABLE, "", {"why": str(exc)})) from exc
     head = state.facts[job.nodes[0]]
-    if not head.get("port"):  # it has become the head after another one was left out
+    if not head.port:  # it has become the head after another one was left out
         raise NodeError(Problem(ProblemCode.HEAD_WITHOUT_ADDRESS, job.nodes[0]))
     return GroupSettings(
-        address=str(head["address"]),
-        port=int(head["port"]),
+        address=head.address,
+        port=head.port,
         backend=backend,
         nproc=state.nproc,
         on_cpus=must_use_cpus(backend, gpus),
@@ -76,7 +71,7 @@ def _log_starter(state: State) -> OnEvent:
 
     def on_event(event: Event) -> None:
         nonlocal pending
-        if pending and event["event"] == "started":  # before, ranks may still get other numbers
+        if pending and isinstance(event, Started):  # before, ranks may still get other numbers
             state.begin_logs()
             pending = False
 
@@ -99,36 +94,33 @@ def _may_have_accelerate(state: State) -> bool:
 
 def _with_outcome(result: JobEnds, state: State) -> JobEnds:
     """Return the result with what has become of the ranks."""
-    answers = state.answers
-    failures = _listed(answers, "failures", FailureRecord)
+    answers = state.answers_of(LaunchAnswer)
+    every = answers.values()
+    failures = tuple(record for answer in every for record in answer.failures)
     return replace(
         result,
-        exit_codes={node: int(answer.get("exit_code", 1)) for node, answer in answers.items()},
+        exit_codes={node: _exit_code(answer) for node, answer in answers.items()},
         task_codes=dict(state.task_codes),
         failures=failures,
-        tails={
-            node: tuple(answer["tail"]) for node, answer in answers.items() if answer.get("tail")
-        },
-        stopped=tuple(node for node, answer in answers.items() if answer.get("stopped")),
-        lingering=_listed(answers, "lingering", Lingering),
-        vanished=_listed(answers, "vanished", Vanished),
+        tails={node: answer.tail for node, answer in answers.items() if answer.tail},
+        stopped=tuple(node for node, answer in answers.items() if answer.stopped),
+        lingering=tuple(rank for answer in every for rank in answer.lingering),
+        vanished=tuple(rank for answer in every for rank in answer.vanished),
         # Without a failure nobody asks who ended first.
-        left=_listed(answers, "left", Departure) if failures else None,
+        left=tuple(rank for answer in every for rank in answer.left) if failures else None,
     )
 
 
-def _listed(answers: Mapping[str, Mapping[str, Any]], key: str, kind: type[_T]) -> tuple[_T, ...]:
-    """Return the entries of one list in all answers."""
-    entries = [entry for answer in answers.values() for entry in answer.get(key, ())]
-    return tuple(decode(kind, entry, strict=False) for entry in entries)
+def _exit_code(answer: LaunchAnswer) -> int:
+    return 1 if answer.exit_code is None else answer.exit_code
 
 
 def notes(state: State) -> tuple[str, ...]:
     """Return remarks for the user on a launch that went well otherwise."""
     world_size = state.result.world_size or 0
-    answers = state.answers.values()
-    alone = any(answer.get("alone") for answer in answers)
-    joined = any(answer.get("joined") for answer in answers)
+    answers = state.answers_of(LaunchAnswer).values()
+    alone = any(answer.alone for answer in answers)
+    joined = any(answer.joined for answer in answers)
     if world_size < 2 or joined or not alone:
         return ()
     return (

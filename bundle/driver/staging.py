@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from ..checks.preflight import BROADCAST as FOLDER
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
+from ..protocol.answers import Answer, UnpackAnswer
 from ..protocol.events import FileSent, StagingForecast, TransferPlan
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
@@ -44,9 +45,9 @@ def decide(state: State) -> None:
     )
     state.emit(report)
     state.result = replace(state.result, plan=report)
-    state.answers = {node: {"ok": True, "problems": []} for node in state.job.nodes}
+    state.answers = {node: Answer(node) for node in state.job.nodes}
     for node, problem in problems.items():
-        state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
+        state.answers[node] = Answer(node, ok=False, problems=(problem,))
     state.leave_out_or_fail()
 
 
@@ -69,7 +70,7 @@ def _unpack_in_place(state: State, plan: Plan) -> None:
         return
 
     def request(node: str) -> UnpackRequest:
-        ready = bool(state.facts[node]["ready"])
+        ready = state.facts[node].ready
         return UnpackRequest(*state.placed(node), bundle=state.job.bundle, checked=ready)
 
     state.ask_some("unpack", nodes, request)
@@ -91,7 +92,8 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
         shipment = _Shipment.of_group(state.bundle, group, target, scratch)
         _deliver(state, shipment, nodes)
         _send_again_where_damaged(state, shipment, nodes)
-    lacking = tuple(node for node in nodes if state.answers.get(node, {}).get("lacking"))
+    answers = state.answers_of(UnpackAnswer)
+    lacking = tuple(node for node in nodes if node in answers and answers[node].lacking)
     if lacking:  # an older environment has gone meanwhile
         for node in lacking:
             del state.answers[node]
@@ -173,16 +175,17 @@ def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[st
     state.note(f"the copy was damaged on its way to {', '.join(damaged)}; sending it again")
     _deliver(state, shipment, damaged)
     for node in _damaged_on_the_way(state, shipment, damaged):
-        damage = Problem.from_json(state.answers[node]["problems"][0])
+        damage = state.answers[node].problems[0]
         problem = Problem(ProblemCode.COPY_DAMAGED_TWICE, node, {"why": damage.why})
-        state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
+        state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
 
 
 def _damaged_on_the_way(
     state: State, shipment: _Shipment, nodes: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return the nodes on which something else has arrived than was sent."""
-    arrived = {node: state.answers.get(node, {}).get("arrived") for node in nodes}
+    answers = state.answers_of(UnpackAnswer)
+    arrived = {node: answers[node].arrived for node in nodes if node in answers}
     if not any(arrived.values()):
         return ()
     sent = digest_of(shipment.transfer.source)
@@ -217,10 +220,10 @@ def _blame(
     """Note the problem of each node that the file did not reach."""
     for node in nodes:
         why = faults.get(node) or faults.get("") or "it failed on another node, see there"
-        answered = state.answers.get(node, {}).get("problems", [])
-        told = Problem.from_json(answered[0]) if answered else None
+        answer = state.answers.get(node)
+        told = answer.problems[0] if answer and answer.problems else None
         problem = _not_sent(node, why, told, shipment.transfer)
-        state.answers[node] = {"ok": False, "problems": [problem.to_json()]}
+        state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
 
 
 def _not_sent(node: str, fault: str, answered: Problem | None, transfer: Transfer) -> Problem:

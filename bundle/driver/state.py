@@ -9,13 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from ..checks.node_lines import probe_line
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol import output
-from ..protocol.events import DriverEvent, JobEnds, NodesLeftOut, OutputLoss, Remark
+from ..protocol.agent_events import Output, answer_class
+from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
+from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, OutputLoss, Remark
 from ..protocol.job import Job
+from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import AgentRequest, CollectRequest
 from ..protocol.words import Launcher
@@ -27,12 +31,9 @@ from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Tra
 if TYPE_CHECKING:
     from ..results.receive import Received
 
-Answer = Event
-"""The event with which a node answers a phase."""
+_A = TypeVar("_A", bound=Answer)
 RequestFor = Callable[[str], AgentRequest]
 """Returns the request of a node."""
-LISTED = ("failures", "tail", "left", "vanished", "lingering", "joined", "alone")
-"""The lists in the answers of a launch; those of several tasks of a node are put together."""
 
 
 class NodesFailed(Exception):
@@ -59,7 +60,7 @@ class State:
     """The way to the nodes."""
     bundle: BundleFile | None = None
     """The bundle, open; None where the driver cannot see it."""
-    facts: dict[str, Answer] = field(default_factory=dict)
+    facts: dict[str, PreflightAnswer] = field(default_factory=dict)
     """The preflight's answer of each node."""
     plan: Plan | None = None
     """The plan by which the nodes get their environments."""
@@ -93,7 +94,7 @@ class State:
     @property
     def lost_node(self) -> str:
         """A node that has not answered; empty if all have."""
-        return next((node for node, answer in self.answers.items() if answer.get("lost")), "")
+        return next((node for node, answer in self.answers.items() if answer.lost), "")
 
     def emit(self, event: DriverEvent) -> None:
         """Print an event of the driver, and keep it."""
@@ -103,15 +104,17 @@ class State:
         """Emit a remark for the user."""
         self.emit(Remark(text, warning))
 
-    def pass_on(self, event: Mapping[str, Any]) -> None:
+    def take(self, phase: str, event: Event) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
-        if event["event"] != "output":
-            self._keep(event)
+        if not isinstance(event, Output):
+            self._keep({"phase": phase, **event.to_json()})
             return
-        self._log_output(event, output.decoded(event))
-        event = {**event, "head": self._is_from_head(event)}
-        if event["head"] or self.job.show_all:  # else nobody would look at it
-            self._print(_line(self.job, output.readable(event)))
+        self._log_output(event)
+        head = self._is_from_head(event)
+        if head or self.job.show_all:  # else nobody would look at it
+            lines = output.lines_of(event.data)
+            shown = {"node": event.node, "rank": event.rank, "lines": lines, "head": head}
+            self._print(_line(self.job, {"phase": phase, "event": event.event, **shown}))
 
     def _keep(self, event: Mapping[str, Any]) -> None:
         line = _line(self.job, event)
@@ -126,22 +129,22 @@ class State:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             signal.raise_signal(signal.SIGTERM)
 
-    def _log_output(self, event: Mapping[str, Any], data: bytes) -> None:
-        node, rank = str(event["node"]), event.get("rank")
-        if "rank" in event:  # else an agent's own complaint, which no rank has sent
-            self._output.receive(node, rank, len(data))
-        task = self.first_task(node) if rank is None else int(rank)
-        self.logs.output(node, task, data, (node, rank))
+    def _log_output(self, event: Output) -> None:
+        node, rank = event.node, event.rank
+        if event.of_ranks:  # else an agent's own complaint, which no rank has sent
+            self._output.receive(node, rank, len(event.data))
+        task = self.first_task(node) if rank is None else rank
+        self.logs.output(node, task, event.data, (node, rank))
 
-    def _is_from_head(self, event: Mapping[str, Any]) -> bool:
+    def _is_from_head(self, event: Output) -> bool:
         """Return whether output is the first node's: that of the first ranks, where they move.
 
         Ranks that may be started again are dealt to nodes by torchrun, a node's worth at a time.
         """
-        rank, launch = event.get("rank"), self.job.launch
-        if rank is not None and (launch.max_restarts or launch.elastic):
-            return int(rank) < self.nproc
-        return bool(event["node"] == self.job.nodes[0])
+        launch = self.job.launch
+        if event.rank is not None and (launch.max_restarts or launch.elastic):
+            return event.rank < self.nproc
+        return event.node == self.job.nodes[0]
 
     def losses(self) -> list[OutputLoss]:
         """Return the output that ranks have written and no log has."""
@@ -184,7 +187,7 @@ class State:
 
     def gpus(self) -> dict[str, int]:
         """Return the number of GPUs of each node."""
-        return {node: int(facts["host"]["gpus"]) for node, facts in self.facts.items()}
+        return {node: facts.host.gpus if facts.host else 0 for node, facts in self.facts.items()}
 
     def choose_nproc(self) -> None:
         """Decide how many ranks each node gets."""
@@ -197,7 +200,11 @@ class State:
     def placed(self, node: str) -> tuple[Job, str, int, int, str, str]:
         """Return that part with the node root and the interpreter that the preflight found."""
         facts = self.facts[node]
-        return (*self.common(node), str(facts["root"]), str(facts["python"]))
+        return (*self.common(node), facts.root, facts.python)
+
+    def answers_of(self, kind: type[_A]) -> dict[str, _A]:
+        """Return the answers to the current phase, which are of this class, by node."""
+        return {node: answer for node, answer in self.answers.items() if isinstance(answer, kind)}
 
     def ask(self, phase: str, request: RequestFor, on_event: OnEvent | None = None) -> None:
         """Let every node's agent do a phase; ``answers`` then has one for each node.
@@ -261,7 +268,7 @@ class State:
         good = tuple(node for node in self.job.nodes if node not in failed)
         if len(good) < max(1, self._fewest_nodes()):
             raise NodesFailed(failed)
-        reasons = {node: _problem_texts(answer) for node, answer in failed.items()}
+        reasons = {node: tuple(map(str, answer.problems)) for node, answer in failed.items()}
         self.left_out |= reasons
         self.emit(NodesLeftOut(reasons))
         self.job = replace(self.job, nodes=good)
@@ -274,11 +281,10 @@ class State:
         Raises:
             NodesFailed: too few would be left; only those nodes are to blame.
         """
-        if not any(answer.get("unreachable") for answer in self.answers.values()):
+        if not any(answer.unreachable for answer in self.answers.values()):
             return False
-        innocent = {"ok": True, "problems": []}
         self.answers = {
-            node: answer if answer.get("unreachable") else innocent
+            node: answer if answer.unreachable else LaunchAnswer(node)
             for node, answer in self.answers.items()
         }
         self.leave_out_or_fail()
@@ -289,7 +295,7 @@ class State:
 
     def failed(self) -> dict[str, Answer]:
         """Return the answers of the nodes that have a problem."""
-        return {node: answer for node, answer in self.answers.items() if not answer["ok"]}
+        return {node: answer for node, answer in self.answers.items() if not answer.ok}
 
     def _fewest_nodes(self) -> int:
         """Return the number of nodes below which the job cannot go on."""
@@ -302,34 +308,34 @@ class State:
         """Return the function that takes each event of a phase."""
 
         def listen(event: Event) -> None:
-            if event["event"] != "output":
-                event = _in_words(event)
+            if isinstance(event, ProbeAnswer):
+                event = replace(event, line=probe_line(event))
             if on_event is not None:
                 on_event(event)
             if phase == "launch":
                 self._output.compare(event)
-            if event["event"] == "late":
-                self._late = {str(node): int(event["seconds"]) for node in event["nodes"]}
-            if event["event"] == phase:
+            if isinstance(event, NodesLate):
+                self._late = dict.fromkeys(event.nodes, event.seconds)
+            if isinstance(event, Answer) and event.event == phase:
                 self._add_answer(event)
-            self.pass_on({"phase": phase, **event})
+            self.take(phase, event)
 
         return listen
 
-    def _add_answer(self, event: Event) -> None:
-        node = str(event["node"])
-        if "exit_code" in event:
-            task = int(event.get("task", self.job.nodes.index(node)))
-            self.task_codes[str(task)] = int(event["exit_code"])
+    def _add_answer(self, answer: Answer) -> None:
+        node, task = answer.node, answer.task
+        if answer.exit_code is not None:
+            number = self.job.nodes.index(node) if task is None else task
+            self.task_codes[str(number)] = answer.exit_code
         before = self.answers.get(node)
-        self.answers[node] = event if before is None else _joined(before, event)
+        self.answers[node] = answer if before is None else _joined(before, answer)
 
     def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
         tasks = self._tasks_per_node(phase)
         for node, end in ended.items():
             answer = self.answers.get(node)
-            if answer is None or answer.get("tasks", 1) < tasks:
+            if answer is None or answer.tasks < tasks:
                 self._add_silence(phase, node, end)
                 if phase == "launch":
                     self._set_missing_codes(node, tasks, end.code)
@@ -347,14 +353,14 @@ class State:
     def _add_silence(self, phase: str, node: str, end: Ended) -> None:
         """Note that a node, or one of its tasks, has not answered."""
         values = {**end.values, "phase": phase, "log_dir": self.job.log_dir}
-        problem = Problem(end.problem, node, values)
-        silence = {
-            "ok": False,
-            "lost": True,
-            "exit_code": end.code,
-            "problems": [problem.to_json()],
-            "unreachable": end.unreachable,
-        }
+        silence = answer_class(phase)(
+            node=node,
+            ok=False,
+            problems=(Problem(end.problem, node, values),),
+            exit_code=end.code,
+            lost=True,
+            unreachable=end.unreachable,
+        )
         answer = self.answers.get(node)
         self.answers[node] = silence if answer is None else _joined(answer, silence)
 
@@ -366,8 +372,8 @@ class State:
 
     def _blame_late_nodes(self) -> None:
         for node, seconds in self._late.items():
-            problems = [_hanging(node, seconds).to_json()]
-            self.answers[node] = {**self.answers[node], "ok": False, "problems": problems}
+            problems = (_hanging(node, seconds),)
+            self.answers[node] = replace(self.answers[node], ok=False, problems=problems)
 
 
 def _line(job: Job, event: Mapping[str, Any]) -> str:
@@ -376,35 +382,30 @@ def _line(job: Job, event: Mapping[str, Any]) -> str:
     return json.dumps({"v": 1, "job_id": job.id, "time": now, **event})
 
 
-def _in_words(raw: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return a JSON value with the words of its problems, which agents of a step do not know."""
-    if isinstance(raw, list):
-        return [_in_words(item) for item in raw]
-    if not isinstance(raw, dict):
-        return raw
-    if raw.keys() == {"code", "where", "values"}:
-        return Problem.from_json(raw).to_json()
-    return {key: _in_words(item) for key, item in raw.items()}
-
-
-def _problem_texts(answer: Answer) -> tuple[str, ...]:
-    return tuple(str(Problem.from_json(raw)) for raw in answer["problems"])
-
-
 def _hanging(node: str, seconds: int) -> Problem:
     return Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
 
 
 def _joined(first: Answer, second: Answer) -> Answer:
     """Return the answers of two tasks of one node as one; the first failure gives the status."""
-    codes = [answer["exit_code"] for answer in (first, second) if answer.get("exit_code")]
-    return {
-        **second,
-        **first,
-        "ok": first["ok"] and second["ok"],
-        "lost": bool(first.get("lost") or second.get("lost")),
-        "tasks": first.get("tasks", 1) + second.get("tasks", 1),
-        "exit_code": codes[0] if codes else 0,
-        "problems": [*first["problems"], *second["problems"]],
-        **{key: [*first.get(key, []), *second.get(key, [])] for key in LISTED},
-    }
+    if isinstance(first, LaunchAnswer) and isinstance(second, LaunchAnswer):
+        first = replace(
+            first,
+            failures=(*first.failures, *second.failures),
+            tail=(*first.tail, *second.tail),
+            stopped=second.stopped if first.lost else first.stopped,
+            left=(*first.left, *second.left),
+            vanished=(*first.vanished, *second.vanished),
+            lingering=(*first.lingering, *second.lingering),
+            joined=(*first.joined, *second.joined),
+            alone=(*first.alone, *second.alone),
+        )
+    return replace(
+        first,
+        ok=first.ok and second.ok,
+        lost=first.lost or second.lost,
+        unreachable=first.unreachable or second.unreachable,
+        tasks=first.tasks + second.tasks,
+        exit_code=first.exit_code or second.exit_code or 0,
+        problems=(*first.problems, *second.problems),
+    )

@@ -130,7 +130,7 @@ class ProbeAnswer(Answer):
     origin_ok: bool = field(default=False, metadata=WRITTEN)
     """True if every module comes from the environment."""
     line: AnyText = ""
-    """The line that people look for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1``."""
+    """The line that people look for: ``NODE hpc09 OK -> ...``; the driver adds it."""
     interface: str = field(default="", metadata=WRITTEN)
     """The network interface by which the node reaches the head."""
     address: str = field(default="", metadata=WRITTEN)

@@ -27,18 +27,12 @@ def decoded(event: Mapping[str, Any]) -> bytes:
     return str(event["text"]).encode(errors="replace")
 
 
-def shown(event: Mapping[str, Any]) -> list[str]:
-    """Return the output in an event as lines of text."""
-    lines = decoded(event).decode(errors="replace").split("\n")
+def lines_of(data: bytes) -> list[str]:
+    """Return output as lines of text."""
+    lines = data.decode(errors="replace").split("\n")
     if lines[-1] == "":
         lines.pop()
     return lines
-
-
-def readable(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event with ``lines`` in place of its bytes, to be shown."""
-    rest = {key: value for key, value in event.items() if key not in ("text", "base64")}
-    return {**rest, "lines": shown(event)}
 
 
 def line(node: str, rank: int | None, data: bytes) -> bytes:

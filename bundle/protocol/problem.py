@@ -193,9 +193,13 @@ class Problem:
         table = _table()
         return "" if table is None else str(table.fix(self))
 
+    @property
+    def without_place(self) -> str:
+        """The problem as a sentence that does not begin with its place."""
+        return "; ".join(filter(None, (self.what, self.why, self.fix)))
+
     def __str__(self) -> str:
-        fault = f"{self.where}: {self.what}" if self.where else self.what
-        return "; ".join(filter(None, (fault, self.why, self.fix)))
+        return f"{self.where}: {self.without_place}" if self.where else self.without_place
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object, and the words where they are known."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
+from ..protocol.answers import PreflightAnswer
 from ..protocol.counts import counted, sized
 from ..protocol.events import PlannedGroup, StagingWork
 from ..protocol.problem import Problem, ProblemCode
@@ -61,7 +61,7 @@ class Plan:
 
 
 def make_plan(
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, PreflightAnswer],
     stage: str,
     manifest: Manifest | None,
     size: int,
@@ -81,9 +81,9 @@ def make_plan(
     Returns:
         The plan, and the nodes that cannot be served.
     """
-    ready = [node for node in facts if facts[node]["ready"]]
+    ready = [node for node in facts if facts[node].ready]
     waiting = [node for node in facts if node not in ready]
-    blind = [node for node in waiting if _reading_rate(facts[node]) is None]
+    blind = [node for node in waiting if facts[node].rate is None]
     groups = _by_root(waiting, facts)
     if manifest is not None:
         groups = [_with_content(group, facts, manifest, size) for group in groups]
@@ -101,14 +101,12 @@ def make_plan(
     return Plan((*present, *groups), why, staged), problems
 
 
-def where(
-    nodes: Collection[str], facts: Mapping[str, Mapping[str, Any]], sharing: int = 1
-) -> Nodes:
+def where(nodes: Collection[str], facts: Mapping[str, PreflightAnswer], sharing: int = 1) -> Nodes:
     """Describe some nodes for the forecast, by their answers to the preflight."""
     cpus = []
     for node in nodes:
-        host = facts[node].get("host") or {}
-        cpus.append(int(host.get("cpus", 1)))
+        host = facts[node].host
+        cpus.append(1 if host is None else host.cpus)
     return Nodes(max(1, len(nodes)), cpus=max(1, min(cpus, default=1)), sharing=max(1, sharing))
 
 
@@ -117,23 +115,17 @@ def excerpt_size(members: Sequence[tuple[str, int]]) -> int:
     return len(END) + sum(BLOCK + length + padding(length) for _, length in members)
 
 
-def _reading_rate(facts: Mapping[str, Any]) -> float | None:
-    """Return the bytes a second at which a node reads the bundle; None if it cannot see it."""
-    rate = facts.get("rate")
-    return None if rate is None else float(rate)
-
-
 class _Model:
     """The forecast for these nodes."""
 
-    def __init__(self, facts: Mapping[str, Mapping[str, Any]], rates: Rates, sharing: int) -> None:
+    def __init__(self, facts: Mapping[str, PreflightAnswer], rates: Rates, sharing: int) -> None:
         self._facts = facts
         self._rates = rates
         self._sharing = sharing
 
     def slowest(self, nodes: Sequence[str]) -> tuple[str, float]:
         """Return the node that reads the bundle most slowly, and its bytes a second."""
-        rates = {node: _reading_rate(self._facts[node]) or 0.0 for node in nodes}
+        rates = {node: self._facts[node].rate or 0.0 for node in nodes}
         slowest = min(nodes, key=lambda node: rates[node])
         return slowest, rates[slowest] or 1.0
 
@@ -183,10 +175,10 @@ def _choose_by_speed(
     return f"{nodes} read the shared bundle ({speed}; sending would take {sending:.1f} s)", False
 
 
-def _by_root(nodes: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> list[NodeGroup]:
+def _by_root(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[NodeGroup]:
     by_root: dict[str, list[str]] = {}
     for node in nodes:
-        by_root.setdefault(str(facts[node]["root"]), []).append(node)
+        by_root.setdefault(facts[node].root, []).append(node)
     return [
         NodeGroup(nodes=tuple(group), how=BROADCAST, root=root) for root, group in by_root.items()
     ]
@@ -205,7 +197,7 @@ def _reading(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[Nod
 
 
 def _with_content(
-    group: NodeGroup, facts: Mapping[str, Mapping[str, Any]], manifest: Manifest, size: int
+    group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest, size: int
 ) -> NodeGroup:
     """Add the parts of the bundle that at least one node of the group is missing."""
     missing = _missing_layers(group, facts, manifest)
@@ -217,7 +209,7 @@ def _with_content(
             work=staging_work(manifest.layers, manifest.layers, size),
         )
     names = {name for layer in missing for name, _ in layer.members}
-    have_wheel = all(facts[node].get("has_wheel", False) for node in group.nodes)
+    have_wheel = all(facts[node].has_wheel for node in group.nodes)
     if manifest.decompressor is not None and not have_wheel:
         names.add(manifest.decompressor.name)
     members = [member for member in manifest.members() if member[0] in names]
@@ -232,11 +224,12 @@ def _with_content(
 
 
 def _missing_layers(
-    group: NodeGroup, facts: Mapping[str, Mapping[str, Any]], manifest: Manifest
+    group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest
 ) -> list[Layer]:
     missing: set[int] = set()
     for node in group.nodes:
-        missing.update(facts[node].get("lacks", range(len(manifest.layers))))
+        lacks = facts[node].lacks
+        missing.update(range(len(manifest.layers)) if lacks is None else lacks)
     return [manifest.layers[number] for number in sorted(missing)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -194,8 +193,8 @@ class Console(Events, JobLogs):
         nodes: dict[str, list[str]] = {}
         for node, problem in _each_problem(outcome):
             # The node's name comes first in any case; without it equal problems meet.
-            bare = replace(problem, where="") if problem.where == node else problem
-            nodes.setdefault(str(bare), []).append(node)
+            text = problem.without_place if problem.where == node else str(problem)
+            nodes.setdefault(text, []).append(node)
         for text, affected in nodes.items():
             self._write(f"error: {','.join(affected)}: {text}", "error")
 

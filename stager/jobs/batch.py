@@ -18,7 +18,7 @@ from ..core.store import Store
 from ..logs.events import parse_line
 from ..pack.existing import node_program
 from ..slurm import messages
-from .driver import OnEvent, reported_to
+from .driver import OnEvent
 from .prepare import Prepared, script_facts
 from .result import Outcome
 from .summary import submitted_job
@@ -105,7 +105,7 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
     """
     from bundle.driver.transports.timeouts import Waiting
 
-    waiting = Waiting(reported_to(on_event), fault=messages.unsent)
+    waiting = Waiting(lambda remark: on_event(Record(remark)), fault=messages.unsent)
     while True:
         try:
             done = feed(

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bundle.protocol.events import JobEnds
 from bundle.protocol.job import Job
-from bundle.protocol.records import Record, read_record
+from bundle.protocol.records import Record
 from bundle.protocol.words import Ending, LogMode
 from bundle.system import permissions
 
@@ -116,7 +115,7 @@ class _Driven:
             return stream(driver, self.take, on_talk=self.talk, environment=way.environment)
         from bundle.driver.transports.timeouts import Waiting
 
-        waiting = Waiting(reported_to(self._on_event), fault=messages.unsent)
+        waiting = Waiting(lambda remark: self._on_event(Record(remark)), fault=messages.unsent)
         while True:
             self.said.clear()
             ended = stream(
@@ -160,17 +159,6 @@ class _Driven:
             os.kill(self._pid, signal.SIGINT)
         else:
             os.kill(salloc, signal.SIGTERM)
-
-
-def reported_to(on_event: OnEvent) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that passes on what a wait for Slurm's controller reports."""
-
-    def take(raw: Mapping[str, Any]) -> None:
-        record = read_record(raw)
-        if record is not None:
-            on_event(record)
-
-    return take
 
 
 @contextmanager

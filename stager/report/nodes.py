@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bundle.protocol.answers import Answer, ProbeAnswer
 from bundle.protocol.events import JobBegins, JobEnds, NodesLeftOut
@@ -144,4 +144,4 @@ def _state(learned: _Learned, *, failed: bool, over: bool) -> str:
 
 def _shown(problem: Problem, node: str) -> str:
     """Return a problem as a line, without the node's name before it."""
-    return str(replace(problem, where="") if problem.where == node else problem)
+    return problem.without_place if problem.where == node else str(problem)

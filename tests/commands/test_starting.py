@@ -88,7 +88,14 @@ def test_an_agent_imports_what_its_phase_needs(
     program: Path, packed: Packed, tmp_path: Path
 ) -> None:
     job = job_for(packed, tmp_path).to_json()
-    asked = {"phase": "preflight", "job": job, "node": "local1", "node_rank": 0, "nodes_here": 1}
+    asked = {
+        "v": 1,
+        "phase": "preflight",
+        "job": job,
+        "node": "local1",
+        "node_rank": 0,
+        "nodes_here": 1,
+    }
     argv = [sys.executable, "-I", "-S", str(program), "agent", "session"]
     found = modules(argv, json.dumps(asked) + "\n")
     assert "bundle.checks.preflight" in found

@@ -29,14 +29,9 @@ STRIPPED = "stripped/"
 DRIVERS = frozenset(
     f"bundle/{name}"
     for name in (
-        *(
-            "__main__",
-            "protocol/events",
-            "protocol/records",
-            "checks/findings",
-            "checks/network_agreement",
-            "format/partial_bundle",
-        ),
+        *("__main__", "protocol/agent_events", "protocol/events", "protocol/records"),
+        *("checks/findings", "checks/network_agreement", "checks/node_lines"),
+        "format/partial_bundle",
         *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),
         *("protocol/problem_table", "protocol/wording"),
         *("protocol/node_wordings", "protocol/environment_wordings", "protocol/job_wordings"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
-import json
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from ...agent.agent import SESSION
-from ...protocol import output
-from .transport import Event, OnEvent, Requests
+from ...protocol.agent_events import Output, read_agent_line
+from ...protocol.answers import Answer, Ready
+from ...protocol.events import FramesLost
+from .transport import OnEvent, Requests
 
 
 class Answers:
@@ -77,12 +78,8 @@ class Answers:
         """
         for source in {**lost, **self._unknown}:
             node, _, task = source.rpartition(":")
-            frames = lost.get(source, 0)
-            event = {"v": 1, "event": "lost", "node": node, "task": task, "frames": frames}
-            unknown = self._unknown.get(source, 0)
-            if unknown:
-                event["unknown"] = unknown
-            self._on_event(event)
+            frames, unknown = lost.get(source, 0), self._unknown.get(source, 0)
+            self._on_event(FramesLost(node, task, frames, unknown))
         self._unknown.clear()
 
     def late(self, patience: int) -> list[str]:
@@ -96,23 +93,19 @@ class Answers:
     def take(self, source: str, line: str) -> None:
         """Take one message of one task."""
         node, _, task = source.rpartition(":")
-        event = _event(line) or _as_output(line)
+        event = read_agent_line(line.encode(errors="replace"), node, self.phase)
         if node not in self._requests:
-            if event["event"] == "output":  # else a late answer of one that is left out already
+            if isinstance(event, Output):  # else a late answer of one that is left out already
                 self._unknown[source] += 1
             return
-        event = {**event, "node": node}
-        if event["event"] == SESSION:  # it could not even begin
-            event["event"] = self.phase
-        if event["event"] == "ready":
+        if isinstance(event, Ready):
             self.ready.add(node)
-            self.step_id = str(event.get("step", ""))
+            self.step_id = event.step
             return
-        if "ok" in event:
+        if isinstance(event, Answer):
             number = int(task) if task.isdigit() else None
-            self._add(node, number or 0, ok=event["ok"])
-            if number is not None:
-                event["task"] = number
+            self._add(node, number or 0, ok=event.ok)
+            event = replace(event, task=number)
         self._on_event(event)
 
     def _add(self, node: str, task: int, *, ok: bool) -> None:
@@ -123,17 +116,3 @@ class Answers:
             self.bad.add(node)
         elif self._first_end is None and self.answered[node] >= self._tasks:
             self._first_end = time.monotonic()
-
-
-def _event(line: str) -> Event | None:
-    """Return an agent's event; None for anything else (a traceback, a library's message)."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    known = isinstance(event, dict) and event.get("v") == 1 and "event" in event
-    return event if known else None
-
-
-def _as_output(line: str) -> Event:
-    return {"v": 1, "event": "output", **output.encoded(line.encode(errors="replace") + b"\n")}

@@ -22,7 +22,8 @@ from ...channel.lines import Lines
 from ...launch.output_reader import AGENT_SECONDS
 from ...node.location import base_for
 from ...node.root import secure_root
-from ...protocol import output
+from ...protocol.agent_events import read_agent_line
+from ...protocol.answers import Answer
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.requests import AgentRequest, EarlyRequest, PlacedRequest
@@ -255,9 +256,9 @@ class _Attendance:
         chunk = os.read(key.fd, _CHUNK)
         for line in lines.feed(chunk or b"\n"):
             if line:
-                event = _event(node, line)
-                if event["event"] == self._phase and "ok" in event:
-                    self.codes[node] = 0 if event["ok"] else _FAILED
+                event = read_agent_line(line, node, self._phase)
+                if isinstance(event, Answer) and event.event == self._phase:
+                    self.codes[node] = 0 if event.ok else _FAILED
                 yield event
         if not chunk:
             self.codes.setdefault(node, self._agents[node].wait())
@@ -283,17 +284,6 @@ class _Attendance:
 
 def _output(agent: processes.Process) -> IO[bytes]:
     return cast("IO[bytes]", agent.stdout)
-
-
-def _event(node: str, line: bytes) -> Event:
-    """Return an agent's line as an event; what is none (a traceback) counts as its output."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        event = None
-    if isinstance(event, dict) and event.get("v") == 1 and "event" in event:
-        return event
-    return {"v": 1, "event": "output", "node": node, **output.encoded(line + b"\n")}
 
 
 def _stop_all(agents: Mapping[str, processes.Process], grace: float) -> None:

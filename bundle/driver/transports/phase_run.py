@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from ...agent import agent
+from ...protocol.events import NodesLate, StrayLines
 from ...protocol.job import Job
 from .answers import Answers
 from .driver_channel import DriverChannel
@@ -59,8 +60,8 @@ class PhaseRun:
         self.answers.report_losses(self.step.losses())
         lines = self.step.oddities()
         if lines:
-            shown = [line[:_ODD_CHARACTERS] for line in lines[:_ODD_LINES]]
-            on_event({"v": 1, "event": "stray", "count": len(lines), "lines": shown})
+            shown = tuple(line[:_ODD_CHARACTERS] for line in lines[:_ODD_LINES])
+            on_event(StrayLines(len(lines), shown))
 
 
 class Limit(Protocol):
@@ -112,7 +113,7 @@ class LaunchLimit:
             self._deadline = time.monotonic() + self._grace
         late = run.answers.late(self._patience)
         if late:
-            run.watch.take({"v": 1, "event": "late", "nodes": late, "seconds": self._patience})
+            run.watch.take(NodesLate(tuple(late), self._patience))
             return True
         if not complete and run.watch.over(lost):
             return True

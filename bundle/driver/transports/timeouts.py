@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ...protocol.answers import Answer
+from ...protocol.events import Remark
 from ...protocol.launch_answers import RanksEnded
 from ...protocol.problem import Problem, ProblemCode
 from ...system import processes
@@ -51,7 +53,7 @@ class Waiting:
 
     def __init__(
         self,
-        on_event: OnEvent,
+        on_event: Callable[[Remark], None],
         seconds: float = CONTROLLER_SECONDS,
         fault: Callable[[str], str] = slurm_commands.controller_fault,
     ) -> None:
@@ -91,7 +93,7 @@ class Waiting:
             f"Slurm's controller does not answer ({fault}); trying again for up to "
             f"{self._seconds:.0f} s"
         )
-        self._on_event({"v": 1, "event": "note", "text": text})
+        self._on_event(Remark(text))
 
     def _is_settling(self, errors: str, now: float) -> bool:
         """Return whether it is back, but knows little of the nodes until they have registered."""
@@ -125,6 +127,8 @@ class Watch:
         """
         self.lost: dict[str, Ended] = {}
         self._phase, self._nodes, self._on_event, self._env = phase, tuple(nodes), on_event, env
+        self._last_events = (RanksEnded.event, phase)
+        """Names of the events after which nothing is waited for."""
         self._done: set[str] = set()
         self._pause = QUIET_SECONDS
         self._next_look = 0.0
@@ -134,8 +138,8 @@ class Watch:
 
     def take(self, event: Event) -> None:
         """Learn from an event of a node, and pass it on."""
-        if event["event"] == RanksEnded.event or (event["event"] == self._phase and "ok" in event):
-            self._done.add(str(event["node"]))
+        if isinstance(event, (RanksEnded, Answer)) and event.event in self._last_events:
+            self._done.add(event.node)
         self._next_look = time.monotonic() + self._pause
         self._on_event(event)
 
@@ -189,7 +193,7 @@ class Watch:
         if node in self._nodes and node not in self._done:
             self.lost[node] = Ended(1, problem, values)
             text = f"{node} is lost: {_words(node, problem, values)}"
-            self._on_event({"v": 1, "event": "note", "text": text})
+            self._on_event(Remark(text))
 
 
 def _words(node: str, problem: ProblemCode, values: Mapping[str, str]) -> str:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any, Protocol
+from typing import IO, Protocol, Union
 
+from ...protocol.answers import AgentEvent
+from ...protocol.events import DriverEvent, Remark
 from ...protocol.job import Job
 from ...protocol.problem import ProblemCode
 from ...protocol.requests import AgentRequest
 from ...system import files
 
-Event = dict[str, Any]
-"""A decoded JSON event of an agent or of the driver."""
+Event = Union[AgentEvent, DriverEvent]
+"""An event of an agent, or of the driver about agents."""
 OnEvent = Callable[[Event], None]
 Requests = Mapping[str, AgentRequest]
 """The request of each node's agent."""
 
 
-def saving_note(job: Job) -> Event:
+def saving_note(job: Job) -> Remark:
     """Return the event that says how long ranks told to end have to save their work."""
     seconds = job.launch.grace_seconds
     text = f"stopping the ranks: they have {seconds} s to save their work"
-    return {"v": 1, "event": "note", "text": text}
+    return Remark(text)
 
 
 def mounts(job: Job) -> tuple[str, ...]:

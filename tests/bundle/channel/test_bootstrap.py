@@ -17,6 +17,7 @@ from bundle.channel.frames import FrameReader
 from bundle.driver.transports import slurm_commands
 from bundle.driver.transports.agent_program import MAIN, compressed
 from bundle.environment import virtual_environment
+from bundle.protocol.problem import Problem
 
 BOOT = virtual_environment.source_of("channel.bootstrap").decode()
 PROGRAM = """\
@@ -165,9 +166,7 @@ def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
         "ok": False,
     }
     (problem,) = event["problems"]
-    assert problem == {
-        "what": "no Python 3.9 or newer was found",
-        "where": "n07",
-        "why": "tried 7 names, python3 on PATH among them",
-        "fix": "install Python there, or leave the node out with --exclude=n07",
-    }
+    assert str(Problem.from_json(problem)) == (
+        "n07: no Python 3.9 or newer was found; tried 7 names, python3 on PATH among them; "
+        "install Python there, or leave the node out with --exclude=n07"
+    )

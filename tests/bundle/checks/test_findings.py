@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bundle.checks import findings
 from bundle.protocol.codec import encode
+from bundle.protocol.deep_answers import NetworkReport
+from bundle.protocol.launch_answers import FailureRecord, LaunchAnswer
 from bundle.protocol.problem import Problem, ProblemCode
 from tests.support.problems import worded
 
 NODES = ("n1", "n2", "n3", "n4")
-OK: dict[str, Any] = {"ok": True, "exit_code": 0, "problems": []}
-BAD: dict[str, Any] = {"ok": False, "exit_code": 1, "problems": [], "tail": ["the end"]}
+OK = LaunchAnswer(ok=True, exit_code=0)
+BAD = LaunchAnswer(ok=False, exit_code=1, tail=("the end",))
+FINE = NetworkReport(differs={}, seconds=0.1)
 
 
-def refused(node: str) -> dict[str, Any]:
+def refused(node: str) -> NetworkReport:
     values = {"host": node, "why": "refused"}
     problem = Problem(ProblemCode.HEAD_UNREACHED, "h:61000", values)
-    return {"problem": problem.to_json(), "differs": {}}
+    return NetworkReport(differs={}, problem=problem)
 
 
 def whats(found: findings.Problems) -> dict[str, list[str]]:
@@ -35,16 +39,19 @@ def whys(found: findings.Problems) -> dict[str, list[str]]:
 
 
 def test_a_node_that_does_not_reach_the_head_is_at_fault() -> None:
-    fine = {"seconds": 0.1, "differs": {}}
-    head = {"missing": ["n3"], "differs": {}}
-    assert findings.unreachable("n1", {"n1": head, "n2": fine}) == {}
-    answers = {"n1": head, "n2": fine, "n3": refused("n3"), "n4": fine}
+    head = NetworkReport(differs={}, missing=("n3",))
+    assert findings.unreachable("n1", {"n1": head, "n2": FINE}) == {}
+    answers = {"n1": head, "n2": FINE, "n3": refused("n3"), "n4": FINE}
     assert list(findings.unreachable("n1", answers)) == ["n3"]
     assert list(findings.unreachable("n1", {"n1": head, "n3": refused("n3")})) == ["n3"]
 
 
 def test_a_head_that_nobody_reaches_is_at_fault() -> None:
-    answers = {"n1": {"missing": ["n2", "n3"]}, "n2": refused("n2"), "n3": refused("n3")}
+    answers = {
+        "n1": NetworkReport(differs={}, missing=("n2", "n3")),
+        "n2": refused("n2"),
+        "n3": refused("n3"),
+    }
     found = findings.unreachable("n1", answers)
     assert whats(found) == {"n1": ["no other node can reach the head node"]}
     assert whys(found) == {"n1": ["from n2: refused"]}
@@ -52,7 +59,11 @@ def test_a_head_that_nobody_reaches_is_at_fault() -> None:
 
 def test_a_head_that_cannot_listen_is_alone_at_fault() -> None:
     problem = Problem(ProblemCode.HEAD_PORT_TAKEN, "h:61000", {"why": "in use"})
-    answers = {"n1": {"problem": problem.to_json()}, "n2": refused("n2"), "n3": refused("n3")}
+    answers = {
+        "n1": NetworkReport(differs={}, problem=problem),
+        "n2": refused("n2"),
+        "n3": refused("n3"),
+    }
     found = findings.unreachable("n1", answers)
     assert whats(found) == {"n1": ["the head node cannot listen on the job's port"]}
 
@@ -66,15 +77,15 @@ def test_nobody_is_blamed_for_a_head_that_was_lost() -> None:
 
 def test_only_what_differs_was_sent() -> None:
     expected = {"n1": ["10.0.0.1"], "n2": ["10.0.0.2"]}
-    answers: dict[str, Any] = {"n1": {"differs": {}}, "n2": {"differs": {}}}
+    answers = {"n1": FINE, "n2": FINE}
     assert findings.names_apart(expected, answers) == {}
-    answers["n3"] = {"differs": {"n2": ["10.0.0.9"]}}
+    answers["n3"] = NetworkReport(differs={"n2": ("10.0.0.9",)})
     assert whys(findings.names_apart(expected, answers)) == {"n3": ["n2 is 10.0.0.9, not 10.0.0.2"]}
 
 
 def test_the_driver_may_be_the_odd_one() -> None:
     """A login node that cannot resolve the nodes' names."""
-    said = {"differs": {"n1": ["10.0.0.1"]}}
+    said = NetworkReport(differs={"n1": ("10.0.0.1",)})
     assert findings.names_apart({"n1": []}, {"n1": said, "n2": said}) == {}
 
 
@@ -136,10 +147,10 @@ def test_what_follows_from_a_fault_is_no_fault() -> None:
 
 
 def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
-    lost = worded("launch gave no answer", "n2", "exit status 137", "see its log").to_json()
-    told_to_end = {**BAD, "exit_code": 143}
-    silent = {**BAD, "problems": [lost]}
-    answers: dict[str, Any] = {"n1": told_to_end, "n2": silent, "n3": OK}
+    lost = worded("launch gave no answer", "n2", "exit status 137", "see its log")
+    told_to_end = replace(BAD, exit_code=143)
+    silent = replace(BAD, problems=(lost,))
+    answers = {"n1": told_to_end, "n2": silent, "n3": OK}
     assert whats(findings.blamed({}, answers)) == {"n2": ["launch gave no answer"]}
     answers["n3"] = BAD  # which ended by itself: the others went with it
     assert whys(findings.blamed({}, answers)) == {"n3": ["status 1; the end"]}
@@ -147,9 +158,9 @@ def test_without_a_word_of_the_ranks_their_agents_tell() -> None:
 
 @pytest.mark.parametrize(("message", "said"), [("no torch", ": no torch"), ("", "")])
 def test_without_that_the_first_rank_that_failed(message: str, said: str) -> None:
-    first = {"node": "n2", "rank": 3, "exit_code": 1, "message": message, "time": 5.0}
-    later = {"node": "n1", "rank": 0, "exit_code": 1, "message": "gone", "time": 6.0}
-    answers = {"n1": {**BAD, "failures": [later]}, "n2": {**BAD, "failures": [first]}}
+    first = FailureRecord(node="n2", rank=3, exit_code=1, message=message, time=5.0)
+    later = FailureRecord(node="n1", rank=0, exit_code=1, message="gone", time=6.0)
+    answers = {"n1": replace(BAD, failures=(later,)), "n2": replace(BAD, failures=(first,))}
     why = f"rank 3 ended first, with status 1{said}"
     assert whys(findings.blamed({}, answers)) == {"n2": [why]}
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bundle.checks import preflight, probe
+from bundle.checks.node_lines import preflight_line
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import room_for
@@ -331,13 +332,13 @@ def test_the_line_of_a_node() -> None:
         python="/usr/bin/python3.11",
         host=replace(probe.host_facts(), node_root=place),
     )
-    assert preflight.line(answer) == (
+    assert preflight_line(answer) == (
         "hpc07 proj=ok pkgs=missing root=/tmp/stager-7 free=3.2GB inodes=1200 exec=ok "
         "python=/usr/bin/python3.11"
     )
     full = replace(place, noexec=True, free_inodes=None)
     answer = replace(answer, host=replace(probe.host_facts(), node_root=full))
-    assert " inodes=any exec=no " in preflight.line(answer)
+    assert " inodes=any exec=no " in preflight_line(answer)
 
 
 @pytest.mark.parametrize("root", [None, NodeRootProblem("/gone", "No such file or directory")])
@@ -345,4 +346,4 @@ def test_the_line_of_a_node_that_said_little(root: NodeRootProblem | None) -> No
     """It failed, or was lost."""
     host = None if root is None else replace(probe.host_facts(), node_root=root)
     answer = PreflightAnswer(node="hpc07", host=host)
-    assert preflight.line(answer) == "hpc07 proj=missing pkgs=missing"
+    assert preflight_line(answer) == "hpc07 proj=missing pkgs=missing"

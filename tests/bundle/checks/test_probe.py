@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bundle.checks import probe
+from bundle.checks.node_lines import probe_line
 from bundle.protocol.answers import ProbeAnswer
 from bundle.protocol.requires import Requires
 from tests.support.needs import lacks
@@ -215,13 +216,13 @@ def test_the_line_of_a_good_node() -> None:
 
 
 def line(facts: ProbeAnswer, packages: dict[str, str | None]) -> str:
-    return probe.probe_line(replace(facts, packages=packages))
+    return probe_line(replace(facts, packages=packages))
 
 
 def test_the_line_of_a_bad_node() -> None:
     listed = tuple(worded(what, "torch", "why", "fix") for what in ("first", "second"))
     facts = ProbeAnswer(node="hpc09", python="3.11.7", problems=listed)
-    assert probe.probe_line(facts) == "NODE hpc09 FAILED -> torch: first; why; fix"
+    assert probe_line(facts) == "NODE hpc09 FAILED -> torch: first; why; fix"
 
 
 # --- what a bundle requires ----------------------------------------------------------------------
@@ -285,6 +286,7 @@ from dataclasses import replace
 from bundle.protocol.codec import encode
 from bundle.system import files as fs, network as net
 from bundle.checks import probe
+from bundle.checks.node_lines import probe_line
 from bundle.node import interpreter
 from bundle.node.root import secure_root
 version = ".".join(str(part) for part in sys.version_info[:2])
@@ -295,7 +297,7 @@ print(json.dumps({{
     "root": root,
     "base": interpreter.find(version),
     "host": encode(probe.host_facts(root)),
-    "line": probe.probe_line(replace(facts, node="n1")),
+    "line": probe_line(replace(facts, node="n1")),
     "port": net.free_port(net.port_for("7")),
     "link": net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,
     "advertised": net.interface_for("127.0.0.1").interface,

@@ -21,12 +21,14 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
+from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
 from bundle.protocol.codec import encode
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.requests import Incoming, UnpackRequest
 from bundle.protocol.words import Stage
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
+from tests.support.problems import worded
 
 ENDED = Ended(0, ProblemCode.NO_ANSWER, {"why": "exit status 0"})
 
@@ -64,9 +66,8 @@ class Sending:
         if not failed:
             return Delivery({}, self._unpacked(requests, on_event))
         for node in requests:
-            problem = {"what": "not sent", "where": node, "why": "7 of 9 bytes had arrived"}
-            answer = {"ok": False, "problems": [{**problem, "fix": ""}]}
-            on_event({"v": 1, "event": "unpack", "node": node, **answer})
+            problem = worded("not sent", node, "7 of 9 bytes had arrived", "")
+            on_event(UnpackAnswer(node, ok=False, problems=(problem,)))
         return Delivery(
             failed,
             {node: replace(ENDED, code=3) for node in requests},
@@ -74,11 +75,11 @@ class Sending:
 
     def _unpacked(self, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         for node in requests:
-            answer: dict[str, Any] = {"ok": True, "problems": [], "path": "/e", "reused": False}
+            answer = UnpackAnswer(node, path="/e")
             if node in self.lacking:
                 self.lacking.remove(node)
-                answer = {"ok": False, "lacking": True, "problems": []}
-            on_event({"v": 1, "event": "unpack", "node": node, **answer})
+                answer = UnpackAnswer(node, ok=False, lacking=True)
+            on_event(answer)
         return dict.fromkeys(requests, ENDED)
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
@@ -100,7 +101,7 @@ def planned(
     state = State(job, Logs(job))
     state.transport = transport
     state.facts = {
-        node: {"ready": False, "rate": None, "root": "/r", "python": "/p", **one}
+        node: PreflightAnswer(node, **{"root": "/r", "python": "/p", **one})
         for node, one in facts.items()
     }
     with BundleFile(str(packed.path)) as state.bundle:
@@ -116,11 +117,7 @@ def carried_out(packed: Packed, folder: Path, transport: Sending) -> State:
 
 
 def whys(state: State) -> dict[str, str]:
-    return {
-        node: answer["problems"][0]["why"]
-        for node, answer in state.answers.items()
-        if not answer["ok"]
-    }
+    return {node: answer.problems[0].why for node, answer in state.answers.items() if not answer.ok}
 
 
 def test_when_all_goes_well_it_is_sent_once(single: Packed, tmp_path: Path) -> None:
@@ -141,10 +138,10 @@ def test_nodes_that_failed_are_left_aside_and_tried_alone(single: Packed, tmp_pa
     state = carried_out(single, tmp_path, transport)
     assert transport.sent == [NODES, ("n1", "n4"), ("n2",), ("n3",)]
     assert whys(state) == {"n2": f"sbcast says: {FULL}; 7 of 9 bytes had arrived"}
-    (problem,) = state.answers["n2"]["problems"]
-    assert problem["what"] == "the bundle could not be sent to the node"
-    assert "/r/incoming" in problem["fix"]
-    assert "--exclude=n2" in problem["fix"]
+    (problem,) = state.answers["n2"].problems
+    assert problem.what == "the bundle could not be sent to the node"
+    assert "/r/incoming" in problem.fix
+    assert "--exclude=n2" in problem.fix
     assert state.bytes_sent == 2 * single.path.stat().st_size
 
 
@@ -173,7 +170,7 @@ def test_one_that_fails_only_the_second_time(single: Packed, tmp_path: Path) -> 
     transport = Sending({"n2": FULL}, {"n3": FULL}, {}, {"n2": FULL}, {"n3": FULL})
     state = carried_out(single, tmp_path, transport)
     assert set(state.answers) == set(NODES)
-    assert [node for node, answer in state.answers.items() if answer["ok"]] == ["n1", "n4"]
+    assert [node for node, answer in state.answers.items() if answer.ok] == ["n1", "n4"]
     assert whys(state)["n3"].startswith(f"sbcast says: {FULL}")
     assert whys(state)["n2"].startswith(f"sbcast says: {FULL}")
 
@@ -182,9 +179,9 @@ def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Pa
     transport = Sending()
     facts = {
         "n1": {"ready": True},
-        "n2": {"lacks": [1], "has_wheel": True},
-        "n3": {"lacks": [], "has_wheel": True},
-        "n4": {"lacks": [], "has_wheel": True, "root": "/elsewhere"},
+        "n2": {"lacks": (1,), "has_wheel": True},
+        "n3": {"lacks": (), "has_wheel": True},
+        "n4": {"lacks": (), "has_wheel": True, "root": "/elsewhere"},
     }
     with planned(standard, tmp_path, transport, facts) as state:
         staging.carry_out(state)
@@ -214,7 +211,7 @@ def test_a_node_whose_older_environment_has_gone_gets_all_of_it(
 ) -> None:
     transport = Sending()
     transport.lacking = {"n2"}
-    facts = {node: {"lacks": [1], "has_wheel": True} for node in ("n1", "n2")}
+    facts = {node: {"lacks": (1,), "has_wheel": True} for node in ("n1", "n2")}
     with planned(standard, tmp_path, transport, facts) as state:
         staging.carry_out(state)
     assert transport.sent == [("n1", "n2"), ("n2",)]
@@ -263,6 +260,6 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
     job = job_for(single, tmp_path, nodes=("n1",), stage=Stage.NEVER)
     state = State(job, Logs(job))
     state.transport = Sending()
-    state.facts = {"n1": {"ready": False, "rate": None, "root": "/r"}}
+    state.facts = {"n1": PreflightAnswer("n1", root="/r")}
     with pytest.raises(NodesFailed, match="n1"):
         staging.decide(state)

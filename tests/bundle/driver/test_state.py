@@ -17,8 +17,12 @@ import pytest
 from bundle.driver import driver
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
+from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
+from bundle.protocol.agent_events import Output, answer_class
+from bundle.protocol.answers import Answer, PreflightAnswer
+from bundle.protocol.events import FramesLost
 from bundle.protocol.job import Job, Launch
+from bundle.protocol.launch_answers import FailureRecord, LaunchAnswer
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.requests import AgentRequest, CollectRequest
 from bundle.protocol.words import Launcher
@@ -37,14 +41,14 @@ class Scripted:
     nodes_here = 1
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self.ended: dict[str, Ended] = {}
         self.asked: list[tuple[str, dict[str, AgentRequest]]] = []
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         self.asked.append((phase, dict(requests)))
         for event in self.events:
-            on_event({"v": 1, "problems": [], **event})
+            on_event(event)
         return {node: self.ended.get(node, ENDED) for node in requests}
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
@@ -71,15 +75,15 @@ def job(single: Packed, tmp_path: Path) -> Job:
     return job_for(single, tmp_path, nodes=NODES)
 
 
-def asked(state: State, phase: str, *events: dict[str, Any], **ended: Ended) -> None:
+def asked(state: State, phase: str, *events: Event, **ended: Ended) -> None:
     transport = state.transport
     assert isinstance(transport, Scripted)
     transport.events, transport.ended = list(events), ended
     state.ask(phase, lambda node: CollectRequest(*state.common(node), "/r", "", place=node))
 
 
-def said(node: str, *, ok: bool = True, phase: str = "launch", **more: Any) -> dict[str, Any]:
-    return {"event": phase, "node": node, "ok": ok, **more}
+def said(node: str, *, ok: bool = True, phase: str = "launch", **more: Any) -> Answer:
+    return answer_class(phase)(node=node, ok=ok, **more)
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -106,12 +110,11 @@ def test_a_node_that_says_nothing_is_lost(job: Job) -> None:
     gone = Ended(-9, ProblemCode.NO_ANSWER_NODE_FAILURE, {})
     asked(state, "launch", said("n1", exit_code=0), said("n3", exit_code=0), n2=gone)
     answer = state.answers["n2"]
-    assert (answer["ok"], answer["lost"], answer["exit_code"]) == (False, True, -9)
-    assert Problem.from_json(answer["problems"][0]) == Problem(
-        ProblemCode.NO_ANSWER_NODE_FAILURE, "n2", {"phase": "launch", "log_dir": job.log_dir}
-    )
-    assert answer["problems"][0]["what"] == "launch gave no answer"
-    assert answer["problems"][0]["why"] == "Slurm lost the node (node failure)"
+    assert (answer.ok, answer.lost, answer.exit_code) == (False, True, -9)
+    values = {"phase": "launch", "log_dir": job.log_dir}
+    assert answer.problems == (Problem(ProblemCode.NO_ANSWER_NODE_FAILURE, "n2", values),)
+    assert answer.problems[0].what == "launch gave no answer"
+    assert answer.problems[0].why == "Slurm lost the node (node failure)"
     assert state.lost_node == "n2"
     assert state.task_codes == {"0": 0, "1": -9, "2": 0}
     with pytest.raises(NodesFailed, match=r"^n2$"):
@@ -121,7 +124,7 @@ def test_a_node_that_says_nothing_is_lost(job: Job) -> None:
 def test_without_better_advice_the_log_is_named(job: Job) -> None:
     state = state_of(job)
     asked(state, "probe", said("n1"), n2=Ended(1, ProblemCode.NO_ANSWER, {"why": "exit status 1"}))
-    assert state.answers["n2"]["problems"][0]["fix"] == f"see its log in {job.log_dir}"
+    assert state.answers["n2"].problems[0].fix == f"see its log in {job.log_dir}"
 
 
 def native(job: Job) -> State:
@@ -135,21 +138,21 @@ def native(job: Job) -> State:
 def test_the_answers_of_several_tasks_are_one(job: Job) -> None:
     """Where Slurm starts the ranks each has an agent of its own."""
     state = native(job)
-    failure = {"rank": 3, "exit_code": 7}
+    failure = FailureRecord(node="n2", rank=3, exit_code=7, time=1.0)
     asked(
         state,
         "launch",
-        said("n2", ok=False, exit_code=7, task=3, failures=[failure], tail=["raised"]),
+        said("n2", ok=False, exit_code=7, task=3, failures=(failure,), tail=("raised",)),
         said("n1", exit_code=0, task=0),
         said("n1", exit_code=0, task=1),
         said("n2", exit_code=0, task=2),
     )
     assert state.task_codes == {"0": 0, "1": 0, "2": 0, "3": 7}
-    assert state.answers["n1"]["ok"]
-    answer = state.answers["n2"]
-    assert (answer["ok"], answer["exit_code"], answer["tasks"]) == (False, 7, 2)
-    assert (answer["failures"], answer["tail"]) == ([failure], ["raised"])
-    assert not answer["lost"]
+    assert state.answers["n1"].ok
+    answer = state.answers_of(LaunchAnswer)["n2"]
+    assert (answer.ok, answer.exit_code, answer.tasks) == (False, 7, 2)
+    assert (answer.failures, answer.tail) == ((failure,), ("raised",))
+    assert not answer.lost
 
 
 def test_one_task_of_a_node_that_says_nothing(job: Job) -> None:
@@ -162,15 +165,15 @@ def test_one_task_of_a_node_that_says_nothing(job: Job) -> None:
         n2=Ended(-9, ProblemCode.NO_ANSWER_KILLED, {"why": "task 3: Killed"}),
     )
     answer = state.answers["n2"]
-    assert (answer["ok"], answer["lost"], answer["exit_code"]) == (False, True, -9)
-    assert [one["why"] for one in answer["problems"]] == ["task 3: Killed"]
+    assert (answer.ok, answer.lost, answer.exit_code) == (False, True, -9)
+    assert [problem.why for problem in answer.problems] == ["task 3: Killed"]
     assert state.task_codes == {"0": 0, "1": 0, "2": 0, "3": -9}
 
 
 def test_one_answer_of_a_node_is_enough_in_all_other_phases(job: Job) -> None:
     state = native(job)
     asked(state, "probe", said("n1", phase="probe"), said("n2", phase="probe"))
-    assert all(answer["ok"] for answer in state.answers.values())
+    assert all(answer.ok for answer in state.answers.values())
 
 
 # --- leaving nodes out ---------------------------------------------------------------------------
@@ -206,13 +209,10 @@ def test_who_may_be_left_out(
     left: tuple[str, ...] | None,
 ) -> None:
     state = state_of(replace(job, **settings(min_nodes, elastic)))
-    state.facts = {node: {"root": node} for node in NODES}
+    state.facts = {node: PreflightAnswer(node, root=node) for node in NODES}
     problem = worded("it is broken", "there", "of itself", "mend it")
     state.answers = {
-        node: {
-            "ok": node not in bad,
-            "problems": [problem.to_json()] if node in bad else [],
-        }
+        node: Answer(node, ok=node not in bad, problems=(problem,) if node in bad else ())
         for node in NODES
     }
     if left is None:
@@ -227,8 +227,8 @@ def test_who_may_be_left_out(
     assert tuple(state.facts) == tuple(state.answers) == left
     assert state.left_out == {node: (str(problem),) for node in bad}
     assert [event["event"] for event in printed(capsys)] == (["left-out"] if bad else [])
-    again = {node: {"ok": node != left[0], "problems": []} for node in left}
-    state.answers = again  # what was left out before counts, too
+    # What was left out before counts, too.
+    state.answers = {node: Answer(node, ok=node != left[0]) for node in left}
     if len(left) - 1 < (min_nodes or 2):
         with pytest.raises(NodesFailed):
             state.leave_out_or_fail()
@@ -240,9 +240,9 @@ def test_who_may_be_left_out(
 def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     state = state_of(job)
     state.nproc = 2
-    state.pass_on({"event": "output", "node": "n2", "rank": 3, "text": "mine\ntoo\n"})
-    state.pass_on({"event": "output", "node": "n2", "rank": None, "text": "torchrun's\n"})
-    state.pass_on({"event": "output", "node": "n1", "text": "the head's\n"})
+    state.take("launch", Output("n2", 3, b"mine\ntoo\n", of_ranks=True))
+    state.take("launch", Output("n2", None, b"torchrun's\n", of_ranks=True))
+    state.take("launch", Output("n1", None, b"the head's\n"))
     state.log_line("n3", "n3 staged -> /x")
     logs = {path.name: path.read_text() for path in Path(job.log_dir).glob("*.out")}
     assert logs == {
@@ -279,7 +279,7 @@ def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job) -> Non
     state.log_line("n1", "lost")
     assert state.logs.fault == "demo.4711.n1.0.out: Is a directory"
     assert state.losses() == []  # it was the driver's
-    state.pass_on({"event": "output", "node": "n1", "rank": 0, "text": "so is this"})
+    state.take("launch", Output("n1", 0, b"so is this", of_ranks=True))
     (loss,) = state.losses()
     assert (loss.node, loss.rank, loss.bytes) == ("n1", 0, 10)
 
@@ -292,9 +292,10 @@ def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> N
         "from bundle.protocol.job import load\n"
         "from bundle.driver.logs import Logs\n"
         "from bundle.driver.state import State\n"
+        "from bundle.protocol.agent_events import Output\n"
         "job = load(sys.argv[1])\n"
         "state = State(job, Logs(job))\n"
-        "state.pass_on({'event': 'output', 'node': 'n1', 'rank': 0, 'text': '\\u20ac\\n'})\n"
+        "state.take('launch', Output('n1', 0, '\\u20ac\\n'.encode(), of_ranks=True))\n"
     )
     argv = [sys.executable, "-I", "-c", code, f"{job.log_dir}/job.4711.json"]
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
@@ -306,28 +307,29 @@ def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> N
 # --- what is lost --------------------------------------------------------------------------------
 
 
-def lose(job: Job, *events: dict[str, Any]) -> State:
+def lose(job: Job, *events: Event) -> State:
     """A launch in which these events came."""
     state = state_of(job)
-    answer = {"event": "launch", "ok": True, "exit_code": 0}
-    assert isinstance(state.transport, Scripted)
-    state.transport.events = [{**answer, **one} if "sent" in one else one for one in events]
-    state.ask("launch", lambda node: {})
+    asked(state, "launch", *events)
     return state
 
 
+def sent(node: str, counts: dict[str, int], task: int | None = None) -> Answer:
+    return said(node, exit_code=0, sent=counts, task=task)
+
+
 def test_all_that_was_sent_has_come(job: Job) -> None:
-    said = [{"event": "output", "node": node, "rank": 0, "text": "12345"} for node in NODES]
-    state = lose(job, *said, *({"node": node, "sent": {"0": 5}} for node in NODES))
+    outputs = [Output(node, 0, b"12345", of_ranks=True) for node in NODES]
+    state = lose(job, *outputs, *(sent(node, {"0": 5}) for node in NODES))
     assert state.losses() == []
 
 
 def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
     state = lose(
         job,
-        {"event": "output", "node": "n2", "rank": 3, "base64": "AAEC"},
-        {"node": "n2", "task": 0, "sent": {"3": 10, "": 4}},
-        {"event": "lost", "node": "n2", "task": "0", "frames": 2},  # the same, less exactly
+        Output("n2", 3, b"\0\1\2", of_ranks=True),
+        sent("n2", {"3": 10, "": 4}, task=0),
+        FramesLost("n2", "0", 2),  # the same, less exactly
     )
     found = [(loss.node, loss.rank, loss.bytes) for loss in state.losses()]
     assert found == [("n2", 3, 7), ("n2", None, 4)]
@@ -337,7 +339,7 @@ def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
 
 
 def test_frames_of_one_that_never_answered_are_counted(job: Job) -> None:
-    state = lose(job, {"event": "lost", "node": "n3", "task": "2", "frames": 5})
+    state = lose(job, FramesLost("n3", "2", 5))
     (loss,) = state.losses()
     assert (loss.node, loss.rank, loss.frames) == ("n3", None, 5)
 
@@ -346,11 +348,11 @@ def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It crashed amid a message; the group went on without it."""
-    said = [{"node": node, "sent": {}} for node in ("n1", "n2")]
-    half = {"event": "lost", "node": "n3", "task": "0", "frames": 1}
+    answers = [sent(node, {}) for node in ("n1", "n2")]
+    half = FramesLost("n3", "0", 1)
     codes = []
-    for left_out in {"n3": ["launch gave no answer"]}, {}:
-        state = lose(job, *said, half)
+    for left_out in {"n3": ("launch gave no answer",)}, {}:
+        state = lose(job, *answers, half)
         state.left_out |= left_out
         outcome = driver._Outcome()
         driver._conclude(state, outcome)
@@ -365,8 +367,8 @@ def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
 def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job) -> None:
     """A last line without an end stays so, unless somebody else writes below it."""
     state = state_of(job)
-    for rank, text in ((0, "half"), (0, " a line"), (None, "torchrun's\n"), (0, "end")):
-        state.pass_on({"event": "output", "node": "n1", "rank": rank, "text": text})
+    for rank, text in ((0, b"half"), (0, b" a line"), (None, b"torchrun's\n"), (0, b"end")):
+        state.take("launch", Output("n1", rank, text, of_ranks=True))
     log = Path(job.log_dir, "demo.4711.n1.0.out")
     assert log.read_bytes() == b"half a line\ntorchrun's\nend"
     pieces = Path(job.log_dir, "order.4711.tsv").read_text().splitlines()

@@ -10,13 +10,16 @@ import pytest
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
 from bundle.format.partial_bundle import write_excerpt
+from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.codec import encode
+from bundle.protocol.facts import HostFacts
 from bundle.protocol.rates import ASSUMED
 from bundle.transfer.forecast import Nodes, staging, staging_work
 from bundle.transfer.plan import NodeGroup, Plan, excerpt_size, make_plan, where
 from stager.pack.bundle import Packed
+from tests.support.generated import generated
 
-Facts = dict[str, dict[str, Any]]
+Facts = dict[str, PreflightAnswer]
 SIZE = 300_000_000
 FAST, SLOW = 15e9, 1.5e6
 
@@ -26,8 +29,8 @@ def manifest(standard: Packed) -> Manifest:
     return standard.manifest
 
 
-def node(rate: float | None = FAST, **more: Any) -> dict[str, Any]:
-    return {"ready": False, "rate": rate, "root": "/tmp/stager-7", **more}
+def node(rate: float | None = FAST, root: str = "/tmp/stager-7", **more: Any) -> PreflightAnswer:
+    return PreflightAnswer(rate=rate, root=root, **more)
 
 
 READY = node(None, ready=True)
@@ -146,21 +149,21 @@ def sent(manifest: Manifest, *nodes: dict[str, Any]) -> NodeGroup:
 
 
 def test_nodes_without_an_older_environment_get_all_of_it(manifest: Manifest) -> None:
-    every = list(range(len(manifest.layers)))
+    every = tuple(range(len(manifest.layers)))
     for lacks in ({}, {"lacks": every}, {"lacks": every, "has_wheel": True}):
         group = sent(manifest, lacks)
         assert (group.members, group.bytes) == (None, SIZE)
         assert group.layers == tuple(layer.name for layer in manifest.layers)
-    assert sent(manifest, {"lacks": [0], "has_wheel": True}, {}).members is None
+    assert sent(manifest, {"lacks": (0,), "has_wheel": True}, {}).members is None
 
 
 def test_what_any_node_of_a_group_lacks_is_sent_to_all(manifest: Manifest) -> None:
     layers = manifest.layers
     group = sent(
         manifest,
-        {"lacks": [2], "has_wheel": True},
-        {"lacks": [0], "has_wheel": True},
-        {"lacks": []},
+        {"lacks": (2,), "has_wheel": True},
+        {"lacks": (0,), "has_wheel": True},
+        {"lacks": ()},
     )
     assert manifest.decompressor is None or group.members is not None
     assert group.layers == (layers[0].name, layers[2].name)
@@ -171,14 +174,14 @@ def test_what_any_node_of_a_group_lacks_is_sent_to_all(manifest: Manifest) -> No
 
 def test_a_node_may_lack_nothing_but_the_list(manifest: Manifest) -> None:
     """A bundle with fewer packages than the last one."""
-    group = sent(manifest, {"lacks": [], "has_wheel": True})
+    group = sent(manifest, {"lacks": (), "has_wheel": True})
     assert (group.members, group.layers) == ((), ())
 
 
-@pytest.mark.parametrize("lacks", [[], [0], [1, 3], [2]])
+@pytest.mark.parametrize("lacks", [(), (0,), (1, 3), (2,)])
 @pytest.mark.parametrize("has_wheel", [True, False])
 def test_the_size_is_that_of_the_file_that_is_written(
-    standard: Packed, tmp_path: Path, lacks: list[int], has_wheel: bool
+    standard: Packed, tmp_path: Path, lacks: tuple[int, ...], has_wheel: bool
 ) -> None:
     group = sent(standard.manifest, {"lacks": lacks, "has_wheel": has_wheel})
     assert group.members is not None
@@ -189,7 +192,7 @@ def test_the_size_is_that_of_the_file_that_is_written(
 
 
 def test_as_json(manifest: Manifest) -> None:
-    group = sent(manifest, {"lacks": [1], "has_wheel": True})
+    group = sent(manifest, {"lacks": (1,), "has_wheel": True})
     assert encode(group.planned()) == {
         "nodes": ["n0"],
         "how": "broadcast",
@@ -231,7 +234,7 @@ def test_a_slow_network_makes_reading_the_shared_bundle_pay(manifest: Manifest) 
 def test_only_what_is_missing_is_weighed(manifest: Manifest) -> None:
     """A few kilobytes are read as quickly as they are sent, however slow the file system."""
     layers = len(manifest.layers)
-    old = {"lacks": [0], "has_wheel": True}
+    old = {"lacks": (0,), "has_wheel": True}
     assert ways(make_plan({"n1": node(SLOW, **old)}, "auto", manifest, SIZE)[0]) == [
         ("shared", ("n1",))
     ]
@@ -241,8 +244,12 @@ def test_only_what_is_missing_is_weighed(manifest: Manifest) -> None:
     ]
 
 
+def on_cpus(cpus: int) -> PreflightAnswer:
+    return PreflightAnswer(host=generated(HostFacts, 0, cpus=cpus))
+
+
 def test_the_nodes_as_the_model_sees_them() -> None:
-    facts: Facts = {"n1": {"host": {"cpus": 8}}, "n2": {"host": {"cpus": 4}}, "n3": {}}
+    facts: Facts = {"n1": on_cpus(8), "n2": on_cpus(4), "n3": PreflightAnswer("n3")}
     assert where(("n1", "n2"), facts) == Nodes(2, cpus=4)
     assert where(("n1", "n3"), facts, sharing=2) == Nodes(2, cpus=1, sharing=2)
     assert where((), facts) == Nodes(1, cpus=1)

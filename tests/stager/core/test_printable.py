@@ -14,6 +14,7 @@ from rich.console import Console as RichConsole
 from stager.console import Console
 from stager.console.node_table import node_table
 from stager.core.printable import TURNING, visible
+from stager.jobs.summary import NodeCheck
 from stager.report.page import shown
 from tests.support.building import STAGER
 from tests.support.events import record
@@ -115,9 +116,16 @@ def test_an_error_that_names_a_hostile_file(tmp_path: Path) -> None:
 
 
 def test_a_table_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    node = dict.fromkeys(("node", "python", "interface", "address"), f"{OSC}{TURNED}")
-    found = {**node, "packages": {f"a{OSC}": TURNED}, "ok": False, "seconds": 1.0}
-    RichConsole(width=400).print(node_table([{**found, "problems": [HOSTILE]}]))
+    texts = dict.fromkeys(("node", "python", "interface", "address"), f"{OSC}{TURNED}")
+    check = NodeCheck(
+        **texts,
+        packages={f"a{OSC}": TURNED},
+        ok=False,
+        origin_ok=False,
+        seconds=1.0,
+        problems=(HOSTILE,),
+    )
+    RichConsole(width=400).print(node_table([check]))
     said = capsys.readouterr().out
     assert r"\x1b]52" in said
     assert harmless(said), repr(said)

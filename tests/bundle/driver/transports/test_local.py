@@ -17,7 +17,10 @@ import pytest
 from bundle.driver.transports import local
 from bundle.driver.transports.local import LocalTransport
 from bundle.driver.transports.transport import Ended, Transfer
+from bundle.protocol.agent_events import Output
+from bundle.protocol.answers import Ready
 from bundle.protocol.job import Job
+from bundle.protocol.launch_answers import RanksEnded
 from bundle.protocol.problem import NodeError, ProblemCode
 from bundle.protocol.requests import PreflightRequest, TidyRequest
 from bundle.system import processes
@@ -48,25 +51,25 @@ def requests(job: Job) -> dict[str, PreflightRequest]:
 
 
 def test_each_node_has_a_place_of_its_own(transport: LocalTransport, job: Job) -> None:
-    events: dict[str, dict[str, Any]] = {}
+    events: dict[str, Any] = {}
     ended = transport.run(
-        "preflight", requests(job), lambda event: events.update({event["node"]: event})
+        "preflight", requests(job), lambda event: events.update({event.node: event})
     )
     assert ended == dict.fromkeys(("local1", "local2"), ENDED)
     own = f"stager-{os.geteuid()}"
     for node, event in events.items():
-        assert event["root"] == f"{os.environ['STAGER_NODE_ROOT']}/{own}/nodes/{node}/{own}"
-        assert stat.S_IMODE(os.stat(event["root"]).st_mode) == 0o700
+        assert event.root == f"{os.environ['STAGER_NODE_ROOT']}/{own}/nodes/{node}/{own}"
+        assert stat.S_IMODE(os.stat(event.root).st_mode) == 0o700
     assert len(events) == transport.nodes_here == 2
 
 
 def test_one_agent_a_node_does_one_phase_after_the_other(
     transport: LocalTransport, job: Job
 ) -> None:
-    events: list[dict[str, Any]] = []
+    events: list[Any] = []
     transport.run("preflight", requests(job), events.append)
     agents = {node: agent.pid for node, agent in transport._agents.items()}
-    root = {event["node"]: event["root"] for event in events}
+    root = {event.node: event.root for event in events}
     asked = {
         node: TidyRequest(job, node, rank, 2, root[node], "") for rank, node in enumerate(job.nodes)
     }
@@ -77,7 +80,7 @@ def test_one_agent_a_node_does_one_phase_after_the_other(
     ended = transport.run("tidy", asked, events.append)
     assert set(ended.values()) == {ENDED}
     assert transport._agents["local1"].pid != agents["local1"]
-    assert [event["event"] for event in events] == ["preflight"] * 2 + ["tidy"] * 4
+    assert [event.event for event in events] == ["preflight"] * 2 + ["tidy"] * 4
 
 
 def test_nothing_is_sent_or_fetched_on_one_machine(transport: LocalTransport, job: Job) -> None:
@@ -93,10 +96,10 @@ def test_every_nodes_answer_arrives_though_one_fails(transport: LocalTransport, 
     asked = requests(job)
     other = replace(job, requires=replace(job.requires, machine="pdp11"))
     asked["local2"] = replace(asked["local2"], job=other)
-    events: list[dict[str, Any]] = []
+    events: list[Any] = []
     ended = transport.run("preflight", asked, events.append)
     assert {node: end.code for node, end in ended.items()} == {"local1": 0, "local2": 3}
-    assert {event["node"]: event["ok"] for event in events} == {"local1": True, "local2": False}
+    assert {event.node: event.ok for event in events} == {"local1": True, "local2": False}
 
 
 def test_a_place_that_does_not_exist(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,35 +139,33 @@ def say(**event: Any) -> str:
 
 def test_what_is_no_event_is_output() -> None:
     """A traceback of an agent, or what a library prints."""
-    events: list[dict[str, Any]] = []
+    events: list[Any] = []
     odd = ["plain", "7", "[]", '{"v": 2, "event": "x"}', '{"v": 1}', "{", ""]
-    code = "".join(f"print({line!r})\n" for line in odd) + say(event="real")
+    odd += ['{"v": 1, "event": "real"}', '{"v": 1, "event": "tidy", "node": "a", "ok": 1}']
+    code = "".join(f"print({line!r})\n" for line in odd) + say(event="ranks-ended")
     codes = local._attend({"a": agent(code)}, events.append)
     assert codes == {"a": 0}
-    assert events.pop() == {"v": 1, "node": "a", "event": "real"}
-    assert events == [
-        {"v": 1, "event": "output", "node": "a", "text": f"{line}\n"} for line in odd if line
-    ]
+    assert events.pop() == RanksEnded("a")
+    assert events == [Output("a", data=f"{line}\n".encode()) for line in odd if line]
 
 
 def test_a_last_line_without_an_end_counts() -> None:
-    events: list[dict[str, Any]] = []
+    events: list[Any] = []
     local._attend({"a": agent("import sys; sys.stdout.write('cut of')")}, events.append)
-    assert [event["text"] for event in events] == ["cut of\n"]
+    assert [event.data for event in events] == [b"cut of\n"]
 
 
 def test_events_that_come_in_pieces_are_joined() -> None:
-    events: list[dict[str, Any]] = []
+    events: list[Any] = []
     code = (
         "import json, sys, time\n"
-        "text = json.dumps({'v': 1, 'node': 'a', 'event': 'x', 'large': 'y' * 700_000})\n"
+        "text = json.dumps({'v': 1, 'node': 'a', 'event': 'ready', 'step': 'y' * 700_000})\n"
         "for at in range(0, len(text), 100_000):\n"
         "    sys.stdout.write(text[at:at + 100_000]); sys.stdout.flush(); time.sleep(0.02)\n"
         "print()\n"
     )
     local._attend({"a": agent(code)}, events.append)
-    assert [event["event"] for event in events] == ["x"]
-    assert len(events[0]["large"]) == 700_000
+    assert events == [Ready("a", step="y" * 700_000)]
 
 
 def test_one_that_fails_takes_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:

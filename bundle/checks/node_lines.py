@@ -1,0 +1,40 @@
+"""Lines about nodes that people grep for, made by the driver from the nodes' answers."""
+
+from __future__ import annotations
+
+from ..protocol.answers import PreflightAnswer, ProbeAnswer
+from ..protocol.counts import sized
+from ..protocol.facts import NodeRootFacts
+
+SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy": "numpy"}
+"""Packages that the probe's line shows, in this order, with the name it uses."""
+
+
+def preflight_line(answer: PreflightAnswer) -> str:
+    """Return the line people grep for, ``hpc07 proj=ok pkgs=ok``, and more facts about a node."""
+    words = [answer.node]
+    for name, there in (("proj", answer.proj), ("pkgs", answer.pkgs)):
+        words.append(f"{name}={'ok' if there else 'missing'}")
+    space = None if answer.host is None else answer.host.node_root
+    if isinstance(space, NodeRootFacts):
+        words += [
+            f"root={answer.root}",
+            f"free={sized(space.free_bytes).replace(' ', '')}",
+            f"inodes={'any' if space.free_inodes is None else space.free_inodes}",
+            f"exec={'no' if space.noexec else 'ok'}",
+        ]
+    if answer.python:
+        words.append(f"python={answer.python}")
+    return " ".join(words)
+
+
+def probe_line(answer: ProbeAnswer) -> str:
+    """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``."""
+    if answer.problems:
+        return f"NODE {answer.node} FAILED -> {answer.problems[0]}"
+    installed = {name: version for name, version in answer.packages.items() if version}
+    words = [f"{SHOWN[name]} {installed[name]}" for name in SHOWN if name in installed]
+    if not words:
+        words = [f"{name} {version}" for name, version in list(installed.items())[:6]]
+    python = ".".join(answer.python.split(".")[:2])
+    return " ".join([f"NODE {answer.node} OK -> PY {python}", *words])

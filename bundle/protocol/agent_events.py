@@ -1,0 +1,79 @@
+"""What agents write, as their driver reads it: each line is an event, or else output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from . import output
+from .answers import AgentEvent, Answer
+from .codec import DecodeError, decode
+from .events import OF_AGENTS, OutputShown
+from .requests import VERSION
+from .words import PhaseName
+
+_KINDS: Mapping[str, type[AgentEvent]] = {
+    kind.event: kind for kind in OF_AGENTS if kind is not OutputShown
+}
+
+
+@dataclass(frozen=True)
+class Output(AgentEvent):
+    """Output of a rank, of the launcher, or of an agent itself."""
+
+    event: ClassVar[str] = "output"
+
+    rank: int | None = None
+    """The rank; None for the launcher, or the agent itself."""
+    data: bytes = b""
+    """The bytes."""
+    of_ranks: bool = False
+    """True if a rank or the launcher wrote it; only that is counted by agents."""
+
+
+def answer_class(phase: str) -> type[Answer]:
+    """Return the class of the answers to a phase."""
+    kind = _KINDS.get(phase, Answer)
+    return kind if issubclass(kind, Answer) else Answer
+
+
+def read_agent_line(line: bytes, node: str, phase: str) -> AgentEvent:
+    """Read a line that an agent has written, without its end.
+
+    Args:
+        line: the line.
+        node: the agent's node, whatever the line says.
+        phase: the phase that it was asked for, which an agent that cannot begin does not know.
+
+    Returns:
+        The event; a line that is none, such as a traceback's, is the agent's own output.
+    """
+    try:
+        return _event(line, node, phase)
+    except (KeyError, RecursionError, TypeError, ValueError):  # a DecodeError is a ValueError
+        return Output(node, data=line + b"\n")
+
+
+def _event(line: bytes, node: str, phase: str) -> AgentEvent:
+    """Read an event.
+
+    Raises:
+        KeyError, RecursionError, TypeError, ValueError: the line is none.
+    """
+    raw = json.loads(line)
+    if not isinstance(raw, dict) or raw.pop("v", None) != VERSION:
+        raise DecodeError("v", "it is no event of this version")
+    name = raw.pop("event")
+    if name == Output.event:
+        rank = raw["rank"]
+        return Output(node, None if rank is None else int(rank), output.decoded(raw), True)
+    kind = _KINDS[phase if name == PhaseName.SESSION else name]
+    return _decoded(kind, {**raw, "node": node})
+
+
+def _decoded(kind: type[AgentEvent], raw: Mapping[str, Any]) -> AgentEvent:
+    """Read the fields of an event; those of a failed answer may be few."""
+    has_failed = issubclass(kind, Answer) and raw.get("ok") is False
+    return decode(kind, raw, strict=not has_failed)
