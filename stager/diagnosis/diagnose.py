@@ -25,10 +25,11 @@ from . import driver_verdict, problem_verdict, withheld_variables
 from .comparison import comparable
 from .evidence import evidence
 from .failure import Diagnosis, FirstFailure
-from .log_verdict import LOG_TELLS, LogVerdict, absent, hang, log_verdict
+from .log_verdict import LogVerdict, log_verdict
 from .rank_verdict import waited_in_vain, weigh
 from .scan import Hit, Scanned, prefilter, scan
 from .torchrun import Torchruns, torchruns
+from .waiting import LOG_TELLS, absent, hang
 
 _LAST_WORDS = 6
 """Lines that are shown of a rank that hangs."""
@@ -101,8 +102,6 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
     """Return the diagnosis of a command that failed before its job began."""
     first = FirstFailure(
         node="",
-        rank=None,
-        exit_code=None,
         kind="environment",
         cause=refused.message,
         hint=refused.hint,
@@ -192,7 +191,7 @@ def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailur
 def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
     """Return the failure that the logs show, with its node and rank as far as other lines tell."""
     first, hit = in_logs.first, next(iter(in_logs.shown), None)
-    if first is None or not isinstance(hit, Hit) or hit.entry is None:
+    if first is None or not isinstance(hit, Hit):
         return first
     if hit.entry.tells == END:
         # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
@@ -207,7 +206,7 @@ def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
 def _lost_node(hits: tuple[Hit, ...]) -> str:
     """Return the first node that a hit reports as lost; empty for none."""
     for hit in hits:
-        if hit.entry and hit.entry.kind == "node-failure" and hit.groups.get("node"):
+        if hit.entry.kind == "node-failure" and hit.groups.get("node"):
             return hit.groups["node"]
     return ""
 
@@ -223,9 +222,7 @@ def _explained(
     killer = case.seen.out_of_memory(first.node)
     if first.kind != "killed" or first.exit_code not in (-9, 137) or killer is None:
         return first, in_logs
-    if killer.entry is not None:
-        kind, (meaning, hint) = killer.entry.kind, killer.entry.explain(killer.groups)
-        first = replace(first, kind=kind, meaning=meaning, hint=hint, entry=killer.entry.name)
+    first = first.explained_by(killer.entry, killer.groups)
     return first, replace(in_logs, shown=(killer,))
 
 

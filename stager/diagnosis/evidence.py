@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bundle.protocol.answers import Answer
@@ -16,6 +15,7 @@ from bundle.protocol.problem import Problem
 from ..catalogue.catalogue import PRIMARY
 from ..logs.events import parse_line
 from ..logs.files import JobFiles
+from ..logs.lines import numbered
 from .exit_reports import Exit
 from .failure import Evidence, FirstFailure
 from .log_verdict import LogVerdict
@@ -50,11 +50,10 @@ def _of_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequenc
     own = [hit for hit in seen.hits if _is_own(hit, first)]
     if own:
         return own[-1:]
-    shown = list(verdict.shown) if first.kind == "hang" or _agrees(verdict, first) else []
-    of_entry = next((hit for hit in seen.hits if _is_of_entry(hit, first)), None)
-    if of_entry is not None:
-        shown = [of_entry, *(hit for hit in shown if hit != of_entry)]
-    return shown[:_MOST]
+    agrees = first.kind == "hang" or _agrees(verdict, first)
+    of_entry = [hit for hit in seen.hits if _is_of_entry(hit, first)][:1]
+    others = [hit for hit in verdict.shown if agrees and hit not in of_entry]
+    return [*of_entry, *others][:_MOST]
 
 
 def _is_own(hit: Hit, first: FirstFailure) -> bool:
@@ -63,13 +62,13 @@ def _is_own(hit: Hit, first: FirstFailure) -> bool:
         return False
     if hit.text not in (line.strip() for line in first.lines):
         return hit.text in first.cause
-    return hit.entry is None or hit.entry.role == PRIMARY or hit.entry.name == first.entry
+    return hit.entry.role == PRIMARY or hit.entry.name == first.entry
 
 
 def _is_of_entry(hit: Hit, first: FirstFailure) -> bool:
-    if hit.entry is None or not first.entry:
+    if not first.entry or hit.entry.name != first.entry:
         return False
-    return hit.entry.name == first.entry and hit.log.node in ("", first.node)
+    return hit.log.node in ("", first.node)
 
 
 def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
@@ -80,7 +79,7 @@ def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
 
 
 def _of_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
-    for number, line in _lines(files.preflight):
+    for number, line in numbered(files.preflight):
         node, _, problem = line.partition(" problem: ")
         if node == first.node and _is_first_line(problem, first.problem):
             return Evidence(path=files.preflight, number=number, text=line)
@@ -89,7 +88,7 @@ def _of_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
 
 def _of_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
     """Return what no log shows: a rank that is killed, a node that fails, an end by Slurm."""
-    for number, line in _lines(files.events):
+    for number, line in numbered(files.events):
         record = parse_line(line)
         text = "" if record is None else _part_of_event(record.event, first)
         if text and text in line:
@@ -167,12 +166,3 @@ _PARTS: Sequence[Callable[[Event, FirstFailure], str]] = (
 
 def _is_first_line(text: str, problem: Problem | None) -> bool:
     return problem is not None and text == str(problem).partition("\n")[0]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as handle:
-            for number, line in enumerate(handle, start=1):
-                yield number, line.rstrip("\n")
-    except OSError:
-        return

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..catalogue.catalogue import END, EXIT
 from ..logs.clock import stamp, year_of
 from ..logs.files import LogFile
+from ..logs.lines import numbered
 from .scan import Hit
 from .traceback import marked
 
@@ -64,8 +65,9 @@ class Exit:
 
 def exits(hits: Sequence[Hit]) -> list[Exit]:
     """Return every process whose end the hits report, in order of time where that is known."""
-    reports = [hit for hit in hits if hit.entry is not None and hit.entry.tells == EXIT]
-    tables = [process for log in _logs_with_tables(hits) for process in _table(log)]
+    reports = [hit for hit in hits if hit.entry.tells == EXIT]
+    logs = {hit.log.path: hit.log for hit in hits if hit.entry.name in _TABLE_ENTRIES}
+    tables = [process for log in logs.values() for process in _table(log)]
     of_torchrun = [*tables, *_without_table(reports, tables)]
     of_srun = _of_srun(reports, bool(tables), _step_ends(hits))
     # srun's line is about a whole torchrun, whose own table says more.
@@ -81,19 +83,9 @@ def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
     """Return, for each log, the line from which on Slurm ends what is left of a step."""
     ends: dict[Path, int] = {}
     for hit in hits:
-        if hit.entry is None:
-            continue
         if hit.entry.tells == END or hit.entry.name in _STEP_ENDS:
             ends[hit.log.path] = min(hit.number, ends.get(hit.log.path, hit.number))
     return ends
-
-
-def _logs_with_tables(hits: Iterable[Hit]) -> list[LogFile]:
-    logs: dict[Path, LogFile] = {}
-    for hit in hits:
-        if hit.entry is not None and hit.entry.name in _TABLE_ENTRIES:
-            logs[hit.log.path] = hit.log
-    return list(logs.values())
 
 
 def _table(log: LogFile) -> Iterator[Exit]:
@@ -101,7 +93,8 @@ def _table(log: LogFile) -> Iterator[Exit]:
     fields: dict[str, str] = {}
     is_root = False
     year = year_of(log.path)
-    for number, text in _lines(log.path):
+    for number, line in numbered(log.path):
+        text = marked(line).text
         if _ROOT.match(text):
             is_root = True
         field = _FIELD.match(text)
@@ -124,16 +117,6 @@ def _table(log: LogFile) -> Iterator[Exit]:
                 followed=not is_root,
             )
         fields, is_root = {}, False
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a log without marks, with their numbers."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as handle:
-            for number, line in enumerate(handle, start=1):
-                yield number, marked(line.rstrip("\n")).text
-    except OSError:
-        return
 
 
 def _without_table(reports: Iterable[Hit], tables: Iterable[Exit]) -> Iterator[Exit]:

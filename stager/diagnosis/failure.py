@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bundle.protocol.problem import Problem
+
+from ..catalogue.catalogue import CatalogueEntry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +29,9 @@ class FirstFailure:
 
     node: str
     """The node it happened on; empty if unknown."""
-    rank: int | None
+    rank: int | None = None
     """The rank; None for the failure of a node, or of no known rank."""
-    exit_code: int | None
+    exit_code: int | None = None
     """The rank's exit status, negative for a signal; None where no rank had started."""
     kind: str = field(metadata={"json": "class"})
     """Its class, one of the words that ``--json`` documents."""
@@ -36,7 +39,7 @@ class FirstFailure:
     """The cause, in one line."""
     hint: str
     """Advice: what to do about it."""
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
     """The last lines that belong to it."""
     meaning: str = ""
     """The same in words, where the catalogue has them."""
@@ -46,6 +49,18 @@ class FirstFailure:
     """The catalogue's entry that explains it; empty for none."""
     problem: Problem | None = field(default=None, metadata={"json": None})
     """The far side's problem that it is; None for a failure of another kind."""
+
+    def explained_by(self, entry: CatalogueEntry, groups: Mapping[str, str]) -> FirstFailure:
+        """Return it with the class, the meaning and the advice of an entry of the catalogue.
+
+        Args:
+            entry: the entry.
+            groups: what the groups of its pattern have found.
+        """
+        meaning, hint = entry.explain(groups)
+        return replace(
+            self, kind=entry.kind, meaning=meaning, hint=hint or self.hint, entry=entry.name
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

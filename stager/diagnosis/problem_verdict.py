@@ -19,12 +19,9 @@ def of_problem(problem: Problem, node: str) -> FirstFailure:
     where = "" if problem.code in JOB_ENDINGS else problem.where
     return FirstFailure(
         node=node,
-        rank=None,
-        exit_code=None,
         kind=TABLE[problem.code].failure_class.value,
         cause=": ".join(filter(None, (where, problem.what, problem.why))),
         hint=problem.fix,
-        lines=(),
         problem=problem,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bundle.launch.rank_results import CAUSE, LOST_PEER
 
@@ -48,24 +48,20 @@ def of_rank(record: RankFailure) -> FirstFailure:
     words, own_hint = own_words(record)
     if words:
         cause = Cause(text=words, kind="python-error", hint=cause.hint)
-    kind, hint, meaning, name = cause.kind, cause.hint, "", ""
-    known = explained(record) or (match(words) if words else None)
-    if known is not None:
-        entry, groups = known
-        kind, name = entry.kind, entry.name
-        meaning, hint = entry.explain(groups)
-    return FirstFailure(
+    failure = FirstFailure(
         node=record.node,
         rank=record.rank,
         exit_code=record.exit_code,
-        kind=kind,
+        kind=cause.kind,
         cause=cause.text,
-        hint=own_hint or hint,
+        hint=cause.hint,
         lines=record.lines[-LINES:],
-        meaning=meaning,
         time=record.time,
-        entry=name,
     )
+    known = explained(record) or (match(words) if words else None)
+    if known is not None:
+        failure = failure.explained_by(*known)
+    return replace(failure, hint=own_hint or failure.hint)
 
 
 def _cause(record: RankFailure) -> Cause:
@@ -83,11 +79,7 @@ def _cause(record: RankFailure) -> Cause:
 
 def of_code(code: int) -> Cause:
     """Return the cause that the exit status of a silent process tells."""
-    number = 0
-    if code < 0:
-        number = -code
-    elif code > 128:
-        number = code - 128
+    number = -code if code < 0 else max(0, code - 128)
     if number == 0:
         text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
         return Cause(text=text, kind="unknown", hint=hint)

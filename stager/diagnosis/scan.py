@@ -36,11 +36,24 @@ _LINE_CHARACTERS = 2_000
 _STAMP_LINES = 400
 """Lines above a hit in which a time stamp is looked for."""
 _LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
-_LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
+LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
+"""A frame of a traceback of torchrun itself, and of no rank."""
 _PASSED_ON = (CASCADE, "unknown")
 """Role and class of an exception that only passes on what another process raised."""
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
+
+EXCEPTION = CatalogueEntry(
+    name="",
+    needle="",
+    pattern=re.compile(r"\Z"),
+    role=PRIMARY,
+    kind="python-error",
+    cause="",
+    remedy="the traceback names the line",
+    source="Python",
+)
+"""The meaning of a traceback that the catalogue does not know: its exception is the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +70,8 @@ class Hit:
     """The rank that wrote it; None if unknown."""
     time: float | None
     """The time, in seconds since the epoch; None if unknown."""
-    entry: CatalogueEntry | None
-    """Its meaning; None for a traceback that the catalogue does not know."""
+    entry: CatalogueEntry
+    """Its meaning; ``EXCEPTION`` for a traceback that the catalogue does not know."""
     groups: dict[str, str] = field(default_factory=dict)
     """The groups of the entry's pattern."""
     trace: tuple[str, ...] = ()
@@ -67,7 +80,7 @@ class Hit:
     @property
     def primary(self) -> bool:
         """Whether it tells a cause."""
-        return self.entry is None or (self.entry.role == PRIMARY and not self.entry.tells)
+        return self.entry.role == PRIMARY and not self.entry.tells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +104,13 @@ class Scanned:
 
     def waiting(self) -> list[Hit]:
         """Return the hits of ranks that waited for others in vain, the earliest first."""
-        waiting = [hit for hit in self.hits if hit.entry is not None and hit.entry.tells == STUCK]
+        waiting = [hit for hit in self.hits if hit.entry.tells == STUCK]
         return sorted(waiting, key=lambda hit: (hit.time is None, hit.time or 0.0))
 
     def out_of_memory(self, node: str) -> Hit | None:
         """Return a hit that tells that memory ran out on that node, or on one that is not named."""
         for hit in self.hits:
-            if hit.entry is None or hit.entry.kind != "out-of-memory":
+            if hit.entry.kind != "out-of-memory":
                 continue
             named = hit.groups.get("node") or hit.log.node
             if named in ("", node):
@@ -159,13 +172,13 @@ class _Scanner:
 
     def result(self) -> tuple[Hit, ...]:
         """Return all hits that count; a task that is a torchrun is no rank."""
-        names = {hit.entry.name for hit in self._hits if hit.entry is not None}
+        names = {hit.entry.name for hit in self._hits}
         tasks = self._labelled
         if names.isdisjoint(_OF_TORCHRUN):
             tasks = set()
         hits = []
         for hit in self._hits:
-            if hit.entry is not None and hit.entry.needs and hit.entry.needs not in names:
+            if hit.entry.needs and hit.entry.needs not in names:
                 continue
             hits.append(replace(hit, rank=None) if hit.number in tasks else hit)
         return tuple(hits)
@@ -224,7 +237,7 @@ class _Scanner:
             return
         line = trace.at[at]
         rank, _ = self._author(shown(lines[line], _LINE_CHARACTERS), self.line + line + 1)
-        if any(_LAUNCHER_FRAME.search(text) for text in trace.texts):
+        if any(LAUNCHER_FRAME.search(text) for text in trace.texts):
             rank = None
         self._keep(lines, line, (rank, trace.texts[at]), known, trace.texts)
 
@@ -238,7 +251,7 @@ class _Scanner:
     ) -> None:
         """Keep a hit; ``author`` is its rank and its line without marks."""
         rank, text = author
-        entry, groups = known or (None, {})
+        entry, groups = known or (EXCEPTION, {})
         self._hits.append(
             Hit(
                 log=self._log,
@@ -299,7 +312,7 @@ def _telling_exception(trace: Trace, entries: Sequence[CatalogueEntry]) -> tuple
 
 def _takes_back(text: str, hit: Hit) -> bool:
     """Return whether a line takes back what an earlier one has told."""
-    return hit.entry is not None and bool(hit.entry.over) and hit.entry.over in text
+    return bool(hit.entry.over) and hit.entry.over in text
 
 
 def _doubt(entry: CatalogueEntry) -> int:

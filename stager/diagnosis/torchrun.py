@@ -14,12 +14,11 @@ from pathlib import Path
 
 from ..logs.files import LogFile
 from .exit_reports import ENDED_BY_OTHERS
-from .scan import Hit, Scanned
+from .scan import LAUNCHER_FRAME, Hit, Scanned
 
 _TAIL_BYTES = 1 << 18
 """Bytes at the end of a log in which the table is looked for."""
 _TORCHRUN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
-_LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
 _PROCESS = re.compile(
     rb"rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s*\n"
     rb"(?:.*?)exitcode\s*: (?P<code>-?\d+)"
@@ -57,7 +56,7 @@ class Torchruns:
     def _with_rank(self, hit: Hit) -> Hit:
         if hit.rank is not None or not hit.trace or hit.log.path not in self.blamed:
             return hit
-        if any(_LAUNCHER_FRAME.search(line) for line in hit.trace):
+        if any(LAUNCHER_FRAME.search(line) for line in hit.trace):
             return hit
         return replace(hit, rank=self.blamed[hit.log.path])
 
@@ -82,16 +81,21 @@ class _Process:
 def torchruns(logs: Sequence[LogFile]) -> Torchruns:
     """Return which logs are of whole torchruns with several ranks each, and the ranks."""
     tasks = {log.path: log.rank for log in logs if log.rank is not None and not log.own}
-    tails = {path: _tail(path) for path in tasks}
-    if not any(_TORCHRUN.search(tail) for tail in tails.values()):
-        return _NONE
-    tables = {path: _table(tail) for path, tail in tails.items()}
+    tables = _tables(tasks)
     first = {path: table[0].rank - table[0].local_rank for path, table in tables.items() if table}
     each = _ranks_each(tables, first, tasks)
     if each == 1:
         return _NONE
     by_task = {path: task * each for path, task in tasks.items()}
     return Torchruns(each=each, first=by_task | first, blamed=_blamed(tables))
+
+
+def _tables(paths: Iterable[Path]) -> dict[Path, list[_Process]]:
+    """Return the processes of each log's table; none at all if no log is a torchrun's."""
+    tails = {path: _tail(path) for path in paths}
+    if not any(map(_TORCHRUN.search, tails.values())):
+        return {}
+    return {path: _table(tail) for path, tail in tails.items()}
 
 
 def _ranks_each(

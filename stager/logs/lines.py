@@ -216,3 +216,13 @@ def last_lines(path: Path, count: int) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(lines[-count:])
+
+
+def numbered(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file with their numbers, from 1; none of one that cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as handle:
+            for number, line in enumerate(handle, start=1):
+                yield number, line.rstrip("\n")
+    except OSError:
+        return

@@ -59,7 +59,6 @@ def test_an_exception_that_came_from_another_process(tmp_path: Path) -> None:
         line.replace("Traceback", "Original Traceback") for line in of(2, "OSError: [Errno 28]")
     ]
     (hit,) = hits(tmp_path, "\n".join([*outer, *inner]) + " No space left on device\n")
-    assert hit.entry is not None
     assert (hit.rank, hit.entry.name, len(hit.trace)) == (2, "disk-full", 8)
 
 
@@ -70,14 +69,12 @@ def test_an_exception_that_led_to_another_one(tmp_path: Path) -> None:
     text += "occurred:\n[rank0]: \n" + "\n".join(of(0, "OSError: We couldn't connect to "))
     text += "'https://huggingface.co' to load the files\n"
     (hit,) = hits(tmp_path, text)
-    assert hit.entry is not None
     assert hit.entry.kind == "missing-asset"
 
 
 def test_one_without_an_end_hides_nothing(tmp_path: Path) -> None:
     text = "Traceback (most recent call last):\n  File x\n2026-11-22 INFO OfflineModeIsEnabled: a\n"
     (hit,) = hits(tmp_path, text)
-    assert hit.entry is not None
     assert hit.entry.name == "offline-hub"
 
 

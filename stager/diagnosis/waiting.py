@@ -1,0 +1,77 @@
+"""Ranks that waited for others in vain, and the ranks that did not come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from .failure import FirstFailure
+from .rank_verdict import LINES
+from .scan import Hit
+
+LOG_TELLS = (
+    "its log shows what it did last; look for code that only some ranks run, and for different "
+    "numbers of batches"
+)
+"""The hint for a rank that others waited for."""
+
+
+def absent(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks that others waited for: those they name, else those without a hit."""
+    named: set[int] = set()
+    for hit in waiting:
+        named.update(map(int, re.findall(r"\d+", hit.groups.get("ranks", ""))))
+    if named:
+        return tuple(sorted(named))
+    behind = _behind(waiting)
+    if behind:
+        return behind
+    waited = {hit.rank for hit in waiting if hit.rank is not None}
+    return tuple(sorted(set(nodes) - waited)) if waited else ()
+
+
+def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> FirstFailure:
+    """Return the failure of the ranks that others waited for."""
+    ranks = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
+    meaning, _ = waited.entry.explain(waited.groups)
+    return FirstFailure(
+        node=nodes.get(missing[0], "") if missing else "",
+        rank=missing[0] if len(missing) == 1 else None,
+        kind="hang",
+        cause=f"{ranks} did not come to a collective that the others waited at",
+        hint=LOG_TELLS,
+        lines=waited.trace[-LINES:] or (waited.text,),
+        time=waited.time,
+        meaning=meaning,
+        entry=waited.entry.name,
+    )
+
+
+def _behind(waiting: Sequence[Hit]) -> tuple[int, ...]:
+    """Return the ranks whose watchdogs name an earlier collective than those of other ranks.
+
+    Collectives are counted for each group of ranks. A rank with several numbers has several groups,
+    and where groups are not named nothing can be said of them.
+    """
+    for numbers in _collectives(waiting).values():
+        lowest = min(numbers.values())
+        if lowest < max(numbers.values()):
+            return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
+    return ()
+
+
+def _collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
+    """Return the number of the collective that each rank waits in, by group of ranks."""
+    by_group: dict[str, dict[int, int]] = {}
+    ambiguous = False
+    for hit in waiting:
+        rank = hit.rank if hit.rank is not None else int(hit.groups.get("at") or -1)
+        if not hit.groups.get("seq") or rank < 0:
+            continue
+        group, number = hit.groups.get("group", ""), int(hit.groups["seq"])
+        known = by_group.setdefault(group, {}).setdefault(rank, number)
+        if known != number and not group:
+            ambiguous = True
+    if ambiguous:
+        del by_group[""]
+    return by_group
