@@ -16,7 +16,7 @@ from ..checks.findings import Problems
 from ..checks.network_agreement import ClockReading
 from ..launch.choices import choose_backend
 from ..protocol import output
-from ..protocol.agent_events import Output
+from ..protocol.agent_events import RankOutput
 from ..protocol.answers import Answer
 from ..protocol.deep_answers import DeepAnswer, NodeClock
 from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport
@@ -173,7 +173,7 @@ def _run_ranks(
     printed: dict[tuple[str, int], list[str]] = {}
 
     def on_event(event: Event) -> None:
-        if isinstance(event, Output) and event.rank is not None:
+        if isinstance(event, RankOutput) and event.rank is not None:
             printed.setdefault((event.node, event.rank), []).extend(output.lines_of(event.data))
 
     def request(node: str) -> LaunchRequest:

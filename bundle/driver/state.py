@@ -15,7 +15,7 @@ from ..checks.node_lines import probe_line
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol import output
-from ..protocol.agent_events import Output, answer_class
+from ..protocol.agent_events import RankOutput, answer_class
 from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
 from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, OutputLoss, Remark
 from ..protocol.job import Job
@@ -106,7 +106,7 @@ class State:
 
     def take(self, phase: str, event: Event) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
-        if not isinstance(event, Output):
+        if not isinstance(event, RankOutput):
             self._keep({"phase": phase, **event.to_json()})
             return
         self._log_output(event)
@@ -129,14 +129,14 @@ class State:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             signal.raise_signal(signal.SIGTERM)
 
-    def _log_output(self, event: Output) -> None:
+    def _log_output(self, event: RankOutput) -> None:
         node, rank = event.node, event.rank
         if event.of_ranks:  # else an agent's own complaint, which no rank has sent
             self._output.receive(node, rank, len(event.data))
         task = self.first_task(node) if rank is None else rank
         self.logs.output(node, task, event.data, (node, rank))
 
-    def _is_from_head(self, event: Output) -> bool:
+    def _is_from_head(self, event: RankOutput) -> bool:
         """Return whether output is the first node's: that of the first ranks, where they move.
 
         Ranks that may be started again are dealt to nodes by torchrun, a node's worth at a time.

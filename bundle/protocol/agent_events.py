@@ -20,7 +20,7 @@ _KINDS: Mapping[str, type[AgentEvent]] = {
 
 
 @dataclass(frozen=True)
-class Output(AgentEvent):
+class RankOutput(AgentEvent):
     """Output of a rank, of the launcher, or of an agent itself."""
 
     event: ClassVar[str] = "output"
@@ -53,7 +53,7 @@ def read_agent_line(line: bytes, node: str, phase: str) -> AgentEvent:
     try:
         return _event(line, node, phase)
     except (KeyError, RecursionError, TypeError, ValueError):  # a DecodeError is a ValueError
-        return Output(node, data=line + b"\n")
+        return RankOutput(node, data=line + b"\n")
 
 
 def _event(line: bytes, node: str, phase: str) -> AgentEvent:
@@ -66,9 +66,9 @@ def _event(line: bytes, node: str, phase: str) -> AgentEvent:
     if not isinstance(raw, dict) or raw.pop("v", None) != VERSION:
         raise DecodeError("v", "it is no event of this version")
     name = raw.pop("event")
-    if name == Output.event:
+    if name == RankOutput.event:
         rank = raw["rank"]
-        return Output(node, None if rank is None else int(rank), output.decoded(raw), True)
+        return RankOutput(node, None if rank is None else int(rank), output.decoded(raw), True)
     kind = _KINDS[phase if name == PhaseName.SESSION else name]
     return _decoded(kind, {**raw, "node": node})
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from ...protocol.agent_events import Output, read_agent_line
+from ...protocol.agent_events import RankOutput, read_agent_line
 from ...protocol.answers import Answer, Ready
 from ...protocol.events import FramesLost
 from .transport import OnEvent, Requests
@@ -95,7 +95,7 @@ class Answers:
         node, _, task = source.rpartition(":")
         event = read_agent_line(line.encode(errors="replace"), node, self.phase)
         if node not in self._requests:
-            if isinstance(event, Output):  # else a late answer of one that is left out already
+            if isinstance(event, RankOutput):  # else a late answer of one that is left out already
                 self._unknown[source] += 1
             return
         if isinstance(event, Ready):

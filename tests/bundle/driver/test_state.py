@@ -18,7 +18,7 @@ from bundle.driver import driver
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
-from bundle.protocol.agent_events import Output, answer_class
+from bundle.protocol.agent_events import RankOutput, answer_class
 from bundle.protocol.answers import Answer, PreflightAnswer
 from bundle.protocol.events import FramesLost
 from bundle.protocol.job import Job, Launch
@@ -240,9 +240,9 @@ def test_who_may_be_left_out(
 def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     state = state_of(job)
     state.nproc = 2
-    state.take("launch", Output("n2", 3, b"mine\ntoo\n", of_ranks=True))
-    state.take("launch", Output("n2", None, b"torchrun's\n", of_ranks=True))
-    state.take("launch", Output("n1", None, b"the head's\n"))
+    state.take("launch", RankOutput("n2", 3, b"mine\ntoo\n", of_ranks=True))
+    state.take("launch", RankOutput("n2", None, b"torchrun's\n", of_ranks=True))
+    state.take("launch", RankOutput("n1", None, b"the head's\n"))
     state.log_line("n3", "n3 staged -> /x")
     logs = {path.name: path.read_text() for path in Path(job.log_dir).glob("*.out")}
     assert logs == {
@@ -279,7 +279,7 @@ def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job) -> Non
     state.log_line("n1", "lost")
     assert state.logs.fault == "demo.4711.n1.0.out: Is a directory"
     assert state.losses() == []  # it was the driver's
-    state.take("launch", Output("n1", 0, b"so is this", of_ranks=True))
+    state.take("launch", RankOutput("n1", 0, b"so is this", of_ranks=True))
     (loss,) = state.losses()
     assert (loss.node, loss.rank, loss.bytes) == ("n1", 0, 10)
 
@@ -292,10 +292,10 @@ def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> N
         "from bundle.protocol.job import load\n"
         "from bundle.driver.logs import Logs\n"
         "from bundle.driver.state import State\n"
-        "from bundle.protocol.agent_events import Output\n"
+        "from bundle.protocol.agent_events import RankOutput\n"
         "job = load(sys.argv[1])\n"
         "state = State(job, Logs(job))\n"
-        "state.take('launch', Output('n1', 0, '\\u20ac\\n'.encode(), of_ranks=True))\n"
+        "state.take('launch', RankOutput('n1', 0, '\\u20ac\\n'.encode(), of_ranks=True))\n"
     )
     argv = [sys.executable, "-I", "-c", code, f"{job.log_dir}/job.4711.json"]
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
@@ -319,7 +319,7 @@ def sent(node: str, counts: dict[str, int], task: int | None = None) -> Answer:
 
 
 def test_all_that_was_sent_has_come(job: Job) -> None:
-    outputs = [Output(node, 0, b"12345", of_ranks=True) for node in NODES]
+    outputs = [RankOutput(node, 0, b"12345", of_ranks=True) for node in NODES]
     state = lose(job, *outputs, *(sent(node, {"0": 5}) for node in NODES))
     assert state.losses() == []
 
@@ -327,7 +327,7 @@ def test_all_that_was_sent_has_come(job: Job) -> None:
 def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
     state = lose(
         job,
-        Output("n2", 3, b"\0\1\2", of_ranks=True),
+        RankOutput("n2", 3, b"\0\1\2", of_ranks=True),
         sent("n2", {"3": 10, "": 4}, task=0),
         FramesLost("n2", "0", 2),  # the same, less exactly
     )
@@ -368,7 +368,7 @@ def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job) -> 
     """A last line without an end stays so, unless somebody else writes below it."""
     state = state_of(job)
     for rank, text in ((0, b"half"), (0, b" a line"), (None, b"torchrun's\n"), (0, b"end")):
-        state.take("launch", Output("n1", rank, text, of_ranks=True))
+        state.take("launch", RankOutput("n1", rank, text, of_ranks=True))
     log = Path(job.log_dir, "demo.4711.n1.0.out")
     assert log.read_bytes() == b"half a line\ntorchrun's\nend"
     pieces = Path(job.log_dir, "order.4711.tsv").read_text().splitlines()

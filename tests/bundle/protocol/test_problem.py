@@ -184,3 +184,10 @@ def values_of(call: Any, local: dict[str, list[set[str]]]) -> set[str] | None:
         known = local.get(call.args[2].id, [])
         keys = known[0] if len(known) == 1 else None
     return keys
+
+
+def test_advice_names_the_place_even_where_the_sentence_does_not_begin_with_it() -> None:
+    lost = Problem(ProblemCode.NO_ANSWER_UNREACHABLE, "n7", {"why": "gone", "phase": "launch"})
+    assert str(lost) == f"n7: {lost.without_place}"
+    assert lost.without_place.startswith("launch gave no answer; ")
+    assert "ping n7" in lost.without_place

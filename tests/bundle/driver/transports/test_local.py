@@ -17,7 +17,7 @@ import pytest
 from bundle.driver.transports import local
 from bundle.driver.transports.local import LocalTransport
 from bundle.driver.transports.transport import Ended, Transfer
-from bundle.protocol.agent_events import Output
+from bundle.protocol.agent_events import RankOutput
 from bundle.protocol.answers import Ready
 from bundle.protocol.job import Job
 from bundle.protocol.launch_answers import RanksEnded
@@ -146,7 +146,7 @@ def test_what_is_no_event_is_output() -> None:
     codes = local._attend({"a": agent(code)}, events.append)
     assert codes == {"a": 0}
     assert events.pop() == RanksEnded("a")
-    assert events == [Output("a", data=f"{line}\n".encode()) for line in odd if line]
+    assert events == [RankOutput("a", data=f"{line}\n".encode()) for line in odd if line]
 
 
 def test_a_last_line_without_an_end_counts() -> None:
