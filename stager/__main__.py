@@ -1,4 +1,4 @@
-"""The one boundary: arguments in, exit code out."""
+"""The entry point: arguments in, exit code out."""
 
 from __future__ import annotations
 

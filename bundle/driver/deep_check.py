@@ -153,7 +153,7 @@ def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
         problems = findings.blamed(printed, state.answers_of(LaunchAnswer))
         silence = {nodes[0]: [findings.silence(nodes[0], state.job.log_dir)]}
         return _Measured(problems=problems or silence)
-    # It is written when every rank has had the right sum: what comes after is tidying up.
+    # Printed once every rank has the right sum: a later failure is only one of cleaning up.
     failed = state.failed()
     if failed:
         where = ", ".join(failed)

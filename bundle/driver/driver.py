@@ -2,10 +2,9 @@
 
 It prints JSON lines, ``{"v": 1, "job_id": ..., "time": ..., "event": ..., "node": ...,
 "phase": ..., "seconds": ...}``, with the time in seconds since the epoch by the driver's clock:
-``job`` first, ``begin`` and ``end`` of each phase, what each agent answers, what is decided on the
-way (``plan``, ``left-out``, ``late``, ``collected``, ``note``), and at last one ``result``. It
-keeps them as ``events.<jobid>.jsonl`` beside the logs, and writes what the ranks print to one log a
-rank.
+``job`` first, ``begin`` and ``end`` of each phase with what agents answer in it, and at last one
+``result``; :mod:`bundle.protocol.events` has all of them. It keeps them as ``events.<jobid>.jsonl``
+beside the logs, and writes what the ranks print to one log a rank.
 """
 
 from __future__ import annotations

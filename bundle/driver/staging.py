@@ -142,7 +142,7 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
 
 
 def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> list[str]:
-    """Send to all nodes, as often without those that it failed on as it takes; return these.
+    """Send to all nodes, then again without those that it failed on; return these.
 
     Where Slurm does not say which nodes it failed on, all of them get a second try.
     """
@@ -167,7 +167,7 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
 def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     """Send once more to the nodes whose copy was damaged on its way.
 
-    One that has arrived as it was sent, and is damaged all the same, would only be so again.
+    A copy that arrived as it was sent, and is damaged all the same, would fail again.
     """
     damaged = _damaged_on_the_way(state, shipment, nodes)
     if not damaged:

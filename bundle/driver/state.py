@@ -160,7 +160,7 @@ class State:
     def loss_problems(self, losses: list[OutputLoss]) -> dict[str, tuple[Problem, ...]]:
         """Return losses as problems by node, without those of nodes that were left out.
 
-        Such a node may have crashed amid a message, and the job has gone on without it.
+        Such a node may have crashed in the middle of a message, and the job has gone on without it.
         """
         problems: dict[str, tuple[Problem, ...]] = {}
         for loss in losses:

@@ -57,7 +57,7 @@ class EarlyLauncher:
 
         Raises:
             NodeError: the environment is not there.
-            process.ProcessError: it cannot be started.
+            processes.ProcessError: it cannot be started.
         """
         self._python = os.path.join(place.environment, "bin", "python")
         self._real = os.path.realpath(self._python)

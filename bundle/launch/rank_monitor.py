@@ -80,7 +80,7 @@ class _Message:
 
 
 class RankMonitor:
-    """Watches the ranks of a node. Its descriptor is readable when there are news to take.
+    """Watches the ranks of a node. Its descriptor is readable when there is something to read.
 
     Attributes:
         ranks: the known state of each rank.

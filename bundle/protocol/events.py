@@ -230,7 +230,7 @@ class OutputsCollected(DriverEvent):
     left_out: dict[str, AnyText] = field(default_factory=dict, metadata=REQUIRED)
     """Files that did not come, and the reasons."""
     changed: dict[str, AnyText] = field(default_factory=dict, metadata=REQUIRED)
-    """Files that came otherwise than they were, and the reasons."""
+    """Files that changed on the way, and the reasons."""
     problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED)
     """The reasons why something went wrong."""
 

@@ -31,7 +31,7 @@ class NodeRootFacts:
 
 @dataclass(frozen=True)
 class NodeRootProblem:
-    """A directory of which nothing can be found out."""
+    """A directory that cannot be examined."""
 
     path: str
     """The directory."""

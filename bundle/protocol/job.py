@@ -221,7 +221,7 @@ def check(job: Job) -> None:
         ValueError: a field cannot be used; the message names it.
     """
     if job.allocation is Allocation.SLURM and not job.id and not job.nodes:
-        # To be bound to an allocation first; slurm.bind then checks it again.
+        # To be bound to an allocation first; slurm_commands.bind then checks it again.
         job = replace(job, id="unbound", nodes=("unbound",))
     _check_names(job)
 

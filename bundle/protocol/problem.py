@@ -24,7 +24,7 @@ class ProblemCode(Word):
         """Return the value of a code: ``no-room`` for ``NO_ROOM``."""
         return name.lower().replace("_", "-")
 
-    # Its directories.
+    # A node: its directories.
     PATH_NOT_EXAMINED = enum.auto()
     NO_PLACE = enum.auto()
     NO_PLACE_WITH_ROOM = enum.auto()

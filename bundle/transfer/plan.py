@@ -92,7 +92,7 @@ def make_plan(
     problems: dict[str, Problem] = {}
     if stage == "never":
         problems = {node: _invisible(node) for node in blind}
-    elif send and manifest is None:  # that is so by request, or because of blind nodes
+    elif send and manifest is None:  # requested, or some node cannot read the bundle
         problems = {node: _nothing_to_send(node) for node in blind or waiting}
     if not send or manifest is None:
         groups = _reading(groups, problems)

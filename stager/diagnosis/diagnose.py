@@ -215,7 +215,7 @@ def _explained(
     case: _Case, first: FirstFailure, in_logs: LogVerdict
 ) -> tuple[FirstFailure, LogVerdict]:
     """Return the driver's verdict with what only logs show: missing ranks, a kill for memory."""
-    if first.exit_code == 0:  # it has left; whom the logs miss besides followed from that
+    if first.exit_code == 0:  # it left early; ranks missing in the logs are a consequence
         return first, replace(in_logs, missing=())
     if first.kind == "hang":
         return _explained_hang(case, first, in_logs)

@@ -21,7 +21,7 @@ from .verdict import Candidate, Role, blamed
 from .waiting import absent, hang
 
 _SURVIVED_LINES = 500
-"""Lines that a file has after a hit from which its writer survived it."""
+"""Lines after a hit from which on its writer is known to have survived it."""
 _SHOWN = 3
 """Lines that are shown of ranks that waited, or of consequences."""
 _ENDED_BY_SIGTERM = (-15, 143)

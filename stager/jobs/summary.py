@@ -104,7 +104,7 @@ class RunResult:
     consequences: tuple[int, ...]
     """Ranks that failed because of it."""
     task_codes: dict[str, int]
-    """The exit status of each task, by node, where ``srun`` starts the ranks."""
+    """The exit status of each task of the launch, by its number."""
     left_out: tuple[str, ...]
     """Nodes that the job went on without."""
     ended_by: str

@@ -125,12 +125,12 @@ class DriverChannel:
 
     @property
     def gone(self) -> dict[str, set[int]]:
-        """The tasks of each node that have ended otherwise than well, as Slurm reported."""
+        """The tasks of each node that have failed, as Slurm reported."""
         self._parse_errors()
         return self._gone
 
     def _parse_errors(self) -> None:
-        """Parse standard error, once as long as nothing is added."""
+        """Parse standard error, if it has grown since."""
         if self._parsed_errors is not self._errors:
             text = self.errors
             self._faults = slurm_commands.step_faults(text)

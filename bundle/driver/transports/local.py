@@ -35,7 +35,7 @@ from .transport import Delivery, Ended, Event, OnEvent, Requests, Transfer, savi
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
 
-Short: what ranks need to save what they have, they get once they are told to end.
+Short: the grace period after SIGTERM comes on top of it.
 """
 _FAILED = 3
 """Exit status of an agent that did not do its part."""
@@ -77,7 +77,7 @@ class LocalTransport:
             on_event: called, in this thread, with each event of each node.
 
         Returns:
-            The end of each agent, or the end that it would have had.
+            The end of each agent; of one that still runs, the end to assume.
         """
         try:
             for node, request in requests.items():
@@ -85,7 +85,7 @@ class LocalTransport:
             agents = {node: self._agents[node] for node in requests}
             try:
                 codes = _attend(agents, on_event, phase)
-            except signals.Stopped:  # the last output of the ranks belongs into their logs
+            except signals.Stopped:  # the last output of the ranks belongs in their logs
                 if phase == "launch":
                     on_event(saving_note(self._job))
                 _tell_to_end(agents)

@@ -26,10 +26,10 @@ SECONDS = {
 _ELASTIC_GRACE = 2.0
 """Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
 
-Short: what ranks need to save what they have, they get once they are told to end.
+Short: the grace period after SIGTERM comes on top of it.
 """
 _ODD_LINES, _ODD_CHARACTERS = 5, 200
-"""How much is shown of what came through ``srun`` from nobody."""
+"""Limits of the stray lines of ``srun`` that are shown."""
 
 
 class PhaseRun:
@@ -56,7 +56,7 @@ class PhaseRun:
         self.step.finish(self.answers.take, grace, complete)
 
     def report_losses(self, on_event: OnEvent) -> None:
-        """Report what of the phase was lost on its way, and what came from nobody."""
+        """Report what was lost on its way, and the stray lines of srun."""
         self.answers.report_losses(self.step.losses())
         lines = self.step.oddities()
         if lines:

@@ -99,7 +99,7 @@ class SlurmTransport:
         try:
             with contextlib.closing(watch):
                 self._listen(run)
-        except signals.Stopped:  # the last output of the ranks belongs into their logs
+        except signals.Stopped:  # the last output of the ranks belongs in their logs
             if phase == "launch":
                 on_event(saving_note(self._job))
             run.finish(self._grace)
@@ -111,7 +111,7 @@ class SlurmTransport:
     def _run_on_the_rest(
         self, run: PhaseRun, requests: Requests, on_event: OnEvent, ended: dict[str, Ended]
     ) -> dict[str, Ended]:
-        """Run a phase again without the nodes that kept the others from beginning, if there are.
+        """Run a phase again without the nodes that kept the others from beginning, if any.
 
         Slurm starts a step on all of its nodes or on none.
         """
@@ -120,7 +120,7 @@ class SlurmTransport:
         if launch and not answers.held:
             return ended
         blocking = self._blocking_nodes(requests, answers, ended)
-        if launch:  # the others are to know that they are fewer: the driver asks again
+        if launch:  # the others must learn how many they are: the driver asks again
             for node in blocking:
                 ended[node] = replace(ended[node], unreachable=True)
             return ended
@@ -213,7 +213,7 @@ class SlurmTransport:
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Send the file to agents that wait for it, and unpack it while it comes.
 
-        A step gets the file on all of its nodes; where only some of them shall have it, these get
+        A step gets the file on all of its nodes; where only some of them are to get it, these have
         a step of their own.
         """
         joins = requests.keys() == self._session_nodes

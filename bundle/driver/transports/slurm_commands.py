@@ -246,7 +246,7 @@ class StepFault:
 def step_faults(stderr: str) -> dict[str, StepFault]:
     """Return the nodes that a step went wrong on, and how, as ``srun`` wrote to standard error.
 
-    Once one task has failed ``srun`` ends the others: of these it is said that they follow. They
+    Once one task has failed ``srun`` ends the others: those are consequences. Faults
     are reported in the order in which they came, so the first is the one to blame.
     """
     faults: dict[str, StepFault] = {}
@@ -309,7 +309,7 @@ def general_fault(code: int, stderr: str) -> StepFault:
 
 
 def ended_tasks(stderr: str) -> dict[str, set[int]]:
-    """Return each node's tasks that have ended otherwise than well, as ``srun`` wrote of them.
+    """Return each node's tasks that have failed, as ``srun`` reported.
 
     One line may be about several nodes with as many tasks each, in their order; where the numbers
     do not say which task is whose, none is returned.

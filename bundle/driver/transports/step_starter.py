@@ -90,7 +90,7 @@ class StepStarter:
         return max(request.group.nproc for request in launches)
 
     def holds(self, phase: str) -> bool:
-        """Return whether ranks begin only when all nodes are there, as they may do with fewer."""
+        """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
         return phase == "launch" and not self._job.one_step and self._job.min_nodes is not None
 
     def _phases(self, command: str) -> set[str]:

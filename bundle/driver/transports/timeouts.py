@@ -1,4 +1,4 @@
-"""Silence, and how long it is borne: of Slurm's controller, and of nodes when others are done.
+"""Timeouts: for Slurm's controller, and for nodes that lag behind others that are done.
 
 A node whose network is gone ends no connection: ``srun`` waits for its tasks, and Slurm notices
 only after ``SlurmdTimeout``, five minutes as a rule. So once other nodes are done, and nothing has
@@ -23,7 +23,7 @@ from .driver_channel import DriverChannel
 from .transport import Ended, Event, OnEvent, Requests
 
 CONTROLLER_SECONDS = 180.0
-"""Time that Slurm's controller may be away before a step is given up that nothing has begun of.
+"""Time that Slurm's controller may be away before a step that has not started is given up.
 
 A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
 """
