@@ -65,7 +65,7 @@ def test_unpack_and_probe(
     code, (event,) = ask(program, "probe", job, **found, head="127.0.0.1")
     assert (code, event["ok"], event["origin_ok"]) == (0, True, True)
     assert (event["interface"], event["address"]) == ("lo", "127.0.0.1")
-    assert event["line"].startswith("NODE local1 OK -> PY 3.")
+    assert event["python"].startswith("3.")
 
 
 def test_a_damaged_bundle_is_a_problem_and_no_environment(
