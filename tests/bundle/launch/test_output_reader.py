@@ -321,10 +321,10 @@ import json, os, sys, time
 folder, *finished = sys.argv[1:]
 with open(f"{folder}/ranks", "w") as pipe:
     for rank in range(2):
-        told = {"event": "started", "rank": rank, "local_rank": rank, "pid": os.getpid() + rank}
-        print(json.dumps(told), file=pipe)
+        told = {"rank": rank, "local_rank": rank, "pid": os.getpid() + rank, "time": time.time()}
+        print(json.dumps({"event": "started", **told}), file=pipe)
         if str(rank) in finished:
-            told.update(event="finished", time=time.time(), status=0)
+            told.update(event="finished", status=0)
             print(json.dumps(told), file=pipe)
 time.sleep(600)
 """

@@ -105,6 +105,7 @@ def test_refuses_a_base_that_this_user_may_not_write() -> None:
         code = f"""
 from bundle.system import files as fs
 from bundle.node.root import secure_root
+import bundle.protocol.problem_table  # the other user may not read it here
 os.setresuid(12345, 12345, 12345)
 for function in (lambda: secure_root({base!r}), lambda: fs.choose_base({base!r}, 0, 0, {{}})):
     try:
