@@ -68,7 +68,9 @@ def _event(line: bytes, node: str, phase: str) -> AgentEvent:
     name = raw.pop("event")
     if name == RankOutput.event:
         rank = raw["rank"]
-        return RankOutput(node, None if rank is None else int(rank), output.decoded(raw), True)
+        if rank is not None and type(rank) is not int:
+            raise DecodeError("rank", "it is not a whole number")
+        return RankOutput(node, rank, output.decoded(raw), of_ranks=True)
     kind = _KINDS[phase if name == PhaseName.SESSION else name]
     return _decoded(kind, {**raw, "node": node})
 

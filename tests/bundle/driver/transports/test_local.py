@@ -141,6 +141,8 @@ def test_what_is_no_event_is_output() -> None:
     """A traceback of an agent, or what a library prints."""
     events: list[Any] = []
     odd = ["plain", "7", "[]", '{"v": 2, "event": "x"}', '{"v": 1}', "{", ""]
+    output = '{"v": 1, "event": "output", "node": "a", "text": "x", "rank": '
+    odd += [output + rank + "}" for rank in ("1e999", "true", '"0"', "[]")]
     odd += ['{"v": 1, "event": "real"}', '{"v": 1, "event": "tidy", "node": "a", "ok": 1}']
     code = "".join(f"print({line!r})\n" for line in odd) + say(event="ranks-ended")
     codes = local._attend({"a": agent(code)}, events.append)
