@@ -64,6 +64,14 @@ class Rank:
         """True if its program has ended well, whatever happened to its process since."""
         return self.finished_well if self.finished is not None else self.code == 0
 
+    @property
+    def left_and_went_on(self) -> bool:
+        """True if it left its process group without having ended well.
+
+        A rank that was still in its group has ended, even if nobody saw its exit status.
+        """
+        return self.left is not None and not self.ended_well
+
 
 @dataclass(frozen=True)
 class _Message:

@@ -159,7 +159,7 @@ def _observed(answer: LaunchAnswer, ended: _Ended) -> LaunchAnswer:
         answer,
         stopped=monitor.stopped,
         left=tuple(
-            Departure(node, rank.rank, since, goes_on=not rank.ended_well)
+            Departure(node, rank.rank, since, goes_on=rank.left_and_went_on)
             for since, rank in departed
         ),
         vanished=tuple(Vanished(node, rank.rank, rank.ended) for rank in vanished),

@@ -241,6 +241,37 @@ def test_a_copy_that_is_damaged_on_its_way(bench: Bench, times: int) -> None:
     bench.assert_clean()
 
 
+ABORTING = """\
+#!/bin/sh
+case "$*" in *--job-name=stager-preflight*)
+    if rm {folder}/once 2>/dev/null; then
+        echo 'srun: error: node02: task 1: Exited with exit code 3' >&2
+        echo 'srun: error: node01: task 0: Killed' >&2
+        echo 'srun: error: node03: task 2: Terminated' >&2
+        exit 137
+    fi
+esac
+exec {srun} "$@"
+"""
+"""An ``srun`` that ends a whole step for the fault of one node, as it does after an input error."""
+
+
+def test_nodes_that_srun_has_ended_for_the_fault_of_another_are_asked_again(bench: Bench) -> None:
+    folder = bench.logs.parent / "aborting"
+    folder.mkdir()
+    program = folder / "srun"
+    program.write_text(ABORTING.format(folder=folder, srun=shutil.which("srun")))
+    program.chmod(0o755)
+    (folder / "once").touch()
+    bench.env["PATH"] = f"{folder}:{os.environ['PATH']}"
+    said = bench.stager("verify", "--nodes", "3")
+    assert said.code == 3, said.talk
+    assert not (folder / "once").exists()
+    nodes = {node["node"]: node["problems"] for node in said.report["nodes"]}
+    assert [node for node, problems in nodes.items() if problems] == ["node02"], said.talk
+    bench.assert_clean()
+
+
 @pytest.mark.parametrize("batch", [(), ("--batch",)])
 def test_nodes_that_there_never_will_be(bench: Bench, batch: tuple[str, ...]) -> None:
     """Slurm would let the job wait for ever."""

@@ -39,6 +39,7 @@ _HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0
 """The waits for an absent controller, and for its answers, once the user has asked for the end."""
 _HOLD_SECONDS = 180.0
 """Time after which ranks that are held back begin although not all nodes have said a word."""
+_FOLLOWED = ProblemCode.NO_ANSWER_FOLLOWED
 _TICK_SECONDS = 0.02
 """The pause between two looks at a running broadcast."""
 
@@ -111,9 +112,9 @@ class SlurmTransport:
     def _run_on_the_rest(
         self, run: PhaseRun, requests: Requests, on_event: OnEvent, ended: dict[str, Ended]
     ) -> dict[str, Ended]:
-        """Run a phase again without the nodes that kept the others from beginning, if any.
+        """Run a phase again without the nodes that kept the others from answering, if any.
 
-        Slurm starts a step on all of its nodes or on none.
+        Slurm starts a step on all of its nodes or on none, and may end all for the fault of one.
         """
         answers = run.answers
         launch = answers.phase == "launch"
@@ -137,12 +138,15 @@ class SlurmTransport:
     def _blocking_nodes(
         self, requests: Requests, answers: Answers, ended: dict[str, Ended]
     ) -> set[str]:
-        """Return the nodes on which nothing can be started.
+        """Return the nodes on which nothing can be started, or for which others were ended.
 
         ``srun`` names the nodes that it cannot reach, and ``sinfo`` has those that Slurm gave up;
         of these the reason is noted in ``ended``.
         """
-        silent = [node for node in requests if node not in answers.answered]
+        silent = {node for node in requests if node not in answers.answered}
+        followed = {node for node in silent if ended[node].problem is _FOLLOWED}
+        if followed and answers.phase != "launch":
+            return requests.keys() - followed
         blocking = {node for node in silent if ended[node].problem in slurm_commands.UNREACHABLE}
         if not blocking and not answers.answered:
             down = self._down(requests)

@@ -35,9 +35,14 @@ printf '{"v": 1, "event": "%s", "node": "%s", "ok": false, "seconds": 0, "proble
     "$phase" "$SLURMD_NODENAME"
 printf '"code": "NO_PYTHON", "where": "%s", "values": {"count": "%s"}}]}\\n' \\
     "$SLURMD_NODENAME" "$#"
+cat >/dev/null
 exit 3
 """.replace("NO_PYTHON", ProblemCode.NO_PYTHON.value)
-"""The shell's part on a node: the first Python that is new enough gets the bootstrap program."""
+"""The shell's part on a node: the first Python that is new enough gets the bootstrap program.
+
+Where there is none the task reads its input to the end like any agent: ``srun`` ends a whole step if
+a node hangs up while it still sends to it (``step_launch_notify_io_failure`` in Slurm's step_io.c).
+"""
 
 CREDENTIALS = ("SLURM_JWT",)
 """Secrets that Slurm's own commands need where munge is not used; ranks do not get them."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,8 @@ def test_a_rank_that_leaves_its_group_and_goes_on_is_named(
     assert status == 0, (job_dir / "said").read_text()
     assert [(one.rank, one.lingers, one.finished) for one in told] == [(0, (), None)]
     assert told[0].left is not None
-    assert monitor.departed({})[0][1].rank == 0
+    first = monitor.departed({})[0][1]
+    assert (first.rank, replace(first, finished=None, code=None).left_and_went_on) == (0, True)
 
 
 def test_ranks_that_have_all_left_their_group_are_not_named(
@@ -268,6 +270,9 @@ def test_a_rank_whose_end_nobody_has_seen(tmp_path: Path) -> None:
             3: Rank(3, 3, 103),
         }
         assert monitor.vanished({}) == []
+        departed = {one.rank: one for _, one in monitor.departed({2: None})}
+        assert sorted(departed) == [0, 1]
+        assert not departed[0].left_and_went_on
         monitor.note_launcher_end(stopped=True)
         assert [one.rank for one in monitor.vanished({})] == [0]
         assert [one.rank for one in monitor.unreported({})] == [2]
