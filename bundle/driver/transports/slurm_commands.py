@@ -40,8 +40,8 @@ exit 3
 """.replace("NO_PYTHON", ProblemCode.NO_PYTHON.value)
 """The shell's part on a node: the first Python that is new enough gets the bootstrap program.
 
-Where there is none the task reads its input to the end like any agent: ``srun`` ends a whole step if
-a node hangs up while it still sends to it (``step_launch_notify_io_failure`` in Slurm's step_io.c).
+Where there is none the task reads its input to the end like any agent: ``srun`` ends a whole step
+if a node hangs up while it still sends to it (``step_launch_notify_io_failure`` in Slurm).
 """
 
 CREDENTIALS = ("SLURM_JWT",)
