@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.requirements import DATA
+from tests.support.warm_ranks import WarmRanks
 
 REPO = Path(__file__).resolve().parents[2]
 SHARED = DATA
@@ -38,19 +40,16 @@ def command(ranks: int, folder: Path, *arguments: str, options: Sequence[str] = 
 def train(
     ranks: int, folder: Path, *arguments: str, code: int = 0, more: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Train to the end in ``folder``."""
+    """Train to the end in ``folder``, with ranks that have imported PyTorch before."""
     pytest.importorskip("torch")
-    done = subprocess.run(
-        command(ranks, folder, *arguments),
-        cwd=folder,
-        env=variables(**(more or {})),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = _warm_ranks().train(ranks, folder, arguments, variables(**(more or {})))
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+@functools.cache
+def _warm_ranks() -> WarmRanks:
+    return WarmRanks(variables())
 
 
 def metrics(out: Path) -> dict[str, Any]:
