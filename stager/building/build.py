@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from bundle.format.manifest import Layer
 
 from ..config.load import Config
+from ..config.template import unnamed_requirements
 from ..core.errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
 from ..core.store import Store
 from ..core.values import Wheel
@@ -142,6 +143,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         with phase("lock"):
             spec = read_spec(config)
+            _note_no_requirements(config, listener)
             lock = _current_lock(config, spec, store, options)
         with phase("wheels"):
             wheels = fetch(
@@ -246,6 +248,16 @@ def _refuse_unsupported(config: Config) -> None:
             "models and data sets cannot be fetched from a hub by this version",
             hint="download them yourself and name the folders in assets.paths",
             context=hub,
+        )
+
+
+def _note_no_requirements(config: Config, listener: Listener) -> None:
+    """Say that a requirements file is not used, where a project asks for no packages."""
+    name = unnamed_requirements(config.root)
+    if name and not config.environment.requirements:
+        listener.note(
+            f"environment.requirements is empty: the bundle gets no packages; {name} is here, but "
+            f"{config.source.name} does not name it"
         )
 
 

@@ -21,11 +21,18 @@ def init(
     json: Json = False,
 ) -> None:
     """Write a commented stager.toml here."""
-    from ..config.template import InitResult, create
+    from ..config.template import GUESSES, create
 
     console = make_console(quiet=quiet, as_json=json)
     with boundary(console):
-        path = create(Path.cwd(), source)
+        made = create(Path.cwd(), source)
         if json:
-            console.emit(InitResult(path=path))
-        console.say(f"wrote {path.name}; look at it, then: stager build")
+            console.emit(made)
+        if made.requirements:
+            named = ", ".join(made.requirements)
+            console.say(f"wrote {made.path.name} for {named}; look at it, then: stager build")
+        else:
+            console.say(
+                f"wrote {made.path.name} without requirements: there is no {', '.join(GUESSES)} "
+                "here. Fill in environment.requirements, then: stager build"
+            )

@@ -128,7 +128,7 @@ def parse(data: Mapping[str, Any], *, root: Path, source: Path) -> Config:
         many = counted(len(problems), "problem")
         raise ConfigError(
             f"{source}: {many} in the settings",
-            hint="`stager init` writes a file in which every key is explained",
+            hint="docs/settings.md explains every key; so does what `stager init` writes",
             context=problems,
         )
     return config

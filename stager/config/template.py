@@ -20,9 +20,11 @@ class InitResult:
 
     path: Path
     """The file that was written."""
+    requirements: tuple[str, ...]
+    """The requirements files that it names."""
 
 
-def create(folder: Path, source: Path | None) -> Path:
+def create(folder: Path, source: Path | None) -> InitResult:
     """Write ``stager.toml`` in a folder.
 
     Args:
@@ -30,16 +32,14 @@ def create(folder: Path, source: Path | None) -> Path:
         source: the requirements file to name, or a folder to take the first of the usual files
             from; None looks in ``folder`` itself.
 
-    Returns:
-        The file that was written.
-
     Raises:
-        ConfigError: there is one already; ``source`` does not exist or is no requirement file; or
+        ConfigError: there is one already; ``source`` does not exist or has another format; or
             the requirements are in a file that only another tool reads.
         StagerError: it cannot be written.
     """
     path = folder / FILE_NAME
-    text = template(_requirements(folder, source))
+    requirements = _requirements(folder, source)
+    text = template(requirements)
     try:
         with path.open("x", encoding="utf-8") as handle:
             handle.write(text)
@@ -51,7 +51,12 @@ def create(folder: Path, source: Path | None) -> Path:
         raise StagerError(
             f"{path} cannot be written: {exc.strerror or exc}", hint="check the permissions there"
         ) from exc
-    return path
+    return InitResult(path=path, requirements=tuple(requirements))
+
+
+def unnamed_requirements(folder: Path) -> str:
+    """Return the requirements file that a project without requirements may mean; empty if none."""
+    return next((name for name in GUESSES if (folder / name).is_file()), "")
 
 
 def _requirements(folder: Path, source: Path | None) -> list[str]:
@@ -86,7 +91,9 @@ def _requirements(folder: Path, source: Path | None) -> list[str]:
 def _require_readable(folder: Path, source: Path) -> None:
     """Refuse a file that does not exist or that ``environment.requirements`` may not name."""
     if not (folder / source).is_file():
-        hint = "name a requirements file with --from"
+        there = [name for name in GUESSES if (folder / name).is_file()]
+        known = f"; here is {', '.join(there)}" if there else ""
+        hint = f"name a requirements file with --from{known}"
         raise ConfigError(f"there is no file {source}", hint=hint)
     if not any(source.match(pattern) for pattern in _READ):
         hint = foreign_files.remedy(source.name)

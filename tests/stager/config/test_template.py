@@ -17,7 +17,8 @@ from tests.support.namespaces import namespace
 @pytest.mark.parametrize("name", ["requirements.in", "requirements.txt", "pyproject.toml"])
 def test_the_usual_file_is_found(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
-    assert create(tmp_path, None) == tmp_path / "stager.toml"
+    made = create(tmp_path, None)
+    assert (made.path, made.requirements) == (tmp_path / "stager.toml", (name,))
     assert load(tmp_path).environment.requirements == (name,)
 
 
@@ -94,6 +95,25 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "stager.toml").read_text() == "mine"
 
 
+def test_without_a_requirements_file_it_says_so_and_build_says_when_one_came(
+    project: Project,
+) -> None:
+    (project.root / "stager.toml").unlink()
+    said = project.stager("init").stderr
+    assert "without requirements: there is no requirements.in, requirements.txt" in said
+    assert "is here, but" not in project.stager("build", "--no-prove").stderr
+    (project.root / "requirements.txt").write_text("alpha\n")
+    said = project.stager("build", "--no-prove").stderr
+    assert "requirements.txt is here, but stager.toml does not name it" in said
+
+
+def test_a_wrong_name_comes_with_the_file_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("alpha\n")
+    with pytest.raises(ConfigError) as caught:
+        create(tmp_path, Path("reqs.txt"))
+    assert "here is requirements.txt" in caught.value.hint
+
+
 def test_a_folder_that_takes_no_files() -> None:
     with pytest.raises(StagerError, match=r"/proc/stager\.toml cannot be written") as caught:
         create(Path("/proc"), None)
@@ -141,8 +161,9 @@ def test_the_command_says_what_to_do_next(project: Project) -> None:
     assert json.loads(done.stdout) == {
         "schema": 1,
         "path": str(project.root / "stager.toml"),
+        "requirements": ["requirements.txt"],
     }
-    assert "stager build" in done.stderr
+    assert "for requirements.txt; look at it, then: stager build" in done.stderr
     assert project.build().packed.manifest.packages == ("alpha",)
     again = project.stager("init")
     assert (again.returncode, again.stdout) == (1, "")

@@ -58,9 +58,9 @@ def test_quiet_leaves_data_and_errors(capsys: pytest.CaptureFixture[str]) -> Non
 def test_json_owns_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(as_json=True)
     console.data("NODE n OK")
-    console.emit(InitResult(path=Path("/p")))
+    console.emit(InitResult(path=Path("/p"), requirements=()))
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"schema": 1, "path": "/p"}
+    assert json.loads(out) == {"schema": 1, "path": "/p", "requirements": []}
     assert err == "NODE n OK\n"
 
 
