@@ -6,7 +6,7 @@ Each table of ``catalogue/*.toml`` is one entry::
     needle = "No space left on device"          # no line without it can match; no digits in it
     pattern = 'No space left on device'         # a regular expression, searched for in one line
     role = "primary"                            # primary (a cause), cascade (a consequence), noise
-    class = "disk-full"                         # one of CLASSES
+    class = "disk-full"                         # one of FailureClass
     cause = "a disk is full on that node"       # {name}: what a group of the pattern matched
     remedy = "free some space there"
     source = "Linux, ENOSPC"                    # who writes such a line
@@ -24,28 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.toml import loads
+from bundle.protocol.words import FailureClass
 
-CLASSES = (
-    "python-error",
-    "out-of-memory",
-    "killed",
-    "port",
-    "rendezvous",
-    "interface",
-    "name-resolution",
-    "missing-asset",
-    "missing-module",
-    "damaged-copy",
-    "disk-full",
-    "time-limit",
-    "preemption",
-    "node-failure",
-    "hang",
-    "environment",
-    "unknown",
-)
-"""The classes of failures that scripts may rely on."""
+from ..core.toml import loads
 
 PRIMARY, CASCADE, NOISE = ROLES = ("primary", "cascade", "noise")
 EXIT, STUCK, SYMPTOM, END = TELLS = ("exit", "stuck", "symptom", "end")
@@ -68,7 +49,7 @@ class CatalogueEntry:
     """The expression that is searched for in a line."""
     role: str
     """``primary``, a cause; ``cascade``, look for an earlier one; ``noise``, of no account."""
-    kind: str
+    kind: FailureClass
     """Its class."""
     cause: str
     """One sentence; groups of the pattern in braces."""
@@ -153,7 +134,7 @@ def _entry(name: str, raw: Mapping[str, Any]) -> CatalogueEntry:
         needle=raw["needle"],
         pattern=re.compile(raw["pattern"]),
         role=raw["role"],
-        kind=raw["class"],
+        kind=FailureClass(raw["class"]),
         cause=raw["cause"],
         remedy=raw["remedy"],
         source=raw["source"],

@@ -10,7 +10,7 @@ from bundle.launch.rank_results import CAUSE
 from bundle.protocol.events import JobEnds
 from bundle.protocol.job import load
 from bundle.protocol.problem import NodeError
-from bundle.protocol.words import Action
+from bundle.protocol.words import Action, FailureClass
 
 from ..catalogue.catalogue import END
 from ..logs import events
@@ -37,6 +37,9 @@ _SILENT = (
     "it has printed nothing: let it say how far it is, or have it dump its stack with "
     "faulthandler.dump_traceback_later(60); look for code that only some ranks run"
 )
+
+_AFTER_SLURM = (FailureClass.UNKNOWN, FailureClass.KILLED, FailureClass.HANG)
+"""The classes of failures that may follow from Slurm's end of a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
         evidence=tuple(evidence(first, in_logs, case.seen, files)),
         same_failure=same_failure,
         consequences=_consequences(first, in_logs, case.result, same_failure),
-        missing=in_logs.missing if first.kind == "hang" else (),
+        missing=in_logs.missing if first.kind == FailureClass.HANG else (),
     )
 
 
@@ -102,7 +105,7 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
     """Return the diagnosis of a command that failed before its job began."""
     first = FirstFailure(
         node="",
-        kind="environment",
+        kind=FailureClass.ENVIRONMENT,
         cause=refused.message,
         hint=refused.hint,
         lines=refused.context,
@@ -178,11 +181,7 @@ def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, Firs
 def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
     """Return the failure for Slurm's end of a job; a cause that the logs show comes before it."""
     ended_by = accounting.ended_by(state)
-    has_cause = in_logs.first is not None and in_logs.first.kind not in (
-        "unknown",
-        "killed",
-        "hang",
-    )
+    has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
     if not ended_by or has_cause:
         return None
     return problem_verdict.of_ending(ended_by, job_id, "")
@@ -195,7 +194,7 @@ def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
         return first
     if hit.entry.tells == END:
         # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
-        node = _lost_node((hit, *case.seen.hits)) if first.kind == "node-failure" else ""
+        node = _lost_node((hit, *case.seen.hits)) if first.kind == FailureClass.NODE_FAILURE else ""
         return replace(first, node=node, rank=None)
     task = hit.groups.get("tasks", "")
     if first.rank is None and task.isdigit() and not case.launched.first:
@@ -206,7 +205,7 @@ def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
 def _lost_node(hits: tuple[Hit, ...]) -> str:
     """Return the first node that a hit reports as lost; empty for none."""
     for hit in hits:
-        if hit.entry.kind == "node-failure" and hit.groups.get("node"):
+        if hit.entry.kind == FailureClass.NODE_FAILURE and hit.groups.get("node"):
             return hit.groups["node"]
     return ""
 
@@ -217,10 +216,10 @@ def _explained(
     """Return the driver's verdict with what only logs show: missing ranks, a kill for memory."""
     if first.exit_code == 0:  # it left early; ranks missing in the logs are a consequence
         return first, replace(in_logs, missing=())
-    if first.kind == "hang":
+    if first.kind == FailureClass.HANG:
         return _explained_hang(case, first, in_logs)
     killer = case.seen.out_of_memory(first.node)
-    if first.kind != "killed" or first.exit_code not in (-9, 137) or killer is None:
+    if first.kind != FailureClass.KILLED or first.exit_code not in (-9, 137) or killer is None:
         return first, in_logs
     first = first.explained_by(killer.entry, killer.groups)
     return first, replace(in_logs, shown=(killer,))
@@ -241,7 +240,7 @@ def _explained_hang(
 
 def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
     """Return a hang with the last lines of the rank that others waited for."""
-    if first.kind != "hang" or first.exit_code:
+    if first.kind != FailureClass.HANG or first.exit_code:
         return first
     lines: list[str] = []
     for log in files.logs:

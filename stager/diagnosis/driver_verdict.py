@@ -115,7 +115,7 @@ def _vanished(gone: RankProcess) -> Candidate:
     failure = FirstFailure(
         node=gone.node,
         rank=gone.rank,
-        kind="unknown",
+        kind=FailureClass.UNKNOWN,
         cause="its process ended, and its launcher began to end the others because of it",
         hint="its log holds all it wrote; its exit status is told when all of them have ended",
         time=gone.time,
@@ -143,7 +143,7 @@ def _of_departed(gone: RankProcess) -> FirstFailure:
         node=gone.node,
         rank=gone.rank,
         exit_code=0,
-        kind="hang",
+        kind=FailureClass.HANG,
         cause="it ended, with exit status 0, while other ranks went on and waited for it",
         hint="see why it ended before the others: sys.exit or os._exit on one rank only, fewer "
         "batches than the others have, or a loop that it leaves earlier",
@@ -169,7 +169,7 @@ def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
     failure = FirstFailure(
         node=node,
         exit_code=code,
-        kind="unknown",
+        kind=FailureClass.UNKNOWN,
         cause=last or f"the launcher ended with exit status {code}",
         hint="the node's log holds all that was written",
         lines=tuple(tail[-LINES:]),
@@ -207,7 +207,7 @@ def _of_lingering(process: RankProcess) -> FirstFailure:
     return FirstFailure(
         node=process.node,
         rank=process.rank,
-        kind="hang",
+        kind=FailureClass.HANG,
         cause=cause,
         hint=hint,
         time=process.finished or process.left,

@@ -11,6 +11,7 @@ from bundle.protocol.codec import encode
 from bundle.protocol.events import Event, JobEnds
 from bundle.protocol.launch_answers import Departure, LaunchAnswer, Lingering, Vanished
 from bundle.protocol.problem import Problem
+from bundle.protocol.words import FailureClass
 
 from ..catalogue.catalogue import PRIMARY
 from ..logs.events import parse_line
@@ -50,7 +51,7 @@ def _of_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequenc
     own = [hit for hit in seen.hits if _is_own(hit, first)]
     if own:
         return own[-1:]
-    agrees = first.kind == "hang" or _agrees(verdict, first)
+    agrees = first.kind == FailureClass.HANG or _agrees(verdict, first)
     of_entry = [hit for hit in seen.hits if _is_of_entry(hit, first)][:1]
     others = [hit for hit in verdict.shown if agrees and hit not in of_entry]
     return [*of_entry, *others][:_MOST]

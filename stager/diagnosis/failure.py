@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bundle.protocol.problem import Problem
+from bundle.protocol.words import FailureClass
 
 from ..catalogue.catalogue import CatalogueEntry
 
@@ -33,8 +34,8 @@ class FirstFailure:
     """The rank; None for the failure of a node, or of no known rank."""
     exit_code: int | None = None
     """The rank's exit status, negative for a signal; None where no rank had started."""
-    kind: str = field(metadata={"json": "class"})
-    """Its class, one of the words that ``--json`` documents."""
+    kind: FailureClass = field(metadata={"json": "class"})
+    """Its class."""
     cause: str
     """The cause, in one line."""
     hint: str

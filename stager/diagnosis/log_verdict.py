@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from bundle.protocol.words import FailureClass
+
 from ..catalogue.catalogue import CASCADE, END, STUCK, SYMPTOM
 from .exit_reports import Exit, exits
 from .failure import FirstFailure
@@ -244,7 +246,7 @@ def _unknown(shown: Hit | Exit, node: str) -> FirstFailure:
     return FirstFailure(
         node=node,
         rank=shown.rank,
-        kind="unknown",
+        kind=FailureClass.UNKNOWN,
         cause=f"these logs show consequences only: {shown.text}",
         hint="the log of the rank, or of the node, that ended first is not among them",
         lines=(shown.text,),

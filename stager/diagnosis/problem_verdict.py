@@ -19,7 +19,7 @@ def of_problem(problem: Problem, node: str) -> FirstFailure:
     where = "" if problem.code in JOB_ENDINGS else problem.where
     return FirstFailure(
         node=node,
-        kind=TABLE[problem.code].failure_class.value,
+        kind=TABLE[problem.code].failure_class,
         cause=": ".join(filter(None, (where, problem.what, problem.why))),
         hint=problem.fix,
         problem=problem,

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from bundle.launch.rank_results import CAUSE, LOST_PEER
+from bundle.protocol.words import FailureClass
 
 from ..catalogue.catalogue import CASCADE, EXIT, NOISE, PRIMARY, STUCK, Match, match
 from ..logs.result import RankFailure
@@ -36,7 +37,7 @@ class Cause:
 
     text: str
     """The cause, in one line."""
-    kind: str
+    kind: FailureClass
     """Its class."""
     hint: str
     """What to do about it."""
@@ -47,7 +48,7 @@ def of_rank(record: RankFailure) -> FirstFailure:
     cause = _cause(record)
     words, own_hint = own_words(record)
     if words:
-        cause = Cause(text=words, kind="python-error", hint=cause.hint)
+        cause = Cause(text=words, kind=FailureClass.PYTHON_ERROR, hint=cause.hint)
     failure = FirstFailure(
         node=record.node,
         rank=record.rank,
@@ -74,7 +75,7 @@ def _cause(record: RankFailure) -> Cause:
     else:
         text = f"{exception}: {summary}" if summary else exception
         hint = "the traceback names the line in your program"
-    return Cause(text=text, kind="python-error", hint=hint)
+    return Cause(text=text, kind=FailureClass.PYTHON_ERROR, hint=hint)
 
 
 def of_code(code: int) -> Cause:
@@ -82,10 +83,10 @@ def of_code(code: int) -> Cause:
     number = -code if code < 0 else max(0, code - 128)
     if number == 0:
         text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
-        return Cause(text=text, kind="unknown", hint=hint)
+        return Cause(text=text, kind=FailureClass.UNKNOWN, hint=hint)
     name = _signal_name(number)
     hint = _SIGNAL_HINTS.get(name, "see who sent the signal")
-    return Cause(text=f"it was killed by {name}", kind="killed", hint=hint)
+    return Cause(text=f"it was killed by {name}", kind=FailureClass.KILLED, hint=hint)
 
 
 def _signal_name(number: int) -> str:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from bundle.protocol.words import FailureClass
+
 from ..catalogue.catalogue import (
     CASCADE,
     EXIT,
@@ -38,7 +40,7 @@ _STAMP_LINES = 400
 _LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
 LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
 """A frame of a traceback of torchrun itself, and of no rank."""
-_PASSED_ON = (CASCADE, "unknown")
+_PASSED_ON = (CASCADE, FailureClass.UNKNOWN)
 """Role and class of an exception that only passes on what another process raised."""
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
@@ -48,7 +50,7 @@ EXCEPTION = CatalogueEntry(
     needle="",
     pattern=re.compile(r"\Z"),
     role=PRIMARY,
-    kind="python-error",
+    kind=FailureClass.PYTHON_ERROR,
     cause="",
     remedy="the traceback names the line",
     source="Python",
@@ -110,7 +112,7 @@ class Scanned:
     def out_of_memory(self, node: str) -> Hit | None:
         """Return a hit that tells that memory ran out on that node, or on one that is not named."""
         for hit in self.hits:
-            if hit.entry.kind != "out-of-memory":
+            if hit.entry.kind != FailureClass.OUT_OF_MEMORY:
                 continue
             named = hit.groups.get("node") or hit.log.node
             if named in ("", node):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from bundle.protocol.words import FailureClass
+
 from .failure import FirstFailure
 from .rank_verdict import LINES
 from .scan import Hit
@@ -37,7 +39,7 @@ def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> First
     return FirstFailure(
         node=nodes.get(missing[0], "") if missing else "",
         rank=missing[0] if len(missing) == 1 else None,
-        kind="hang",
+        kind=FailureClass.HANG,
         cause=f"{ranks} did not come to a collective that the others waited at",
         hint=LOG_TELLS,
         lines=waited.trace[-LINES:] or (waited.text,),

@@ -17,8 +17,9 @@ import pytest
 import tomllib
 from typer.main import get_command
 
+from bundle.protocol.words import FailureClass
 from stager.catalogue import catalogue
-from stager.catalogue.catalogue import CLASSES, ROLES, TELLS, CatalogueEntry, entry, match
+from stager.catalogue.catalogue import ROLES, TELLS, CatalogueEntry, entry, match
 from stager.cli import app
 from stager.diagnosis.diagnose import diagnose
 from stager.logs.files import find
@@ -100,7 +101,7 @@ def test_an_entry_is_well_formed(name: str) -> None:
     fields = raw()[name]
     assert REQUIRED <= set(fields) <= REQUIRED | OPTIONAL
     assert all(isinstance(value, str) and value for value in fields.values())
-    assert fields["class"] in CLASSES
+    assert fields["class"] in set(FailureClass)
     assert fields["role"] in ROLES
     assert fields.get("tells", "exit") in TELLS
     assert fields.get("needs", name) in raw()
