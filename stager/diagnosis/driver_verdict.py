@@ -13,7 +13,7 @@ from functools import partial
 from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
 from bundle.protocol.problem import Problem
 from bundle.protocol.problem_table import TABLE
-from bundle.protocol.words import FailureClass
+from bundle.protocol.words import Ending, FailureClass
 
 from ..catalogue.catalogue import EXIT, PRIMARY, Match, match
 from ..logs.result import JobResult, RankFailure, RankProcess
@@ -41,7 +41,9 @@ def verdict(result: JobResult, job_id: str) -> FirstFailure | None:
         return None
     if not result.ended_by:
         return first_failure(result)
-    node = next(iter(result.problems), "") if result.ended_by == "node-failure" else ""
+    node = ""
+    if result.ended_by == Ending.NODE_FAILURE:
+        node = next(iter(result.problems), "")
     return problem_verdict.of_ending(result.ended_by, job_id, node)
 
 

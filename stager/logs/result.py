@@ -74,7 +74,7 @@ class JobResult:
     ok: bool | None = None
     """Whether the job ended well; None for a job without a result."""
     ended_by: str = ""
-    """How Slurm ended the job, in the driver's words; empty if it did not."""
+    """The :class:`~bundle.protocol.words.Ending`, or another version's word; empty for none."""
     interrupted: bool = False
     """Whether its user ended it."""
     failures: tuple[RankFailure, ...] = ()
