@@ -18,6 +18,7 @@ from contextlib import suppress
 from ..node import removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from .selection import leads_out
+from .stream import InvalidStream
 
 PARTIAL = ".partial"
 """Suffix of the name of an output that did not arrive in full."""
@@ -33,10 +34,6 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Content = Callable[[], Iterator[memoryview]]
 """Yields a file's bytes piece by piece."""
-
-
-class InvalidStream(Exception):
-    """The stream holds something that no honest sender sends; the text is the reason."""
 
 
 class ResultsWriter:
