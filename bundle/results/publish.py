@@ -107,6 +107,10 @@ class ResultsWriter:
                 raise InvalidStream(f"{info.name!r} comes twice") from exc
             self._leave_out(info, exc.strerror or str(exc))
             return
+        self._count(root, info)
+
+    def _count(self, root: str, info: tarfile.TarInfo) -> None:
+        """Note a member that was written."""
         if info.isreg():
             self.files += 1
             self.bytes += info.size

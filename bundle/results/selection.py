@@ -80,13 +80,7 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
         names = sorted(expand(base, pattern))
         if not names:
             missing.append(output)
-        for name in names:
-            source = os.path.realpath(os.path.join(base, name))
-            reason = _root_refusal(base, source)
-            if reason:
-                left_out.refuse(name, reason)
-            else:
-                sources[name] = source
+        sources.update(_sources(base, names, left_out))
     roots = [name for name in sorted(sources) if sources.keys().isdisjoint(above(name))]
     entries = [entry for root in roots for entry in _walk(root, sources[root], left_out)]
     return Selection(
@@ -96,6 +90,19 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
         left_out=left_out.reasons,
         unread=left_out.unread,
     )
+
+
+def _sources(base: str, names: Sequence[str], left_out: _LeftOutPaths) -> dict[str, str]:
+    """Return the real paths of outputs, by name, without those that cannot be sent."""
+    sources: dict[str, str] = {}
+    for name in names:
+        source = os.path.realpath(os.path.join(base, name))
+        reason = _root_refusal(base, source)
+        if reason:
+            left_out.refuse(name, reason)
+        else:
+            sources[name] = source
+    return sources
 
 
 def leads_out(inner: str, target: str) -> bool:

@@ -20,13 +20,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from bundle.protocol.codec import decode
 from bundle.protocol.words import FailureClass
 
-from ..core.toml import loads
+from ..core.toml import read
 
 PRIMARY, CASCADE, NOISE = ROLES = ("primary", "cascade", "noise")
 EXIT, STUCK, SYMPTOM, END = TELLS = ("exit", "stuck", "symptom", "end")
@@ -45,11 +45,11 @@ class CatalogueEntry:
     """Its name in the catalogue."""
     needle: str
     """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.scan`."""
-    pattern: re.Pattern[str]
-    """The expression that is searched for in a line."""
+    expression: str = field(metadata={"json": "pattern"})
+    """The regular expression that is searched for in a line."""
     role: str
     """``primary``, a cause; ``cascade``, look for an earlier one; ``noise``, of no account."""
-    kind: FailureClass
+    kind: FailureClass = field(metadata={"json": "class"})
     """Its class."""
     cause: str
     """One sentence; groups of the pattern in braces."""
@@ -69,6 +69,11 @@ class CatalogueEntry:
     needs: str = ""
     """The entry without which, in the same file, it means nothing; empty for none."""
 
+    @functools.cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Return its expression, compiled."""
+        return re.compile(self.expression)
+
     def explain(self, groups: Mapping[str, str]) -> tuple[str, str]:
         """Return cause and remedy, filled in with what the pattern found in a line."""
         known = _Groups({name: text for name, text in groups.items() if text})
@@ -80,18 +85,23 @@ class _Groups(dict[str, str]):
         return f"({name} unknown)"
 
 
-Match = tuple[CatalogueEntry, dict[str, str]]
-"""An entry, and what the groups of its pattern have found."""
+@dataclass(frozen=True, kw_only=True)
+class CatalogueMatch:
+    """What the catalogue knows of a line."""
+
+    entry: CatalogueEntry
+    """The entry that the line is a sample of."""
+    groups: Mapping[str, str]
+    """What the groups of its pattern have found."""
 
 
 @functools.cache
 def catalogue() -> tuple[CatalogueEntry, ...]:
     """Return all entries in the order of the tables; within a line the earlier one counts."""
-    tables = sorted(Path(__file__).parent.glob("*.toml"))
     entries: list[CatalogueEntry] = []
-    for table in tables:
-        raw = loads(table.read_text(encoding="utf-8"), table)
-        entries += (_entry(name, fields) for name, fields in raw.items())
+    for table in sorted(Path(__file__).parent.glob("*.toml")):
+        for name, fields in read(table).items():
+            entries.append(decode(CatalogueEntry, {"name": name, **fields}, name))
     return tuple(entries)
 
 
@@ -101,7 +111,7 @@ def entry(name: str) -> CatalogueEntry:
     return next(known for known in catalogue() if known.name == name)
 
 
-def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Match | None:
+def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> CatalogueMatch | None:
     """Return the entry that a line is a sample of, and its groups; causes come first.
 
     Args:
@@ -111,34 +121,21 @@ def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Match |
     line = line[:LONGEST]
     if _WARNING.search(line):
         return None
-    best: Match | None = None
-    for candidate in catalogue() if entries is None else entries:
-        if candidate.needle not in line:
-            continue
-        found = candidate.pattern.search(line)
-        if found is None:
-            continue
-        if best is None or _weight(candidate) < _weight(best[0]):
-            best = candidate, found.groupdict(default="")
-    return best
+    searched = catalogue() if entries is None else entries
+    matches = filter(None, (_matched(candidate, line) for candidate in searched))
+    return min(matches, key=_weight, default=None)  # of equal ones the first
 
 
-def _weight(entry: CatalogueEntry) -> int:
-    """Return the rank of an entry: a cause, then that something ended, then a consequence."""
-    return ROLES.index(entry.role) * 2 + (entry.tells in (EXIT, SYMPTOM))
+def _matched(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:
+    """Return the match of an entry with a line."""
+    if entry.needle not in line:
+        return None
+    found = entry.pattern.search(line)
+    if found is None:
+        return None
+    return CatalogueMatch(entry=entry, groups=found.groupdict(default=""))
 
 
-def _entry(name: str, raw: Mapping[str, Any]) -> CatalogueEntry:
-    return CatalogueEntry(
-        name=name,
-        needle=raw["needle"],
-        pattern=re.compile(raw["pattern"]),
-        role=raw["role"],
-        kind=FailureClass(raw["class"]),
-        cause=raw["cause"],
-        remedy=raw["remedy"],
-        source=raw["source"],
-        tells=raw.get("tells", ""),
-        over=raw.get("over", ""),
-        needs=raw.get("needs", ""),
-    )
+def _weight(known: CatalogueMatch) -> tuple[int, bool]:
+    """Return the rank of a match: a cause, then that something ended, then a consequence."""
+    return ROLES.index(known.entry.role), known.entry.tells in (EXIT, SYMPTOM)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.launch.rank_results import CAUSE
 from bundle.protocol.events import JobEnds
 from bundle.protocol.job import load
+from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.problem import NodeError
 from bundle.protocol.words import Action, FailureClass
 
@@ -160,12 +161,15 @@ def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
 def _nodes_of_ranks(files: JobFiles, summary: EventSummary, result: JobResult) -> dict[int, str]:
     """Return the node of each rank, from the names of logs, and from the order of the nodes."""
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
-    world_size, nodes = result.world_size or 0, summary.nodes
-    if not world_size or not nodes or world_size % len(nodes):
-        return named
+    return _dealt(result.world_size or 0, summary.nodes) | named
+
+
+def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
+    """Return the node of each rank; none where the nodes cannot have equally many."""
+    if not nodes or world_size % len(nodes):
+        return {}
     ranks_per_node = world_size // len(nodes)
-    dealt = {rank: nodes[rank // ranks_per_node] for rank in range(world_size)}
-    return dealt | named
+    return {rank: nodes[rank // ranks_per_node] for rank in range(world_size)}
 
 
 def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, FirstFailure | None]:
@@ -194,12 +198,13 @@ def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
         return first
     if hit.entry.tells == END:
         # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
-        node = _lost_node((hit, *case.seen.hits)) if first.kind == FailureClass.NODE_FAILURE else ""
+        failed_node = first.kind == FailureClass.NODE_FAILURE
+        node = _lost_node((hit, *case.seen.hits)) if failed_node else ""
         return replace(first, node=node, rank=None)
+    if first.rank is not None or case.launched.first:
+        return first
     task = hit.groups.get("tasks", "")
-    if first.rank is None and task.isdigit() and not case.launched.first:
-        return replace(first, rank=int(task))
-    return first
+    return replace(first, rank=int(task)) if task.isdigit() else first
 
 
 def _lost_node(hits: tuple[Hit, ...]) -> str:
@@ -221,7 +226,7 @@ def _explained(
     killer = case.seen.out_of_memory(first.node)
     if first.kind != FailureClass.KILLED or first.exit_code not in (-9, 137) or killer is None:
         return first, in_logs
-    first = first.explained_by(killer.entry, killer.groups)
+    first = first.explained_by(killer.known)
     return first, replace(in_logs, shown=(killer,))
 
 
@@ -246,18 +251,23 @@ def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
     for log in files.logs:
         if log.rank == first.rank:
             lines += last_lines(log.path, _LAST_WORDS)
-    silent = first.hint == LOG_TELLS and first.rank is not None and not lines
-    return replace(first, lines=tuple(lines), hint=_SILENT if silent else first.hint)
+    if lines or first.rank is None or first.hint != LOG_TELLS:
+        return replace(first, lines=tuple(lines))
+    return replace(first, lines=(), hint=_SILENT)
 
 
 def _same_failure(first: FirstFailure, result: JobResult) -> tuple[int, ...]:
     """Return the other ranks that failed by themselves with the same error."""
     records = {record.rank: record for record in result.failures}
     record = None if first.rank is None else records.pop(first.rank, None)
-    if record is None or not record.exception or weigh(record) != CAUSE:
+    if record is None or not _raised_by_itself(record):
         return ()
-    same = (rank for rank, other in records.items() if comparable(other) == comparable(record))
-    return tuple(sorted(same))
+    error = comparable(record)
+    return tuple(sorted(rank for rank, other in records.items() if comparable(other) == error))
+
+
+def _raised_by_itself(record: FailureRecord) -> bool:
+    return record.exception != "" and weigh(record) == CAUSE
 
 
 def _consequences(

@@ -51,9 +51,10 @@ def _of_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequenc
     own = [hit for hit in seen.hits if _is_own(hit, first)]
     if own:
         return own[-1:]
-    agrees = first.kind == FailureClass.HANG or _agrees(verdict, first)
     of_entry = [hit for hit in seen.hits if _is_of_entry(hit, first)][:1]
-    others = [hit for hit in verdict.shown if agrees and hit not in of_entry]
+    if not _agrees(verdict, first):
+        return of_entry
+    others = [hit for hit in verdict.shown if hit not in of_entry]
     return [*of_entry, *others][:_MOST]
 
 
@@ -74,6 +75,8 @@ def _is_of_entry(hit: Hit, first: FirstFailure) -> bool:
 
 def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
     """Return whether the logs alone tell the same failure, and not the end of another rank."""
+    if first.kind == FailureClass.HANG:
+        return True
     if verdict.first is None or verdict.first.kind != first.kind:
         return False
     return first.exit_code is None or verdict.first.rank in (None, first.rank)
@@ -117,9 +120,11 @@ def _process(event: Event, first: FirstFailure) -> str:
         return ""
     lists: tuple[Sequence[Departure | Vanished | Lingering] | None, ...]
     lists = (event.left, event.vanished, event.lingering)
-    ranks = (rank for ranks in lists for rank in ranks or ())
-    found = next((rank for rank in ranks if rank.rank == first.rank), None)
-    return "" if found is None else _members(encode(found, short=True))
+    for processes in lists:
+        for process in processes or ():
+            if process.rank == first.rank:
+                return _members(encode(process, short=True))
+    return ""
 
 
 def _rank_record(event: Event, first: FirstFailure) -> str:
@@ -150,10 +155,11 @@ def _members(value: Mapping[str, Any]) -> str:
 
 
 def _launcher_status(event: Event, first: FirstFailure) -> str:
-    if not isinstance(event, Answer) or event.node != first.node:
+    if not isinstance(event, Answer) or not first.exit_code:
         return ""
-    same = event.exit_code == first.exit_code and first.exit_code
-    return f'"exit_code": {first.exit_code}' if same else ""
+    if (event.node, event.exit_code) != (first.node, first.exit_code):
+        return ""
+    return f'"exit_code": {first.exit_code}'
 
 
 _PARTS: Sequence[Callable[[Event, FirstFailure], str]] = (

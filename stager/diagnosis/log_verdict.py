@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -97,7 +97,9 @@ class _Logs:
     def failed_ranks(self) -> tuple[int, ...]:
         """Return the ranks that failed, whatever the reason."""
         ranks = {report.rank for report in self._ended}
-        ranks.update(hit.rank for hit in self._hits if hit.trace or hit.entry.tells == STUCK)
+        for hit in self._hits:
+            if hit.trace or hit.entry.tells == STUCK:
+                ranks.add(hit.rank)
         return tuple(sorted(rank for rank in ranks if rank is not None))
 
     def _hit(self, role: Role, hit: Hit) -> Candidate:
@@ -169,7 +171,8 @@ def _is_after(report: Hit | Exit, end: Hit | Exit) -> bool:
 def _causes(hits: Sequence[Hit]) -> list[Hit]:
     """Return the hits that tell a cause; of one rank's tracebacks the last: it survived others."""
     last = {_writer(hit): hit.number for hit in hits}
-    return [hit for hit in hits if _is_cause(hit) and last[_writer(hit)] == hit.number]
+    own = filter(_failed_by_itself, hits)
+    return [hit for hit in own if last[_writer(hit)] == hit.number]
 
 
 def _writer(hit: Hit) -> tuple[Path, int | None, int]:
@@ -178,8 +181,11 @@ def _writer(hit: Hit) -> tuple[Path, int | None, int]:
     return hit.log.path, hit.rank, 0 if by_rank else hit.number
 
 
-def _is_cause(hit: Hit) -> bool:
-    return hit.primary and not (hit.entry is EXCEPTION and _has_lost_peer(hit))
+def _failed_by_itself(hit: Hit) -> bool:
+    """Return whether a hit tells a cause, and no exception by which a rank lost its peers."""
+    if not hit.primary:
+        return False
+    return hit.entry is not EXCEPTION or not _has_lost_peer(hit)
 
 
 def _has_lost_peer(hit: Hit) -> bool:
@@ -192,13 +198,11 @@ def _has_lost_peer(hit: Hit) -> bool:
 def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
     """Return the failure that a hit tells, with the exit status of its rank if that is known."""
     rank = _rank_of(hit)
-    report = _exit_of(rank, ended)
     node = _node_of(hit, rank, nodes)
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
-    return FirstFailure(
-        node=node or (report.node if report else ""),
+    failure = FirstFailure(
+        node=node,
         rank=rank,
-        exit_code=report.code if report else None,
         kind=hit.entry.kind,
         cause=hit.text if hit.trace else meaning,
         hint=hint,
@@ -207,6 +211,10 @@ def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstF
         meaning=meaning,
         entry=hit.entry.name,
     )
+    report = _exit_of(rank, ended)
+    if report is None:
+        return failure
+    return replace(failure, node=node or report.node, exit_code=report.code)
 
 
 def _node_of(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
@@ -215,10 +223,9 @@ def _node_of(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
 
 
 def _exit_of(rank: int | None, ended: Sequence[Exit]) -> Exit | None:
-    for report in ended:
-        if rank is not None and report.rank == rank:
-            return report
-    return None
+    if rank is None:
+        return None
+    return next((report for report in ended if report.rank == rank), None)
 
 
 def _rank_of(hit: Hit) -> int | None:

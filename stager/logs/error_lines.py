@@ -57,7 +57,7 @@ def _ends(trace: list[Line]) -> bool:
 def _is_error(text: str) -> bool:
     known = match(text)
     if known is not None:
-        return known[0].role != NOISE and known[0].name not in _CLOSING_ENTRIES
+        return known.entry.role != NOISE and known.entry.name not in _CLOSING_ENTRIES
     return bool(_ERROR.search(text)) and not _WARNING.search(text)
 
 

@@ -144,7 +144,7 @@ def test_a_pattern_finds_nothing_without_its_needle() -> None:
 def test_a_sample_shows_its_entry(sample: Path) -> None:
     """One of its lines is told by that entry, and not by one that stands before it."""
     text = log_of(sample)
-    assert any(found[0] is entry_of(sample) for line in text.splitlines() if (found := match(line)))
+    assert entry_of(sample) in {known.entry for known in map(match, text.splitlines()) if known}
     assert text.endswith("\n")
     assert not re.search(r"/work/|/tmp/v/|/root/", text), "a path of the machine it was made on"
 
