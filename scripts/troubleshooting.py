@@ -21,11 +21,9 @@ from bundle.protocol.problem_table import TABLE  # noqa: E402
 from bundle.protocol.wording import Wording  # noqa: E402
 from bundle.protocol.words import FailureClass  # noqa: E402
 from stager.catalogue.catalogue import (  # noqa: E402
-    CASCADE,
-    NOISE,
-    PRIMARY,
-    STUCK,
     CatalogueEntry,
+    LineRole,
+    LineTells,
     catalogue,
 )
 
@@ -81,15 +79,17 @@ def _without_values(text: str) -> str:
 
 
 def _generated() -> Iterator[str]:
-    causes = [one for one in catalogue() if one.role == PRIMARY]
+    causes = [one for one in catalogue() if one.role == LineRole.PRIMARY]
     for kind in FailureClass:
         entries = [one for one in causes if one.kind == kind]
-        waiting = [one for one in catalogue() if one.tells == STUCK and one.kind == kind]
+        waiting = [one for one in catalogue() if one.tells == LineTells.STUCK and one.kind == kind]
         if entries or waiting:
             yield from (f"### {kind}", "", *_table([*entries, *waiting]), "")
-    rest = [one for one in catalogue() if one.role == CASCADE and one.tells != STUCK]
+    rest = [
+        one for one in catalogue() if one.role == LineRole.CASCADE and one.tells != LineTells.STUCK
+    ]
     yield from ("### Consequences", "", _HEADINGS["Consequences"], "", *_table(rest), "")
-    noise = [one for one in catalogue() if one.role == NOISE]
+    noise = [one for one in catalogue() if one.role == LineRole.NOISE]
     yield from ("### Noise", "", _HEADINGS["Noise"], "", *_table(noise))
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..protocol.codec import AnyText, DecodeError, decode
 
@@ -124,7 +123,7 @@ def some_of(reasons: Mapping[str, str]) -> dict[str, str]:
     return first
 
 
-def _json_object(line: bytes) -> dict[str, Any] | None:
+def _json_object(line: bytes) -> dict[str, object] | None:
     try:
         raw = json.loads(line.decode("ascii"))
     except (ValueError, RecursionError):

@@ -5,14 +5,14 @@ Each table of ``catalogue/*.toml`` is one entry::
     [disk-full]                                 # its name
     needle = "No space left on device"          # no line without it can match; no digits in it
     pattern = 'No space left on device'         # a regular expression, searched for in one line
-    role = "primary"                            # primary (a cause), cascade (a consequence), noise
+    role = "primary"                            # one of LineRole
     class = "disk-full"                         # one of FailureClass
     cause = "a disk is full on that node"       # {name}: what a group of the pattern matched
     remedy = "free some space there"
     source = "Linux, ENOSPC"                    # who writes such a line
-    tells = "exit"                              # optional: see Entry.tells
-    over = "Step created for"                   # optional: see Entry.over
-    needs = "gloo-mesh"                         # optional: see Entry.needs
+    tells = "exit"                              # optional: one of LineTells
+    over = "Step created for"                   # optional: see CatalogueEntry.over
+    needs = "gloo-mesh"                         # optional: see CatalogueEntry.needs
 """
 
 from __future__ import annotations
@@ -24,17 +24,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundle.protocol.codec import decode
-from bundle.protocol.words import FailureClass
+from bundle.protocol.words import FailureClass, Word
 
 from ..core.toml import read
-
-PRIMARY, CASCADE, NOISE = ROLES = ("primary", "cascade", "noise")
-EXIT, STUCK, SYMPTOM, END = TELLS = ("exit", "stuck", "symptom", "end")
 
 LONGEST = 2_000
 """Characters of a line that are searched: no pattern may take long, whatever the line."""
 _WARNING = re.compile(r"[A-Za-z]Warning: ")
 """The beginning of Python's own warnings, which do not end a program."""
+
+
+class LineRole(Word):
+    """The account of a line in a verdict; the first one counts most."""
+
+    PRIMARY = "primary"
+    """A cause."""
+    CASCADE = "cascade"
+    """A consequence: look for an earlier line."""
+    NOISE = "noise"
+    """Of no account."""
+
+
+class LineTells(Word):
+    """The part of a story that a line tells if not its cause."""
+
+    EXIT = "exit"
+    """Only that something ended, not why."""
+    STUCK = "stuck"
+    """That somebody else did not come."""
+    SYMPTOM = "symptom"
+    """What often follows from another failure; it counts where nothing else tells one."""
+    END = "end"
+    """That Slurm ended the job; what had failed before counts more."""
+
+
+_ROLES = tuple(LineRole)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +71,8 @@ class CatalogueEntry:
     """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.scan`."""
     expression: str = field(metadata={"json": "pattern"})
     """The regular expression that is searched for in a line."""
-    role: str
-    """``primary``, a cause; ``cascade``, look for an earlier one; ``noise``, of no account."""
+    role: LineRole
+    """Its account in a verdict."""
     kind: FailureClass = field(metadata={"json": "class"})
     """Its class."""
     cause: str
@@ -57,13 +81,8 @@ class CatalogueEntry:
     """The remedy: a command or a setting."""
     source: str
     """The program that writes such a line."""
-    tells: str = ""
-    """The part of a story that a line tells if not its cause; empty for one that tells a cause.
-
-    ``exit``: only that something ended, not why. ``stuck``: that somebody else did not come.
-    ``symptom``: what often follows from another failure; it counts where nothing else tells one.
-    ``end``: that Slurm ended the job; what had failed before counts more.
-    """
+    tells: LineTells | None = None
+    """The part of a story that a line tells; None for one that tells a cause."""
     over: str = ""
     """A text in a later line of the same file that takes it back; empty for none."""
     needs: str = ""
@@ -87,12 +106,12 @@ class _Groups(dict[str, str]):
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogueMatch:
-    """What the catalogue knows of a line."""
+    """An entry of the catalogue, and the parts of a line that it has found."""
 
     entry: CatalogueEntry
     """The entry that the line is a sample of."""
     groups: Mapping[str, str]
-    """What the groups of its pattern have found."""
+    """The texts that the groups of its pattern have found."""
 
 
 @functools.cache
@@ -136,6 +155,9 @@ def _matched(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:
     return CatalogueMatch(entry=entry, groups=found.groupdict(default=""))
 
 
+_WITHOUT_CAUSE = (LineTells.EXIT, LineTells.SYMPTOM)
+
+
 def _weight(known: CatalogueMatch) -> tuple[int, bool]:
     """Return the rank of a match: a cause, then that something ended, then a consequence."""
-    return ROLES.index(known.entry.role), known.entry.tells in (EXIT, SYMPTOM)
+    return _ROLES.index(known.entry.role), known.entry.tells in _WITHOUT_CAUSE

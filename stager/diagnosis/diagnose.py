@@ -13,7 +13,7 @@ from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.problem import NodeError
 from bundle.protocol.words import Action, FailureClass
 
-from ..catalogue.catalogue import END
+from ..catalogue.catalogue import LineTells
 from ..logs import events
 from ..logs.clock import Clock
 from ..logs.events import EventSummary
@@ -196,7 +196,7 @@ def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
     first, hit = in_logs.first, next(iter(in_logs.shown), None)
     if first is None or not isinstance(hit, Hit):
         return first
-    if hit.entry.tells == END:
+    if hit.entry.tells == LineTells.END:
         # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
         failed_node = first.kind == FailureClass.NODE_FAILURE
         node = _lost_node((hit, *case.seen.hits)) if failed_node else ""

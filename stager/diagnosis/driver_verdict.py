@@ -16,7 +16,7 @@ from bundle.protocol.problem import Problem
 from bundle.protocol.problem_table import TABLE
 from bundle.protocol.words import Ending, FailureClass
 
-from ..catalogue.catalogue import EXIT, PRIMARY, CatalogueMatch, match
+from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
 from ..logs.result import JobResult, RankProcess
 from . import problem_verdict
 from .failure import FirstFailure
@@ -185,14 +185,14 @@ def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
     )
     for line in tail:
         known = match(line)
-        if known is not None and _names_cause(known):
+        if known is not None and _names_cause(known.entry):
             return replace(failure, cause=line.strip()).explained_by(known)
     return failure
 
 
-def _names_cause(known: CatalogueMatch) -> bool:
+def _names_cause(entry: CatalogueEntry) -> bool:
     """Return whether a launcher's line tells a cause, and not only that a process ended."""
-    return known.entry.role == PRIMARY and known.entry.tells != EXIT
+    return entry.role == LineRole.PRIMARY and entry.tells != LineTells.EXIT
 
 
 def _lingering(result: JobResult, node: str = "") -> RankProcess | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from bundle.protocol.answers import Answer
 from bundle.protocol.codec import encode
@@ -13,7 +12,7 @@ from bundle.protocol.launch_answers import Departure, LaunchAnswer, Lingering, V
 from bundle.protocol.problem import Problem
 from bundle.protocol.words import FailureClass
 
-from ..catalogue.catalogue import PRIMARY
+from ..catalogue.catalogue import LineRole
 from ..logs.events import parse_line
 from ..logs.files import JobFiles
 from ..logs.lines import numbered
@@ -64,7 +63,7 @@ def _is_own(hit: Hit, first: FirstFailure) -> bool:
         return False
     if hit.text not in (line.strip() for line in first.lines):
         return hit.text in first.cause
-    return hit.entry.role == PRIMARY or hit.entry.name == first.entry
+    return hit.entry.role == LineRole.PRIMARY or hit.entry.name == first.entry
 
 
 def _is_of_entry(hit: Hit, first: FirstFailure) -> bool:
@@ -149,7 +148,7 @@ def _node_problem(event: Event, first: FirstFailure) -> str:
     return ""
 
 
-def _members(value: Mapping[str, Any]) -> str:
+def _members(value: Mapping[str, object]) -> str:
     """Return an object as it is in a line, without its braces."""
     return json.dumps(value)[1:-1]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..catalogue.catalogue import END, EXIT
+from ..catalogue.catalogue import LineTells
 from ..logs.clock import stamp, year_of
 from ..logs.files import LogFile
 from ..logs.lines import numbered
@@ -65,7 +65,7 @@ class Exit:
 
 def exits(hits: Sequence[Hit]) -> list[Exit]:
     """Return every process whose end the hits report, in order of time where that is known."""
-    reports = [hit for hit in hits if hit.entry.tells == EXIT]
+    reports = [hit for hit in hits if hit.entry.tells == LineTells.EXIT]
     tables = _in_tables(hits)
     of_torchrun = [*tables, *_without_table(reports, tables)]
     of_srun = _of_srun(reports, bool(tables), _step_ends(hits))
@@ -82,7 +82,7 @@ def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
     """Return, for each log, the line from which on Slurm ends what is left of a step."""
     ends: dict[Path, int] = {}
     for hit in hits:
-        if hit.entry.tells == END or hit.entry.name in _STEP_ENDS:
+        if hit.entry.tells == LineTells.END or hit.entry.name in _STEP_ENDS:
             ends[hit.log.path] = min(hit.number, ends.get(hit.log.path, hit.number))
     return ends
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from bundle.protocol.words import FailureClass
 
-from ..catalogue.catalogue import CASCADE, END, STUCK, SYMPTOM
+from ..catalogue.catalogue import LineRole, LineTells
 from .exit_reports import Exit, exits
 from .failure import FirstFailure
 from .rank_verdict import LINES, of_code
@@ -76,7 +76,8 @@ class _Logs:
     ) -> None:
         self._hits, self._lengths, self._nodes = hits, lengths, nodes
         self._ended = exits(hits)
-        self._ends = [self._hit(Role.SLURM_END, hit) for hit in _in_place(_telling(hits, END))]
+        ends = _in_place(_telling(hits, LineTells.END))
+        self._ends = [self._hit(Role.SLURM_END, hit) for hit in ends]
 
     def candidates(self) -> Iterator[Candidate]:
         """Yield all that may have failed first, but for what came after Slurm's end of the job."""
@@ -85,7 +86,7 @@ class _Logs:
         for report in self._before_the_end(self._ended):
             if report.by_itself:
                 yield _exit(Role.KILLED, report)
-        for hit in self._before_the_end(_in_place(_telling(self._hits, SYMPTOM))):
+        for hit in self._before_the_end(_in_place(_telling(self._hits, LineTells.SYMPTOM))):
             yield self._hit(Role.SYMPTOM, hit)
         yield from self._absent()
         yield from self._ends
@@ -98,7 +99,7 @@ class _Logs:
         """Return the ranks that failed, whatever the reason."""
         ranks = {report.rank for report in self._ended}
         for hit in self._hits:
-            if hit.trace or hit.entry.tells == STUCK:
+            if hit.trace or hit.entry.tells == LineTells.STUCK:
                 ranks.add(hit.rank)
         return tuple(sorted(rank for rank in ranks if rank is not None))
 
@@ -124,7 +125,7 @@ class _Logs:
 
     def _absent(self) -> Iterator[Candidate]:
         """Yield the ranks that others waited for, all as one."""
-        waiting = tuple(self._before_the_end(_telling(self._hits, STUCK)))
+        waiting = tuple(self._before_the_end(_telling(self._hits, LineTells.STUCK)))
         if not waiting:
             return
         missing = absent(waiting, self._nodes)
@@ -137,8 +138,7 @@ class _Logs:
 
     def _consequences(self) -> Iterator[Candidate]:
         """Yield the hits that follow from others, and the ends of processes, each as one."""
-        hits = (hit for hit in self._hits if hit.entry is EXCEPTION or hit.entry.role == CASCADE)
-        shown = tuple(hits)[:_SHOWN]
+        shown = tuple(filter(_may_follow, self._hits))[:_SHOWN]
         for hit in shown[:1]:
             failure = partial(_unknown, hit, hit.log.node)
             yield Candidate(role=Role.LOST_PEER, failure=failure, shown=shown)
@@ -158,7 +158,7 @@ def _in_place(hits: Sequence[Hit]) -> list[Hit]:
     return sorted(hits, key=lambda hit: (str(hit.log.path), hit.number))
 
 
-def _telling(hits: Sequence[Hit], what: str) -> list[Hit]:
+def _telling(hits: Sequence[Hit], what: LineTells) -> list[Hit]:
     return [hit for hit in hits if hit.entry.tells == what]
 
 
@@ -179,6 +179,11 @@ def _writer(hit: Hit) -> tuple[Path, int | None, int]:
     """Return file and rank of a rank's traceback; any other hit stands for itself."""
     by_rank = hit.trace and hit.rank is not None
     return hit.log.path, hit.rank, 0 if by_rank else hit.number
+
+
+def _may_follow(hit: Hit) -> bool:
+    """Return whether a hit may follow from another failure."""
+    return hit.entry is EXCEPTION or hit.entry.role == LineRole.CASCADE
 
 
 def _failed_by_itself(hit: Hit) -> bool:

@@ -10,7 +10,7 @@ from bundle.launch.rank_results import CAUSE, LOST_PEER, weight
 from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.words import FailureClass
 
-from ..catalogue.catalogue import CASCADE, EXIT, NOISE, PRIMARY, STUCK, CatalogueMatch, match
+from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match
 from .failure import FirstFailure
 
 LINES = 20
@@ -123,14 +123,14 @@ def weigh(record: FailureRecord) -> int:
     if seen != CAUSE:
         return seen
     known = explained(record)
-    follows = known is not None and known.entry.role == CASCADE
+    follows = known is not None and known.entry.role == LineRole.CASCADE
     return LOST_PEER if follows else CAUSE
 
 
 def waited_in_vain(record: FailureRecord) -> bool:
     """Return whether a rank failed because it had waited too long for another one."""
     known = explained(record)
-    return known is not None and known.entry.tells == STUCK
+    return known is not None and known.entry.tells == LineTells.STUCK
 
 
 def explained(record: FailureRecord) -> CatalogueMatch | None:
@@ -142,14 +142,14 @@ def explained(record: FailureRecord) -> CatalogueMatch | None:
     if not record.exception:
         return None
     closing = match(f"{record.exception}: {_summary(record)}")
-    if _explains(closing):
+    if closing is not None and _explains(closing.entry):
         return closing
     last: CatalogueMatch | None = None
     for line in reversed(_exception_lines(record)):
         known = match(line)
-        if known is None or not _explains(known):
+        if known is None or not _explains(known.entry):
             continue
-        if known.entry.role == PRIMARY:
+        if known.entry.role == LineRole.PRIMARY:
             return known
         last = last or known
     return last
@@ -162,6 +162,6 @@ def _exception_lines(record: FailureRecord) -> list[str]:
     return [line for line in record.lines if line[:1].strip()]
 
 
-def _explains(known: CatalogueMatch | None) -> bool:
+def _explains(entry: CatalogueEntry) -> bool:
     """Return whether a line tells why a rank failed, be it that others had failed before."""
-    return known is not None and known.entry.role != NOISE and known.entry.tells != EXIT
+    return entry.role != LineRole.NOISE and entry.tells != LineTells.EXIT

@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 from bundle.protocol.words import FailureClass
 
 from ..catalogue.catalogue import (
-    CASCADE,
-    EXIT,
-    NOISE,
-    PRIMARY,
-    STUCK,
     CatalogueEntry,
     CatalogueMatch,
+    LineRole,
+    LineTells,
     catalogue,
     match,
 )
@@ -40,7 +37,7 @@ _STAMP_LINES = 400
 _LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
 LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
 """A frame of a traceback of torchrun itself, and of no rank."""
-_PASSED_ON = (CASCADE, FailureClass.UNKNOWN)
+_PASSED_ON = (LineRole.CASCADE, FailureClass.UNKNOWN)
 """Role and class of an exception that only passes on what another process raised."""
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
@@ -49,7 +46,7 @@ EXCEPTION = CatalogueEntry(
     name="",
     needle="",
     expression=r"\Z",
-    role=PRIMARY,
+    role=LineRole.PRIMARY,
     kind=FailureClass.PYTHON_ERROR,
     cause="",
     remedy="the traceback names the line",
@@ -91,7 +88,7 @@ class Hit:
     @property
     def primary(self) -> bool:
         """Whether it tells a cause."""
-        return self.entry.role == PRIMARY and not self.entry.tells
+        return self.entry.role == LineRole.PRIMARY and not self.entry.tells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +112,7 @@ class Scanned:
 
     def waiting(self) -> list[Hit]:
         """Return the hits of ranks that waited for others in vain, the earliest first."""
-        waiting = [hit for hit in self.hits if hit.entry.tells == STUCK]
+        waiting = [hit for hit in self.hits if hit.entry.tells == LineTells.STUCK]
         return sorted(waiting, key=lambda hit: (hit.time is None, hit.time or 0.0))
 
     def out_of_memory(self, node: str) -> Hit | None:
@@ -233,7 +230,7 @@ class _Scanner:
         known = match(text, entries)
         if known is None:
             self._hits = [hit for hit in self._hits if not _takes_back(text, hit)]
-        elif known.entry.role != NOISE and not self._is_enough(known.entry.name):
+        elif known.entry.role != LineRole.NOISE and not self._is_enough(known.entry.name):
             author = self._author(text, self.line + at + 1)
             self._keep(lines, at, author, known, frame_above(lines, at, _LINE_CHARACTERS))
 
@@ -316,7 +313,7 @@ def _telling_exception(
 
 def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
     """Return whether an exception tells anything beside the others of its traceback."""
-    if entry.tells == EXIT:
+    if entry.tells == LineTells.EXIT:
         return False
     return alone or (entry.role, entry.kind) != _PASSED_ON
 
@@ -328,6 +325,6 @@ def _takes_back(text: str, hit: Hit) -> bool:
 
 def _doubt(entry: CatalogueEntry) -> int:
     """Return how little an exception tells beside the others of its traceback."""
-    if entry.role != PRIMARY:
+    if entry.role != LineRole.PRIMARY:
         return 1
     return 2 if entry.tells else 0

@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from bundle.protocol.words import FailureClass
 from stager.catalogue import catalogue
-from stager.catalogue.catalogue import ROLES, TELLS, CatalogueEntry, entry, match
+from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, entry, match
 from stager.cli import app
 from stager.diagnosis.diagnose import diagnose
 from stager.logs.files import find
@@ -102,8 +102,8 @@ def test_an_entry_is_well_formed(name: str) -> None:
     assert REQUIRED <= set(fields) <= REQUIRED | OPTIONAL
     assert all(isinstance(value, str) and value for value in fields.values())
     assert fields["class"] in set(FailureClass)
-    assert fields["role"] in ROLES
-    assert fields.get("tells", "exit") in TELLS
+    assert fields["role"] in set(LineRole)
+    assert fields.get("tells", "exit") in set(LineTells)
     assert fields.get("needs", name) in raw()
     for text in (fields["needle"], fields.get("over", "")):
         assert not re.search(r"\d", text), "a needle is looked for in lines without their digits"
