@@ -124,8 +124,7 @@ class ResultsWriter:
         place stays in a directory that is no longer hidden.
         """
         if not complete:
-            for root in self._roots.keys() - self._nonempty:
-                removal.sweep(self._path_of(root))
+            self._remove_empty()
         self._finish_inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
@@ -137,6 +136,11 @@ class ResultsWriter:
                 failed[root] = exc.strerror or str(exc)
         if failed:
             self._keep_unpublished(failed)
+
+    def _remove_empty(self) -> None:
+        """Remove the outputs that hold nothing."""
+        for root in self._roots.keys() - self._nonempty:
+            removal.sweep(self._path_of(root))
 
     def discard(self) -> None:
         """Remove the hidden directory with its remaining content."""
