@@ -19,13 +19,11 @@ sys.path.insert(0, str(HERE.parent))
 from bundle.protocol.problem import ProblemCode  # noqa: E402
 from bundle.protocol.problem_table import TABLE  # noqa: E402
 from bundle.protocol.wording import Wording  # noqa: E402
+from bundle.protocol.words import FailureClass  # noqa: E402
 from stager.catalogue.catalogue import (  # noqa: E402
-    CASCADE,
-    CLASSES,
-    NOISE,
-    PRIMARY,
-    STUCK,
     CatalogueEntry,
+    LineRole,
+    LineTells,
     catalogue,
 )
 
@@ -57,7 +55,7 @@ def _problems() -> Iterator[str]:
     yield "What keeps a node from running a job, or ends it, by the class that a diagnosis gives."
     yield "`--json` and the file of events have the code."
     wordings = {code: words for code, words in TABLE.items() if code is not ProblemCode.OTHER}
-    for kind in CLASSES:
+    for kind in FailureClass:
         own = {code: words for code, words in wordings.items() if words.failure_class == kind}
         if own:
             yield from ("", f"**{kind}**", "", "| problem | means | what to do | code |")
@@ -81,15 +79,17 @@ def _without_values(text: str) -> str:
 
 
 def _generated() -> Iterator[str]:
-    causes = [one for one in catalogue() if one.role == PRIMARY]
-    for kind in CLASSES:
+    causes = [one for one in catalogue() if one.role == LineRole.PRIMARY]
+    for kind in FailureClass:
         entries = [one for one in causes if one.kind == kind]
-        waiting = [one for one in catalogue() if one.tells == STUCK and one.kind == kind]
+        waiting = [one for one in catalogue() if one.tells == LineTells.STUCK and one.kind == kind]
         if entries or waiting:
             yield from (f"### {kind}", "", *_table([*entries, *waiting]), "")
-    rest = [one for one in catalogue() if one.role == CASCADE and one.tells != STUCK]
+    rest = [
+        one for one in catalogue() if one.role == LineRole.CASCADE and one.tells != LineTells.STUCK
+    ]
     yield from ("### Consequences", "", _HEADINGS["Consequences"], "", *_table(rest), "")
-    noise = [one for one in catalogue() if one.role == NOISE]
+    noise = [one for one in catalogue() if one.role == LineRole.NOISE]
     yield from ("### Noise", "", _HEADINGS["Noise"], "", *_table(noise))
 
 

@@ -79,7 +79,7 @@ def _fetch_outputs(state: State, head: str, work_dir: str) -> bool:
         _emit_collected(state, work_dir, _NOTHING, [exc.problem])
         return False
     _emit_collected(state, work_dir, received, list(received.problems))
-    return received.complete and not _has_gaps(received)
+    return received.complete and not received.gaps
 
 
 _NOTHING = Received(
@@ -91,6 +91,7 @@ _NOTHING = Received(
     missing=(),
     left_out={},
     changed={},
+    gaps=0,
     problems=(),
 )
 
@@ -112,10 +113,3 @@ def _emit_collected(
             problems=tuple(problems),
         )
     )
-
-
-def _has_gaps(received: Received) -> bool:
-    """Return whether something worth keeping has not come, or not as it was."""
-    cut = any(why.startswith(("not sent", "the last")) for why in received.changed.values())
-    unread = ("this user may not read it", "Permission denied")
-    return cut or any(why.startswith(unread) for why in received.left_out.values())

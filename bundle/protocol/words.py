@@ -92,7 +92,7 @@ class Ending(Word):
 
 
 class FailureClass(Word):
-    """The class of a failure, as ``stager diagnose`` reports it."""
+    """The class of a failure, as ``stager diagnose`` reports it; in the documentation's order."""
 
     PYTHON_ERROR = "python-error"
     OUT_OF_MEMORY = "out-of-memory"

@@ -1,19 +1,4 @@
-"""The stream in which the outputs of a job are sent from a node to the login side.
-
-The stream, version 1, is made for a pipe (``srun``): one line of JSON, an uncompressed GNU tar, one
-line of JSON. ``tail -n +2 | tar -t`` lists it by hand. The first line::
-
-    {"results": 1, "roots": [path], "entries": n, "files": n, "bytes": n,
-     "missing": [output], "left_out": {path: reason}}
-
-``roots`` are the paths that the outputs stand for, none of them inside another; each member of the
-tar is one of them or lies below one, directories before their content. ``entries`` (directories
-and links too), ``files`` and ``bytes`` (of their content) are upper limits of what follows. The tar
-holds directories, files and symbolic links, and the GNU long names, nothing else. The last line
-says that the stream is complete, and which files changed while they were sent::
-
-    {"end": 1, "sha256": hex digest of the tar, "changed": {path: what happened}}
-"""
+"""Sending the outputs of a job from a node, see :mod:`bundle.results.stream`."""
 
 from __future__ import annotations
 
@@ -22,21 +7,16 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
 
 from ..format.manifest import BLOCK, padding
+from ..protocol.codec import encode
 from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from .selection import OutputEntry, measure, select
-
-VERSION = 1
-LINE_LIMIT = 16 << 20
-"""Bytes that a line of JSON may have."""
-CHUNK = 1 << 20
-"""Bytes of a file that are held in memory at a time."""
-MOST_NAMES = 1000
-"""Paths that are named with a reason; the others are only counted."""
+from .stream import CHUNK, LINE_LIMIT, VERSION, StreamEnd, StreamHead, some_of
 
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -60,35 +40,41 @@ def pack(directory: str, outputs: Sequence[str], stream: IO[bytes]) -> None:
     total = measure(selection.entries)
     writer = _StreamWriter(stream, directory)
     writer.line(
-        {
-            "results": VERSION,
-            "roots": selection.roots,
-            "entries": total.entries,
-            "files": total.files,
-            "bytes": total.bytes,
-            "missing": selection.missing,
-            "left_out": some_of(selection.left_out),
-        }
+        StreamHead(
+            results=VERSION,
+            roots=selection.roots,
+            entries=total.entries,
+            files=total.files,
+            bytes=total.bytes,
+            missing=selection.missing,
+            left_out=some_of(selection.left_out),
+        )
     )
-    changed: dict[str, str] = {}
+    changes: dict[str, _Change] = {}
     for entry in selection.entries:
-        if not stat.S_ISREG(entry.mode):
-            writer.tar(_header(entry, 0))
-            continue
-        change = _send_file(entry, writer)
-        if change:
-            changed[entry.name] = change
+        change = _send(entry, writer)
+        if change is not None:
+            changes[entry.name] = change
     writer.zeros(2 * BLOCK)
-    writer.line({"end": 1, "sha256": writer.digest.hexdigest(), "changed": some_of(changed)})
+    writer.line(
+        StreamEnd(
+            end=1,
+            sha256=writer.digest.hexdigest(),
+            changed=some_of({name: change.text for name, change in changes.items()}),
+            gaps=selection.unread + sum(change.is_gap for change in changes.values()),
+        )
+    )
     writer.flush()
 
 
-def some_of(reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return the first ``MOST_NAMES`` paths with their reasons, and how many more there are."""
-    first = dict(list(reasons.items())[:MOST_NAMES])
-    if len(reasons) > len(first):
-        first["..."] = f"and {len(reasons) - len(first)} more"
-    return first
+@dataclass(frozen=True)
+class _Change:
+    """A change of a file while it was sent."""
+
+    text: str
+    """The change, in words."""
+    is_gap: bool = False
+    """True if the file was not sent, or not to its end."""
 
 
 class _StreamWriter:
@@ -99,10 +85,10 @@ class _StreamWriter:
         self._directory = directory
         self.digest = hashlib.sha256()
 
-    def line(self, content: Mapping[str, Any]) -> None:
+    def line(self, content: StreamHead | StreamEnd) -> None:
         """Write one line of JSON."""
         # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
-        data = json.dumps(content).encode("ascii") + b"\n"
+        data = json.dumps(encode(content)).encode("ascii") + b"\n"
         if len(data) > LINE_LIMIT:
             raise NodeError(Problem(ProblemCode.TOO_MANY_OUTPUTS, self._directory))
         self._write(data)
@@ -139,32 +125,36 @@ class _StreamWriter:
         return NodeError(Problem(ProblemCode.OUTPUTS_NOT_SENT, self._directory, values))
 
 
-def _send_file(entry: OutputEntry, writer: _StreamWriter) -> str:
-    """Send one file; return what happened to it meanwhile, empty for nothing."""
+def _send(entry: OutputEntry, writer: _StreamWriter) -> _Change | None:
+    """Send a directory, file or link; return a file's change meanwhile, None for no change."""
+    if not stat.S_ISREG(entry.mode):
+        writer.tar(_header(entry, 0))
+        return None
     try:
         handle = os.open(entry.source, _READ_ONLY)
     except OSError as exc:
-        return f"not sent: {exc.strerror or exc}"
+        return _Change(f"not sent: {exc.strerror or exc}", is_gap=True)
     try:
         return _send_open_file(handle, entry, writer)
     finally:
         os.close(handle)
 
 
-def _send_open_file(handle: int, entry: OutputEntry, writer: _StreamWriter) -> str:
+def _send_open_file(handle: int, entry: OutputEntry, writer: _StreamWriter) -> _Change | None:
     before = os.fstat(handle)
     if not stat.S_ISREG(before.st_mode):
-        return "not sent: it is no longer a file"
+        return _Change("not sent: it is no longer a file", is_gap=True)
     size = min(before.st_size, entry.size)
     writer.tar(_header(entry, size))
     missing, why = _send_content(handle, size, writer)
     writer.zeros(missing + padding(size))
     after = os.fstat(handle)
     if missing:
-        return f"zeros stand in for the last {counted(missing, 'byte')}: {why}"
+        text = f"zeros stand in for the last {counted(missing, 'byte')}: {why}"
+        return _Change(text, is_gap=True)
     if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
-        return "it was written to while it was sent"
-    return ""
+        return _Change("it was written to while it was sent")
+    return None
 
 
 def _send_content(handle: int, size: int, writer: _StreamWriter) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from ..node import removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from .selection import leads_out
+from .stream import InvalidStream
 
 PARTIAL = ".partial"
 """Suffix of the name of an output that did not arrive in full."""
@@ -33,10 +34,6 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Content = Callable[[], Iterator[memoryview]]
 """Yields a file's bytes piece by piece."""
-
-
-class InvalidStream(Exception):
-    """The stream holds something that no honest sender sends; the text is the reason."""
 
 
 class ResultsWriter:
@@ -110,6 +107,10 @@ class ResultsWriter:
                 raise InvalidStream(f"{info.name!r} comes twice") from exc
             self._leave_out(info, exc.strerror or str(exc))
             return
+        self._count(root, info)
+
+    def _count(self, root: str, info: tarfile.TarInfo) -> None:
+        """Note a member that was written."""
         if info.isreg():
             self.files += 1
             self.bytes += info.size
@@ -123,8 +124,7 @@ class ResultsWriter:
         place stays in a directory that is no longer hidden.
         """
         if not complete:
-            for root in self._roots.keys() - self._nonempty:
-                removal.sweep(self._path_of(root))
+            self._remove_empty()
         self._finish_inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
@@ -136,6 +136,11 @@ class ResultsWriter:
                 failed[root] = exc.strerror or str(exc)
         if failed:
             self._keep_unpublished(failed)
+
+    def _remove_empty(self) -> None:
+        """Remove the outputs that hold nothing."""
+        for root in self._roots.keys() - self._nonempty:
+            removal.sweep(self._path_of(root))
 
     def discard(self) -> None:
         """Remove the hidden directory with its remaining content."""

@@ -1,6 +1,6 @@
 """Receiving results: the stream from a node, unpacked where the job was started.
 
-The stream is described in :mod:`bundle.results.pack`, which also sends it. Nothing in it is
+The stream is described in :mod:`bundle.results.stream`. Nothing in it is
 trusted: only outputs that were asked for are accepted, no path leaves them, no link leads out of
 them, devices and the like are refused, and nothing may be longer than was announced.
 
@@ -12,24 +12,31 @@ a truncated stream, the files that did arrive in full are kept as ``out.partial`
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import IO
 
 from ..format.manifest import BLOCK, padding
 from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import facts_of, refusals
-from .pack import CHUNK, LINE_LIMIT, VERSION, some_of
 from .patterns import above, wanted
-from .publish import InvalidStream, ResultsWriter, sweep
+from .publish import ResultsWriter, sweep
+from .stream import (
+    CHUNK,
+    LINE_LIMIT,
+    InvalidStream,
+    StreamEnd,
+    StreamHead,
+    read_end,
+    read_head,
+    some_of,
+)
 
 _NAME_LIMIT = 64 << 10
 """Bytes of a long name; Linux accepts no path over 4096."""
-_COUNT_LIMIT = 1 << 62
 _HALF_BLOCK = 2048
 """Bytes that a file wastes on average, where a file system allocates 4 KiB blocks."""
 _SPARE_INODES = 16
@@ -56,20 +63,10 @@ class Received:
     """Paths that were not received, with the reason."""
     changed: Mapping[str, str]
     """Files that changed while they were sent, with what happened."""
+    gaps: int
+    """Files and directories that the node could not read, or not to their end."""
     problems: tuple[Problem, ...]
     """The reasons why it is not complete, or was put elsewhere."""
-
-
-@dataclass(frozen=True)
-class _Header:
-    """The first line of the stream, checked; the names are those of its JSON keys."""
-
-    roots: tuple[str, ...]
-    entries: int
-    files: int
-    bytes: int
-    missing: tuple[str, ...]
-    left_out: Mapping[str, str]
 
 
 def receive(
@@ -91,14 +88,15 @@ def receive(
     """
     reader = _Reader(stream)
     try:
-        header = _parse_header(reader.line(), outputs)
+        header = read_head(reader.line())
+        _check_roots(header.roots, outputs)
     except (_Truncated, InvalidStream) as exc:
         raise NodeError(Problem(ProblemCode.NO_RESULTS, source, {"why": str(exc)})) from exc
     sweep(target)
     _require_room(target, header, source)
     writer = ResultsWriter(target, header.roots)
     try:
-        problem, changed = _unpack(reader, writer, header, target, source)
+        problem, end = _unpack(reader, writer, header, target, source)
         complete = problem is None and not writer.left_out
         writer.publish(complete=complete)
         return Received(
@@ -109,7 +107,8 @@ def receive(
             renamed=writer.renamed,
             missing=header.missing,
             left_out=some_of({**header.left_out, **writer.left_out}),
-            changed=changed,
+            changed=end.changed if end else {},
+            gaps=end.gaps if end else 0,
             problems=(*([problem] if problem else []), *writer.problems),
         )
     finally:
@@ -170,12 +169,12 @@ class _Reader:
 
 
 def _unpack(
-    reader: _Reader, writer: ResultsWriter, header: _Header, target: str, source: str
-) -> tuple[Problem | None, Mapping[str, str]]:
+    reader: _Reader, writer: ResultsWriter, header: StreamHead, target: str, source: str
+) -> tuple[Problem | None, StreamEnd | None]:
     """Unpack the tar and check the end mark.
 
     Returns:
-        The reason why it is not complete, None if it is; and the files that changed meanwhile.
+        The reason why it is not complete, None if it is; and the end mark, None if it did not come.
     """
     try:
         for info in _members(reader, header):
@@ -183,19 +182,21 @@ def _unpack(
             writer.add(info, content.pieces)
             content.skip()
         digest = reader.digest.hexdigest()
-        changed = _parse_end(reader.line(), digest)
+        end = read_end(reader.line())
+        if end.sha256 != digest:
+            raise InvalidStream("it does not have the digest that its end mark names")
     except _Truncated as exc:
-        return _incomplete(source, f"the stream was cut: {exc}"), {}
+        return _incomplete(source, f"the stream was cut: {exc}"), None
     except InvalidStream as exc:
-        return _incomplete(source, f"the stream is damaged: {exc}"), {}
+        return _incomplete(source, f"the stream is damaged: {exc}"), None
     except OSError as exc:
         values = {"why": exc.strerror or str(exc)}
-        return Problem(ProblemCode.RESULTS_CUT_BY_DISK, target, values), {}
+        return Problem(ProblemCode.RESULTS_CUT_BY_DISK, target, values), None
     if writer.left_out:
         name, reason = next(iter(writer.left_out.items()))
         why = f"{len(writer.left_out)} could not be written: {name}: {reason}"
-        return _incomplete(target, why), changed
-    return None, changed
+        return _incomplete(target, why), end
+    return None, end
 
 
 def _incomplete(where: str, why: str) -> Problem:
@@ -224,7 +225,7 @@ class _Content:
         self._reader.exactly(self._padding)
 
 
-def _members(reader: _Reader, header: _Header) -> Iterator[tarfile.TarInfo]:
+def _members(reader: _Reader, header: StreamHead) -> Iterator[tarfile.TarInfo]:
     """Yield the members of the tar, as long as they are not more than was announced.
 
     Raises:
@@ -284,30 +285,12 @@ def _check_kind(info: tarfile.TarInfo) -> None:
         raise InvalidStream(f"{info.name!r} is not a file, but has content")
 
 
-def _parse_header(line: bytes, outputs: Sequence[str]) -> _Header:
-    """Check the first line.
+def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
+    """Check the outputs that are announced.
 
     Raises:
-        InvalidStream: it is no such line, or announces outputs that nobody asked for.
+        InvalidStream: nobody asked for one, or they are no paths that can be unpacked.
     """
-    raw = _json_object(line)
-    if raw is None or "results" not in raw:
-        raise InvalidStream(f"it begins with {line[:80]!r}")
-    if raw["results"] != VERSION:
-        raise InvalidStream(f"it has version {raw['results']!r}, this program reads {VERSION}")
-    header = _Header(
-        entries=_count(raw, "entries"),
-        files=_count(raw, "files"),
-        bytes=_count(raw, "bytes"),
-        roots=_texts(raw.get("roots")),
-        missing=_texts(raw.get("missing")),
-        left_out=_reasons(raw.get("left_out")),
-    )
-    _check_roots(header.roots, outputs)
-    return header
-
-
-def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
     for root in roots:
         if "\0" in root or not {"", ".", ".."}.isdisjoint(root.split("/")):
             raise InvalidStream(f"{root!r} is not a plain path")
@@ -319,44 +302,7 @@ def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
         raise InvalidStream("its outputs lie in one another")
 
 
-def _parse_end(line: bytes, digest: str) -> Mapping[str, str]:
-    """Check the last line; return the files that changed."""
-    raw = _json_object(line)
-    if raw is None or raw.get("end") != 1:
-        raise InvalidStream(f"instead of its end mark, {line[:80]!r} follows")
-    if raw.get("sha256") != digest:
-        raise InvalidStream("it does not have the digest that its end mark names")
-    return _reasons(raw.get("changed"))
-
-
-def _json_object(line: bytes) -> dict[str, Any] | None:
-    try:
-        raw = json.loads(line.decode("ascii"))
-    except (ValueError, RecursionError):
-        return None
-    return raw if isinstance(raw, dict) else None
-
-
-def _count(raw: Mapping[str, Any], key: str) -> int:
-    number = raw.get(key)
-    if type(number) is not int or not 0 <= number < _COUNT_LIMIT:
-        raise InvalidStream(f"it announces {str(number)[:80]} {key}")
-    return number
-
-
-def _texts(raw: object) -> tuple[str, ...]:
-    if not isinstance(raw, list) or not all(isinstance(text, str) for text in raw):
-        raise InvalidStream(f"a list of names was expected, not {str(raw)[:80]!r}")
-    return tuple(raw)
-
-
-def _reasons(raw: object) -> dict[str, str]:
-    if not isinstance(raw, dict) or not all(isinstance(text, str) for text in raw.values()):
-        raise InvalidStream(f"names with reasons were expected, not {str(raw)[:80]!r}")
-    return raw
-
-
-def _require_room(target: str, header: _Header, source: str) -> None:
+def _require_room(target: str, header: StreamHead, source: str) -> None:
     """Check the target before anything is written.
 
     Raises:
@@ -374,7 +320,7 @@ def _require_room(target: str, header: _Header, source: str) -> None:
         raise NodeError(Problem(code, target, values))
 
 
-def _room_refusals(target: str, header: _Header) -> list[str]:
+def _room_refusals(target: str, header: StreamHead) -> list[str]:
     facts = replace(facts_of(target), noexec=False)  # nothing is run from there
     needed_bytes = header.bytes + header.entries * _HALF_BLOCK
     needed_inodes = header.entries + _SPARE_INODES if header.entries else 0

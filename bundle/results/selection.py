@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ class Selection:
     """Outputs that match nothing."""
     left_out: Mapping[str, str]
     """Paths that cannot be sent, each with the reason."""
+    unread: int
+    """The number of those that this user could not read, whatever they hold."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +71,38 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
     base = _real_directory(directory)
     sources: dict[str, str] = {}
     missing: list[str] = []
-    left_out: dict[str, str] = {}
+    left_out = _LeftOutPaths()
     for output in outputs:
         pattern = split(output)
         if pattern is None:
-            left_out[output] = "it does not lie in the run directory"
+            left_out.refuse(output, "it does not lie in the run directory")
             continue
         names = sorted(expand(base, pattern))
         if not names:
             missing.append(output)
-        for name in names:
-            source = os.path.realpath(os.path.join(base, name))
-            reason = _root_refusal(base, source)
-            if reason:
-                left_out[name] = reason
-            else:
-                sources[name] = source
+        sources.update(_sources(base, names, left_out))
     roots = [name for name in sorted(sources) if sources.keys().isdisjoint(above(name))]
     entries = [entry for root in roots for entry in _walk(root, sources[root], left_out)]
-    return Selection(tuple(roots), tuple(entries), tuple(missing), left_out)
+    return Selection(
+        roots=tuple(roots),
+        entries=tuple(entries),
+        missing=tuple(missing),
+        left_out=left_out.reasons,
+        unread=left_out.unread,
+    )
+
+
+def _sources(base: str, names: Sequence[str], left_out: _LeftOutPaths) -> dict[str, str]:
+    """Return the real paths of outputs, by name, without those that cannot be sent."""
+    sources: dict[str, str] = {}
+    for name in names:
+        source = os.path.realpath(os.path.join(base, name))
+        reason = _root_refusal(base, source)
+        if reason:
+            left_out.refuse(name, reason)
+        else:
+            sources[name] = source
+    return sources
 
 
 def leads_out(inner: str, target: str) -> bool:
@@ -132,17 +148,39 @@ def _root_refusal(base: str, source: str) -> str:
     return ""
 
 
-class _LeftOut(Exception):
-    """A path cannot be sent; the text is the reason."""
+class _LeftOutPaths:
+    """Paths that cannot be sent.
+
+    Attributes:
+        reasons: the paths, each with the reason.
+        unread: the number of those that could not be read.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self.unread = 0
+
+    def refuse(self, name: str, why: str) -> None:
+        """Leave out a path that is nothing to send."""
+        self.reasons[name] = why
+
+    def fail(self, name: str, error: OSError) -> None:
+        """Leave out a path that could not be read."""
+        self.reasons[name] = error.strerror or str(error)
+        self.unread += 1
 
 
-def _walk(root: str, top: str, left_out: dict[str, str]) -> Iterator[OutputEntry]:
+class _NotSendable(Exception):
+    """A path is nothing to send; the text is the reason."""
+
+
+def _walk(root: str, top: str, left_out: _LeftOutPaths) -> Iterator[OutputEntry]:
     """Yield the content of an output, following no link.
 
     Args:
         root: the output's path below the run directory.
         top: its real path.
-        left_out: gets the paths that cannot be sent, each with the reason.
+        left_out: gets the paths that cannot be sent.
     """
     pending = [(root, top)]
     while pending:
@@ -152,11 +190,11 @@ def _walk(root: str, top: str, left_out: dict[str, str]) -> Iterator[OutputEntry
             entry = _entry(name, path, root, top)
             if stat.S_ISDIR(entry.mode):
                 children = sorted(os.listdir(path), reverse=True)
-        except _LeftOut as exc:
-            left_out[name] = str(exc)
+        except _NotSendable as exc:
+            left_out.refuse(name, str(exc))
             continue
         except OSError as exc:
-            left_out[name] = exc.strerror or str(exc)
+            left_out.fail(name, exc)
             continue
         pending += [(f"{name}/{child}", f"{path}/{child}") for child in children]
         yield entry
@@ -166,21 +204,21 @@ def _entry(name: str, path: str, root: str, top: str) -> OutputEntry:
     """Describe one path inside an output.
 
     Raises:
-        _LeftOut: it cannot be sent.
+        _NotSendable: it leads out, or is no directory, file or link.
         OSError: it cannot be read.
     """
     state = os.lstat(path)
     size, link = 0, ""
     if stat.S_ISREG(state.st_mode):
         if not os.access(path, os.R_OK):
-            raise _LeftOut("this user may not read it")
+            raise PermissionError(errno.EACCES, "this user may not read it")
         size = state.st_size
     elif stat.S_ISLNK(state.st_mode):
         link = _link_target(path, top)
         if not link:
-            raise _LeftOut(f"it is a link out of {root}, to {os.readlink(path)}")
+            raise _NotSendable(f"it is a link out of {root}, to {os.readlink(path)}")
     elif not stat.S_ISDIR(state.st_mode):
-        raise _LeftOut(f"it is a {_special_kind(state.st_mode)}")
+        raise _NotSendable(f"it is a {_special_kind(state.st_mode)}")
     return OutputEntry(name, path, size, state.st_mode, state.st_mtime_ns, link)
 
 

@@ -5,14 +5,14 @@ Each table of ``catalogue/*.toml`` is one entry::
     [disk-full]                                 # its name
     needle = "No space left on device"          # no line without it can match; no digits in it
     pattern = 'No space left on device'         # a regular expression, searched for in one line
-    role = "primary"                            # primary (a cause), cascade (a consequence), noise
-    class = "disk-full"                         # one of CLASSES
+    role = "primary"                            # one of LineRole
+    class = "disk-full"                         # one of FailureClass
     cause = "a disk is full on that node"       # {name}: what a group of the pattern matched
     remedy = "free some space there"
     source = "Linux, ENOSPC"                    # who writes such a line
-    tells = "exit"                              # optional: see Entry.tells
-    over = "Step created for"                   # optional: see Entry.over
-    needs = "gloo-mesh"                         # optional: see Entry.needs
+    tells = "exit"                              # optional: one of LineTells
+    over = "Step created for"                   # optional: see CatalogueEntry.over
+    needs = "gloo-mesh"                         # optional: see CatalogueEntry.needs
 """
 
 from __future__ import annotations
@@ -20,40 +20,45 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ..core.toml import loads
+from bundle.protocol.codec import decode
+from bundle.protocol.words import FailureClass, Word
 
-CLASSES = (
-    "python-error",
-    "out-of-memory",
-    "killed",
-    "port",
-    "rendezvous",
-    "interface",
-    "name-resolution",
-    "missing-asset",
-    "missing-module",
-    "damaged-copy",
-    "disk-full",
-    "time-limit",
-    "preemption",
-    "node-failure",
-    "hang",
-    "environment",
-    "unknown",
-)
-"""The classes of failures that scripts may rely on."""
-
-PRIMARY, CASCADE, NOISE = ROLES = ("primary", "cascade", "noise")
-EXIT, STUCK, SYMPTOM, END = TELLS = ("exit", "stuck", "symptom", "end")
+from ..core.toml import read
 
 LONGEST = 2_000
 """Characters of a line that are searched: no pattern may take long, whatever the line."""
 _WARNING = re.compile(r"[A-Za-z]Warning: ")
 """The beginning of Python's own warnings, which do not end a program."""
+
+
+class LineRole(Word):
+    """The account of a line in a verdict; the first one counts most."""
+
+    PRIMARY = "primary"
+    """A cause."""
+    CASCADE = "cascade"
+    """A consequence: look for an earlier line."""
+    NOISE = "noise"
+    """Of no account."""
+
+
+class LineTells(Word):
+    """The part of a story that a line tells if not its cause."""
+
+    EXIT = "exit"
+    """Only that something ended, not why."""
+    STUCK = "stuck"
+    """That somebody else did not come."""
+    SYMPTOM = "symptom"
+    """What often follows from another failure; it counts where nothing else tells one."""
+    END = "end"
+    """That Slurm ended the job; what had failed before counts more."""
+
+
+_ROLES = tuple(LineRole)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +69,11 @@ class CatalogueEntry:
     """Its name in the catalogue."""
     needle: str
     """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.scan`."""
-    pattern: re.Pattern[str]
-    """The expression that is searched for in a line."""
-    role: str
-    """``primary``, a cause; ``cascade``, look for an earlier one; ``noise``, of no account."""
-    kind: str
+    expression: str = field(metadata={"json": "pattern"})
+    """The regular expression that is searched for in a line."""
+    role: LineRole
+    """Its account in a verdict."""
+    kind: FailureClass = field(metadata={"json": "class"})
     """Its class."""
     cause: str
     """One sentence; groups of the pattern in braces."""
@@ -76,17 +81,17 @@ class CatalogueEntry:
     """The remedy: a command or a setting."""
     source: str
     """The program that writes such a line."""
-    tells: str = ""
-    """The part of a story that a line tells if not its cause; empty for one that tells a cause.
-
-    ``exit``: only that something ended, not why. ``stuck``: that somebody else did not come.
-    ``symptom``: what often follows from another failure; it counts where nothing else tells one.
-    ``end``: that Slurm ended the job; what had failed before counts more.
-    """
+    tells: LineTells | None = None
+    """The part of a story that a line tells; None for one that tells a cause."""
     over: str = ""
     """A text in a later line of the same file that takes it back; empty for none."""
     needs: str = ""
     """The entry without which, in the same file, it means nothing; empty for none."""
+
+    @functools.cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Return its expression, compiled."""
+        return re.compile(self.expression)
 
     def explain(self, groups: Mapping[str, str]) -> tuple[str, str]:
         """Return cause and remedy, filled in with what the pattern found in a line."""
@@ -99,18 +104,23 @@ class _Groups(dict[str, str]):
         return f"({name} unknown)"
 
 
-Match = tuple[CatalogueEntry, dict[str, str]]
-"""An entry, and what the groups of its pattern have found."""
+@dataclass(frozen=True, kw_only=True)
+class CatalogueMatch:
+    """An entry of the catalogue, and the parts of a line that it has found."""
+
+    entry: CatalogueEntry
+    """The entry that the line is a sample of."""
+    groups: Mapping[str, str]
+    """The texts that the groups of its pattern have found."""
 
 
 @functools.cache
 def catalogue() -> tuple[CatalogueEntry, ...]:
     """Return all entries in the order of the tables; within a line the earlier one counts."""
-    tables = sorted(Path(__file__).parent.glob("*.toml"))
     entries: list[CatalogueEntry] = []
-    for table in tables:
-        raw = loads(table.read_text(encoding="utf-8"), table)
-        entries += (_entry(name, fields) for name, fields in raw.items())
+    for table in sorted(Path(__file__).parent.glob("*.toml")):
+        for name, fields in read(table).items():
+            entries.append(decode(CatalogueEntry, {"name": name, **fields}, name))
     return tuple(entries)
 
 
@@ -120,7 +130,7 @@ def entry(name: str) -> CatalogueEntry:
     return next(known for known in catalogue() if known.name == name)
 
 
-def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Match | None:
+def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> CatalogueMatch | None:
     """Return the entry that a line is a sample of, and its groups; causes come first.
 
     Args:
@@ -130,34 +140,24 @@ def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Match |
     line = line[:LONGEST]
     if _WARNING.search(line):
         return None
-    best: Match | None = None
-    for candidate in catalogue() if entries is None else entries:
-        if candidate.needle not in line:
-            continue
-        found = candidate.pattern.search(line)
-        if found is None:
-            continue
-        if best is None or _weight(candidate) < _weight(best[0]):
-            best = candidate, found.groupdict(default="")
-    return best
+    searched = catalogue() if entries is None else entries
+    matches = filter(None, (_matched(candidate, line) for candidate in searched))
+    return min(matches, key=_weight, default=None)  # of equal ones the first
 
 
-def _weight(entry: CatalogueEntry) -> int:
-    """Return the rank of an entry: a cause, then that something ended, then a consequence."""
-    return ROLES.index(entry.role) * 2 + (entry.tells in (EXIT, SYMPTOM))
+def _matched(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:
+    """Return the match of an entry with a line."""
+    if entry.needle not in line:
+        return None
+    found = entry.pattern.search(line)
+    if found is None:
+        return None
+    return CatalogueMatch(entry=entry, groups=found.groupdict(default=""))
 
 
-def _entry(name: str, raw: Mapping[str, Any]) -> CatalogueEntry:
-    return CatalogueEntry(
-        name=name,
-        needle=raw["needle"],
-        pattern=re.compile(raw["pattern"]),
-        role=raw["role"],
-        kind=raw["class"],
-        cause=raw["cause"],
-        remedy=raw["remedy"],
-        source=raw["source"],
-        tells=raw.get("tells", ""),
-        over=raw.get("over", ""),
-        needs=raw.get("needs", ""),
-    )
+_WITHOUT_CAUSE = (LineTells.EXIT, LineTells.SYMPTOM)
+
+
+def _weight(known: CatalogueMatch) -> tuple[int, bool]:
+    """Return the rank of a match: a cause, then that something ended, then a consequence."""
+    return _ROLES.index(known.entry.role), known.entry.tells in _WITHOUT_CAUSE

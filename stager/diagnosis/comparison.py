@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..logs.result import RankFailure
+from bundle.protocol.launch_answers import FailureRecord
 
 # Each begins where the one before it cannot go on: else a long word is read again from each letter.
 _ROOT = r"(?<![^\s'\"`(<\[=:,])[^\s'\"`(<\[=:,]*/stager-\d+"
@@ -19,7 +19,7 @@ _VARIABLE = (
 """Parts that differ from rank to rank though the failure is the same, and their stand-ins."""
 
 
-def comparable(record: RankFailure) -> tuple[str, str]:
+def comparable(record: FailureRecord) -> tuple[str, str]:
     """Return the exception and the message of a rank's failure, equal for equal failures.
 
     The node root, the job's directory, addresses, and the numbers of the rank and its process are

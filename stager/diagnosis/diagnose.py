@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.launch.rank_results import CAUSE
 from bundle.protocol.events import JobEnds
 from bundle.protocol.job import load
+from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.problem import NodeError
-from bundle.protocol.words import Action
+from bundle.protocol.words import Action, FailureClass
 
-from ..catalogue.catalogue import END
+from ..catalogue.catalogue import LineTells
 from ..logs import events
 from ..logs.clock import Clock
 from ..logs.events import EventSummary
@@ -37,6 +38,9 @@ _SILENT = (
     "it has printed nothing: let it say how far it is, or have it dump its stack with "
     "faulthandler.dump_traceback_later(60); look for code that only some ranks run"
 )
+
+_AFTER_SLURM = (FailureClass.UNKNOWN, FailureClass.KILLED, FailureClass.HANG)
+"""The classes of failures that may follow from Slurm's end of a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +98,7 @@ def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
         evidence=tuple(evidence(first, in_logs, case.seen, files)),
         same_failure=same_failure,
         consequences=_consequences(first, in_logs, case.result, same_failure),
-        missing=in_logs.missing if first.kind == "hang" else (),
+        missing=in_logs.missing if first.kind == FailureClass.HANG else (),
     )
 
 
@@ -102,7 +106,7 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
     """Return the diagnosis of a command that failed before its job began."""
     first = FirstFailure(
         node="",
-        kind="environment",
+        kind=FailureClass.ENVIRONMENT,
         cause=refused.message,
         hint=refused.hint,
         lines=refused.context,
@@ -157,12 +161,15 @@ def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
 def _nodes_of_ranks(files: JobFiles, summary: EventSummary, result: JobResult) -> dict[int, str]:
     """Return the node of each rank, from the names of logs, and from the order of the nodes."""
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
-    world_size, nodes = result.world_size or 0, summary.nodes
-    if not world_size or not nodes or world_size % len(nodes):
-        return named
+    return _dealt(result.world_size or 0, summary.nodes) | named
+
+
+def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
+    """Return the node of each rank; none where the nodes cannot have equally many."""
+    if not nodes or world_size % len(nodes):
+        return {}
     ranks_per_node = world_size // len(nodes)
-    dealt = {rank: nodes[rank // ranks_per_node] for rank in range(world_size)}
-    return dealt | named
+    return {rank: nodes[rank // ranks_per_node] for rank in range(world_size)}
 
 
 def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, FirstFailure | None]:
@@ -178,11 +185,7 @@ def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, Firs
 def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
     """Return the failure for Slurm's end of a job; a cause that the logs show comes before it."""
     ended_by = accounting.ended_by(state)
-    has_cause = in_logs.first is not None and in_logs.first.kind not in (
-        "unknown",
-        "killed",
-        "hang",
-    )
+    has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
     if not ended_by or has_cause:
         return None
     return problem_verdict.of_ending(ended_by, job_id, "")
@@ -193,20 +196,21 @@ def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
     first, hit = in_logs.first, next(iter(in_logs.shown), None)
     if first is None or not isinstance(hit, Hit):
         return first
-    if hit.entry.tells == END:
+    if hit.entry.tells == LineTells.END:
         # Slurm reports the end of a job through one of the nodes, which is not to blame for it.
-        node = _lost_node((hit, *case.seen.hits)) if first.kind == "node-failure" else ""
+        failed_node = first.kind == FailureClass.NODE_FAILURE
+        node = _lost_node((hit, *case.seen.hits)) if failed_node else ""
         return replace(first, node=node, rank=None)
+    if first.rank is not None or case.launched.first:
+        return first
     task = hit.groups.get("tasks", "")
-    if first.rank is None and task.isdigit() and not case.launched.first:
-        return replace(first, rank=int(task))
-    return first
+    return replace(first, rank=int(task)) if task.isdigit() else first
 
 
 def _lost_node(hits: tuple[Hit, ...]) -> str:
     """Return the first node that a hit reports as lost; empty for none."""
     for hit in hits:
-        if hit.entry.kind == "node-failure" and hit.groups.get("node"):
+        if hit.entry.kind == FailureClass.NODE_FAILURE and hit.groups.get("node"):
             return hit.groups["node"]
     return ""
 
@@ -217,12 +221,12 @@ def _explained(
     """Return the driver's verdict with what only logs show: missing ranks, a kill for memory."""
     if first.exit_code == 0:  # it left early; ranks missing in the logs are a consequence
         return first, replace(in_logs, missing=())
-    if first.kind == "hang":
+    if first.kind == FailureClass.HANG:
         return _explained_hang(case, first, in_logs)
     killer = case.seen.out_of_memory(first.node)
-    if first.kind != "killed" or first.exit_code not in (-9, 137) or killer is None:
+    if first.kind != FailureClass.KILLED or first.exit_code not in (-9, 137) or killer is None:
         return first, in_logs
-    first = first.explained_by(killer.entry, killer.groups)
+    first = first.explained_by(killer.known)
     return first, replace(in_logs, shown=(killer,))
 
 
@@ -241,24 +245,29 @@ def _explained_hang(
 
 def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
     """Return a hang with the last lines of the rank that others waited for."""
-    if first.kind != "hang" or first.exit_code:
+    if first.kind != FailureClass.HANG or first.exit_code:
         return first
     lines: list[str] = []
     for log in files.logs:
         if log.rank == first.rank:
             lines += last_lines(log.path, _LAST_WORDS)
-    silent = first.hint == LOG_TELLS and first.rank is not None and not lines
-    return replace(first, lines=tuple(lines), hint=_SILENT if silent else first.hint)
+    if lines or first.rank is None or first.hint != LOG_TELLS:
+        return replace(first, lines=tuple(lines))
+    return replace(first, lines=(), hint=_SILENT)
 
 
 def _same_failure(first: FirstFailure, result: JobResult) -> tuple[int, ...]:
     """Return the other ranks that failed by themselves with the same error."""
     records = {record.rank: record for record in result.failures}
     record = None if first.rank is None else records.pop(first.rank, None)
-    if record is None or not record.exception or weigh(record) != CAUSE:
+    if record is None or not _raised_by_itself(record):
         return ()
-    same = (rank for rank, other in records.items() if comparable(other) == comparable(record))
-    return tuple(sorted(same))
+    error = comparable(record)
+    return tuple(sorted(rank for rank, other in records.items() if comparable(other) == error))
+
+
+def _raised_by_itself(record: FailureRecord) -> bool:
+    return record.exception != "" and weigh(record) == CAUSE
 
 
 def _consequences(

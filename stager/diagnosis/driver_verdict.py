@@ -11,12 +11,13 @@ from dataclasses import replace
 from functools import partial
 
 from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
+from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.problem import Problem
 from bundle.protocol.problem_table import TABLE
-from bundle.protocol.words import FailureClass
+from bundle.protocol.words import Ending, FailureClass
 
-from ..catalogue.catalogue import EXIT, PRIMARY, Match, match
-from ..logs.result import JobResult, RankFailure, RankProcess
+from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
+from ..logs.result import JobResult, RankProcess
 from . import problem_verdict
 from .failure import FirstFailure
 from .rank_verdict import LINES, of_rank, own_words, weigh
@@ -41,7 +42,9 @@ def verdict(result: JobResult, job_id: str) -> FirstFailure | None:
         return None
     if not result.ended_by:
         return first_failure(result)
-    node = next(iter(result.problems), "") if result.ended_by == "node-failure" else ""
+    node = ""
+    if result.ended_by == Ending.NODE_FAILURE:
+        node = next(iter(result.problems), "")
     return problem_verdict.of_ending(result.ended_by, job_id, node)
 
 
@@ -50,9 +53,10 @@ def before_the_interrupt(result: JobResult) -> JobResult:
     if not result.interrupted or result.ended_by:
         return result
     failures = tuple(record for record in result.failures if not record.told_to_end)
-    codes = result.exit_codes.items()
-    others = {node: code for node, code in codes if node not in result.stopped}
-    return replace(result, failures=failures, exit_codes=others)
+    codes = dict(result.exit_codes)
+    for node in result.stopped:
+        codes.pop(node, None)
+    return replace(result, failures=failures, exit_codes=codes)
 
 
 def first_failure(result: JobResult) -> FirstFailure | None:
@@ -75,7 +79,7 @@ def _candidates(result: JobResult) -> Iterator[Candidate]:
         yield Candidate(role=Role.LINGERING, failure=partial(_of_lingering, lingering))
 
 
-def _rank(record: RankFailure) -> Candidate:
+def _rank(record: FailureRecord) -> Candidate:
     """Return a failed rank; ranks that agree to give up end together, and one speaks for all."""
     role = _ROLES[weigh(record)]
     wordless = role is Role.CAUSE and not record.exception
@@ -107,7 +111,9 @@ def _of_node(
     if first is not None:
         rank = first.failure()
         return replace(failure, rank=rank.rank, exit_code=rank.exit_code, lines=rank.lines)
-    lingering = _lingering(result, node) if failure.kind == FailureClass.HANG else None
+    if failure.kind != FailureClass.HANG:
+        return failure
+    lingering = _lingering(result, node)
     return failure if lingering is None else _of_lingering(lingering)
 
 
@@ -115,7 +121,7 @@ def _vanished(gone: RankProcess) -> Candidate:
     failure = FirstFailure(
         node=gone.node,
         rank=gone.rank,
-        kind="unknown",
+        kind=FailureClass.UNKNOWN,
         cause="its process ended, and its launcher began to end the others because of it",
         hint="its log holds all it wrote; its exit status is told when all of them have ended",
         time=gone.time,
@@ -127,10 +133,12 @@ def _left_early(result: JobResult) -> Iterator[Candidate]:
     """Yield the ranks that had ended well, or left the group, before others missed them."""
     # Their processes' ends count: an exception is often noted before the kernel tells of the end
     # that it follows from.
-    lost = (record for record in result.failures if weigh(record) == LOST_PEER)
-    missed = min((record.ended or record.time for record in lost), default=None)
+    lost = [record for record in result.failures if weigh(record) == LOST_PEER]
+    if not lost:
+        return
+    missed = min(record.ended or record.time for record in lost)
     for gone in result.left:
-        if missed is not None and (gone.time or 0.0) <= missed + _NOTICE_SECONDS:
+        if (gone.time or 0.0) <= missed + _NOTICE_SECONDS:
             yield Candidate(
                 role=Role.LEFT_EARLY, failure=partial(_of_departed, gone), time=gone.time
             )
@@ -143,7 +151,7 @@ def _of_departed(gone: RankProcess) -> FirstFailure:
         node=gone.node,
         rank=gone.rank,
         exit_code=0,
-        kind="hang",
+        kind=FailureClass.HANG,
         cause="it ended, with exit status 0, while other ranks went on and waited for it",
         hint="see why it ended before the others: sys.exit or os._exit on one rank only, fewer "
         "batches than the others have, or a loop that it leaves earlier",
@@ -165,26 +173,26 @@ def _launchers(result: JobResult) -> Iterator[Candidate]:
 
 def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
     """Return the failure of a launcher itself, before or beside its ranks."""
-    last = next((line.strip() for line in reversed(tail) if line.strip()), "")
+    written = [line.strip() for line in tail if line.strip()]
+    last = written[-1] if written else ""
     failure = FirstFailure(
         node=node,
         exit_code=code,
-        kind="unknown",
+        kind=FailureClass.UNKNOWN,
         cause=last or f"the launcher ended with exit status {code}",
         hint="the node's log holds all that was written",
         lines=tuple(tail[-LINES:]),
     )
     for line in tail:
         known = match(line)
-        if known is None or not _is_cause(known):
-            continue
-        return replace(failure, cause=line.strip()).explained_by(*known)
+        if known is not None and _names_cause(known.entry):
+            return replace(failure, cause=line.strip()).explained_by(known)
     return failure
 
 
-def _is_cause(known: Match) -> bool:
-    entry, _ = known
-    return entry.role == PRIMARY and entry.tells != EXIT
+def _names_cause(entry: CatalogueEntry) -> bool:
+    """Return whether a launcher's line tells a cause, and not only that a process ended."""
+    return entry.role == LineRole.PRIMARY and entry.tells != LineTells.EXIT
 
 
 def _lingering(result: JobResult, node: str = "") -> RankProcess | None:
@@ -207,7 +215,7 @@ def _of_lingering(process: RankProcess) -> FirstFailure:
     return FirstFailure(
         node=process.node,
         rank=process.rank,
-        kind="hang",
+        kind=FailureClass.HANG,
         cause=cause,
         hint=hint,
         time=process.finished or process.left,

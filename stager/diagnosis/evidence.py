@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from bundle.protocol.answers import Answer
 from bundle.protocol.codec import encode
 from bundle.protocol.events import Event, JobEnds
 from bundle.protocol.launch_answers import Departure, LaunchAnswer, Lingering, Vanished
 from bundle.protocol.problem import Problem
+from bundle.protocol.words import FailureClass
 
-from ..catalogue.catalogue import PRIMARY
+from ..catalogue.catalogue import LineRole
 from ..logs.events import parse_line
 from ..logs.files import JobFiles
 from ..logs.lines import numbered
@@ -50,9 +50,10 @@ def _of_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequenc
     own = [hit for hit in seen.hits if _is_own(hit, first)]
     if own:
         return own[-1:]
-    agrees = first.kind == "hang" or _agrees(verdict, first)
     of_entry = [hit for hit in seen.hits if _is_of_entry(hit, first)][:1]
-    others = [hit for hit in verdict.shown if agrees and hit not in of_entry]
+    if not _agrees(verdict, first):
+        return of_entry
+    others = [hit for hit in verdict.shown if hit not in of_entry]
     return [*of_entry, *others][:_MOST]
 
 
@@ -62,7 +63,7 @@ def _is_own(hit: Hit, first: FirstFailure) -> bool:
         return False
     if hit.text not in (line.strip() for line in first.lines):
         return hit.text in first.cause
-    return hit.entry.role == PRIMARY or hit.entry.name == first.entry
+    return hit.entry.role == LineRole.PRIMARY or hit.entry.name == first.entry
 
 
 def _is_of_entry(hit: Hit, first: FirstFailure) -> bool:
@@ -73,6 +74,8 @@ def _is_of_entry(hit: Hit, first: FirstFailure) -> bool:
 
 def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
     """Return whether the logs alone tell the same failure, and not the end of another rank."""
+    if first.kind == FailureClass.HANG:
+        return True
     if verdict.first is None or verdict.first.kind != first.kind:
         return False
     return first.exit_code is None or verdict.first.rank in (None, first.rank)
@@ -116,9 +119,11 @@ def _process(event: Event, first: FirstFailure) -> str:
         return ""
     lists: tuple[Sequence[Departure | Vanished | Lingering] | None, ...]
     lists = (event.left, event.vanished, event.lingering)
-    ranks = (rank for ranks in lists for rank in ranks or ())
-    found = next((rank for rank in ranks if rank.rank == first.rank), None)
-    return "" if found is None else _members(encode(found, short=True))
+    for processes in lists:
+        for process in processes or ():
+            if process.rank == first.rank:
+                return _members(encode(process, short=True))
+    return ""
 
 
 def _rank_record(event: Event, first: FirstFailure) -> str:
@@ -143,16 +148,17 @@ def _node_problem(event: Event, first: FirstFailure) -> str:
     return ""
 
 
-def _members(value: Mapping[str, Any]) -> str:
+def _members(value: Mapping[str, object]) -> str:
     """Return an object as it is in a line, without its braces."""
     return json.dumps(value)[1:-1]
 
 
 def _launcher_status(event: Event, first: FirstFailure) -> str:
-    if not isinstance(event, Answer) or event.node != first.node:
+    if not isinstance(event, Answer) or not first.exit_code:
         return ""
-    same = event.exit_code == first.exit_code and first.exit_code
-    return f'"exit_code": {first.exit_code}' if same else ""
+    if (event.node, event.exit_code) != (first.node, first.exit_code):
+        return ""
+    return f'"exit_code": {first.exit_code}'
 
 
 _PARTS: Sequence[Callable[[Event, FirstFailure], str]] = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..catalogue.catalogue import END, EXIT
+from ..catalogue.catalogue import LineTells
 from ..logs.clock import stamp, year_of
 from ..logs.files import LogFile
 from ..logs.lines import numbered
@@ -65,14 +65,13 @@ class Exit:
 
 def exits(hits: Sequence[Hit]) -> list[Exit]:
     """Return every process whose end the hits report, in order of time where that is known."""
-    reports = [hit for hit in hits if hit.entry.tells == EXIT]
-    logs = {hit.log.path: hit.log for hit in hits if hit.entry.name in _TABLE_ENTRIES}
-    tables = [process for log in logs.values() for process in _table(log)]
+    reports = [hit for hit in hits if hit.entry.tells == LineTells.EXIT]
+    tables = _in_tables(hits)
     of_torchrun = [*tables, *_without_table(reports, tables)]
     of_srun = _of_srun(reports, bool(tables), _step_ends(hits))
     # srun's line is about a whole torchrun, whose own table says more.
-    processes = [*of_torchrun, *(task for task in of_srun if not _has_table(task, of_torchrun))]
-    return sorted(processes, key=_time)
+    tasks = [task for task in of_srun if not _has_table(task, of_torchrun)]
+    return sorted([*of_torchrun, *tasks], key=_time)
 
 
 def _time(process: Exit) -> tuple[bool, float]:
@@ -83,9 +82,18 @@ def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
     """Return, for each log, the line from which on Slurm ends what is left of a step."""
     ends: dict[Path, int] = {}
     for hit in hits:
-        if hit.entry.tells == END or hit.entry.name in _STEP_ENDS:
+        if hit.entry.tells == LineTells.END or hit.entry.name in _STEP_ENDS:
             ends[hit.log.path] = min(hit.number, ends.get(hit.log.path, hit.number))
     return ends
+
+
+def _in_tables(hits: Iterable[Hit]) -> list[Exit]:
+    """Return the processes of torchrun's tables in all logs that have one."""
+    logs = {hit.log.path: hit.log for hit in hits if hit.entry.name in _TABLE_ENTRIES}
+    processes: list[Exit] = []
+    for log in logs.values():
+        processes += _table(log)
+    return processes
 
 
 def _table(log: LogFile) -> Iterator[Exit]:

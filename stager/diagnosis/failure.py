@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bundle.protocol.problem import Problem
+from bundle.protocol.words import FailureClass
 
-from ..catalogue.catalogue import CatalogueEntry
+from ..catalogue.catalogue import CatalogueMatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class FirstFailure:
     """The rank; None for the failure of a node, or of no known rank."""
     exit_code: int | None = None
     """The rank's exit status, negative for a signal; None where no rank had started."""
-    kind: str = field(metadata={"json": "class"})
-    """Its class, one of the words that ``--json`` documents."""
+    kind: FailureClass = field(metadata={"json": "class"})
+    """Its class."""
     cause: str
     """The cause, in one line."""
     hint: str
@@ -50,14 +50,10 @@ class FirstFailure:
     problem: Problem | None = field(default=None, metadata={"json": None})
     """The far side's problem that it is; None for a failure of another kind."""
 
-    def explained_by(self, entry: CatalogueEntry, groups: Mapping[str, str]) -> FirstFailure:
-        """Return it with the class, the meaning and the advice of an entry of the catalogue.
-
-        Args:
-            entry: the entry.
-            groups: what the groups of its pattern have found.
-        """
-        meaning, hint = entry.explain(groups)
+    def explained_by(self, known: CatalogueMatch) -> FirstFailure:
+        """Return it with the class, the meaning and the advice that the catalogue knows."""
+        entry = known.entry
+        meaning, hint = entry.explain(known.groups)
         return replace(
             self, kind=entry.kind, meaning=meaning, hint=hint or self.hint, entry=entry.name
         )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..catalogue.catalogue import CASCADE, END, STUCK, SYMPTOM
+from bundle.protocol.words import FailureClass
+
+from ..catalogue.catalogue import LineRole, LineTells
 from .exit_reports import Exit, exits
 from .failure import FirstFailure
 from .rank_verdict import LINES, of_code
@@ -74,7 +76,8 @@ class _Logs:
     ) -> None:
         self._hits, self._lengths, self._nodes = hits, lengths, nodes
         self._ended = exits(hits)
-        self._ends = [self._hit(Role.SLURM_END, hit) for hit in _in_place(_telling(hits, END))]
+        ends = _in_place(_telling(hits, LineTells.END))
+        self._ends = [self._hit(Role.SLURM_END, hit) for hit in ends]
 
     def candidates(self) -> Iterator[Candidate]:
         """Yield all that may have failed first, but for what came after Slurm's end of the job."""
@@ -83,7 +86,7 @@ class _Logs:
         for report in self._before_the_end(self._ended):
             if report.by_itself:
                 yield _exit(Role.KILLED, report)
-        for hit in self._before_the_end(_in_place(_telling(self._hits, SYMPTOM))):
+        for hit in self._before_the_end(_in_place(_telling(self._hits, LineTells.SYMPTOM))):
             yield self._hit(Role.SYMPTOM, hit)
         yield from self._absent()
         yield from self._ends
@@ -95,7 +98,9 @@ class _Logs:
     def failed_ranks(self) -> tuple[int, ...]:
         """Return the ranks that failed, whatever the reason."""
         ranks = {report.rank for report in self._ended}
-        ranks.update(hit.rank for hit in self._hits if hit.trace or hit.entry.tells == STUCK)
+        for hit in self._hits:
+            if hit.trace or hit.entry.tells == LineTells.STUCK:
+                ranks.add(hit.rank)
         return tuple(sorted(rank for rank in ranks if rank is not None))
 
     def _hit(self, role: Role, hit: Hit) -> Candidate:
@@ -120,7 +125,7 @@ class _Logs:
 
     def _absent(self) -> Iterator[Candidate]:
         """Yield the ranks that others waited for, all as one."""
-        waiting = tuple(self._before_the_end(_telling(self._hits, STUCK)))
+        waiting = tuple(self._before_the_end(_telling(self._hits, LineTells.STUCK)))
         if not waiting:
             return
         missing = absent(waiting, self._nodes)
@@ -133,8 +138,7 @@ class _Logs:
 
     def _consequences(self) -> Iterator[Candidate]:
         """Yield the hits that follow from others, and the ends of processes, each as one."""
-        hits = (hit for hit in self._hits if hit.entry is EXCEPTION or hit.entry.role == CASCADE)
-        shown = tuple(hits)[:_SHOWN]
+        shown = tuple(filter(_may_follow, self._hits))[:_SHOWN]
         for hit in shown[:1]:
             failure = partial(_unknown, hit, hit.log.node)
             yield Candidate(role=Role.LOST_PEER, failure=failure, shown=shown)
@@ -154,7 +158,7 @@ def _in_place(hits: Sequence[Hit]) -> list[Hit]:
     return sorted(hits, key=lambda hit: (str(hit.log.path), hit.number))
 
 
-def _telling(hits: Sequence[Hit], what: str) -> list[Hit]:
+def _telling(hits: Sequence[Hit], what: LineTells) -> list[Hit]:
     return [hit for hit in hits if hit.entry.tells == what]
 
 
@@ -167,7 +171,8 @@ def _is_after(report: Hit | Exit, end: Hit | Exit) -> bool:
 def _causes(hits: Sequence[Hit]) -> list[Hit]:
     """Return the hits that tell a cause; of one rank's tracebacks the last: it survived others."""
     last = {_writer(hit): hit.number for hit in hits}
-    return [hit for hit in hits if _is_cause(hit) and last[_writer(hit)] == hit.number]
+    own = filter(_failed_by_itself, hits)
+    return [hit for hit in own if last[_writer(hit)] == hit.number]
 
 
 def _writer(hit: Hit) -> tuple[Path, int | None, int]:
@@ -176,8 +181,16 @@ def _writer(hit: Hit) -> tuple[Path, int | None, int]:
     return hit.log.path, hit.rank, 0 if by_rank else hit.number
 
 
-def _is_cause(hit: Hit) -> bool:
-    return hit.primary and not (hit.entry is EXCEPTION and _has_lost_peer(hit))
+def _may_follow(hit: Hit) -> bool:
+    """Return whether a hit may follow from another failure."""
+    return hit.entry is EXCEPTION or hit.entry.role == LineRole.CASCADE
+
+
+def _failed_by_itself(hit: Hit) -> bool:
+    """Return whether a hit tells a cause, and no exception by which a rank lost its peers."""
+    if not hit.primary:
+        return False
+    return hit.entry is not EXCEPTION or not _has_lost_peer(hit)
 
 
 def _has_lost_peer(hit: Hit) -> bool:
@@ -190,13 +203,11 @@ def _has_lost_peer(hit: Hit) -> bool:
 def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
     """Return the failure that a hit tells, with the exit status of its rank if that is known."""
     rank = _rank_of(hit)
-    report = _exit_of(rank, ended)
     node = _node_of(hit, rank, nodes)
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
-    return FirstFailure(
-        node=node or (report.node if report else ""),
+    failure = FirstFailure(
+        node=node,
         rank=rank,
-        exit_code=report.code if report else None,
         kind=hit.entry.kind,
         cause=hit.text if hit.trace else meaning,
         hint=hint,
@@ -205,6 +216,10 @@ def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstF
         meaning=meaning,
         entry=hit.entry.name,
     )
+    report = _exit_of(rank, ended)
+    if report is None:
+        return failure
+    return replace(failure, node=node or report.node, exit_code=report.code)
 
 
 def _node_of(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
@@ -213,10 +228,9 @@ def _node_of(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
 
 
 def _exit_of(rank: int | None, ended: Sequence[Exit]) -> Exit | None:
-    for report in ended:
-        if rank is not None and report.rank == rank:
-            return report
-    return None
+    if rank is None:
+        return None
+    return next((report for report in ended if report.rank == rank), None)
 
 
 def _rank_of(hit: Hit) -> int | None:
@@ -244,7 +258,7 @@ def _unknown(shown: Hit | Exit, node: str) -> FirstFailure:
     return FirstFailure(
         node=node,
         rank=shown.rank,
-        kind="unknown",
+        kind=FailureClass.UNKNOWN,
         cause=f"these logs show consequences only: {shown.text}",
         hint="the log of the rank, or of the node, that ended first is not among them",
         lines=(shown.text,),

@@ -19,7 +19,7 @@ def of_problem(problem: Problem, node: str) -> FirstFailure:
     where = "" if problem.code in JOB_ENDINGS else problem.where
     return FirstFailure(
         node=node,
-        kind=TABLE[problem.code].failure_class.value,
+        kind=TABLE[problem.code].failure_class,
         cause=": ".join(filter(None, (where, problem.what, problem.why))),
         hint=problem.fix,
         problem=problem,
@@ -30,7 +30,7 @@ def of_ending(ending: str, job_id: str, node: str) -> FirstFailure:
     """Return the failure for an end that Slurm made.
 
     Args:
-        ending: the driver's word for it.
+        ending: one of :class:`~bundle.protocol.words.Ending`, or what another version wrote.
         job_id: the allocation.
         node: the node to name; empty for none.
     """

@@ -6,10 +6,11 @@ import re
 import signal
 from dataclasses import dataclass, replace
 
-from bundle.launch.rank_results import CAUSE, LOST_PEER
+from bundle.launch.rank_results import CAUSE, LOST_PEER, weight
+from bundle.protocol.launch_answers import FailureRecord
+from bundle.protocol.words import FailureClass
 
-from ..catalogue.catalogue import CASCADE, EXIT, NOISE, PRIMARY, STUCK, Match, match
-from ..logs.result import RankFailure
+from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match
 from .failure import FirstFailure
 
 LINES = 20
@@ -36,18 +37,18 @@ class Cause:
 
     text: str
     """The cause, in one line."""
-    kind: str
+    kind: FailureClass
     """Its class."""
     hint: str
     """What to do about it."""
 
 
-def of_rank(record: RankFailure) -> FirstFailure:
+def of_rank(record: FailureRecord) -> FirstFailure:
     """Return the failure of a rank; what the catalogue knows of it comes before its own words."""
     cause = _cause(record)
     words, own_hint = own_words(record)
     if words:
-        cause = Cause(text=words, kind="python-error", hint=cause.hint)
+        cause = Cause(text=words, kind=FailureClass.PYTHON_ERROR, hint=cause.hint)
     failure = FirstFailure(
         node=record.node,
         rank=record.rank,
@@ -60,12 +61,12 @@ def of_rank(record: RankFailure) -> FirstFailure:
     )
     known = explained(record) or (match(words) if words else None)
     if known is not None:
-        failure = failure.explained_by(*known)
+        failure = failure.explained_by(known)
     return replace(failure, hint=own_hint or failure.hint)
 
 
-def _cause(record: RankFailure) -> Cause:
-    exception, summary = record.exception, record.summary
+def _cause(record: FailureRecord) -> Cause:
+    exception, summary = record.exception, _summary(record)
     if not exception:
         return of_code(record.exit_code)
     if exception == "SystemExit":
@@ -74,7 +75,12 @@ def _cause(record: RankFailure) -> Cause:
     else:
         text = f"{exception}: {summary}" if summary else exception
         hint = "the traceback names the line in your program"
-    return Cause(text=text, kind="python-error", hint=hint)
+    return Cause(text=text, kind=FailureClass.PYTHON_ERROR, hint=hint)
+
+
+def _summary(record: FailureRecord) -> str:
+    """Return the first line of the message."""
+    return record.message.split("\n")[0]
 
 
 def of_code(code: int) -> Cause:
@@ -82,10 +88,10 @@ def of_code(code: int) -> Cause:
     number = -code if code < 0 else max(0, code - 128)
     if number == 0:
         text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
-        return Cause(text=text, kind="unknown", hint=hint)
+        return Cause(text=text, kind=FailureClass.UNKNOWN, hint=hint)
     name = _signal_name(number)
     hint = _SIGNAL_HINTS.get(name, "see who sent the signal")
-    return Cause(text=f"it was killed by {name}", kind="killed", hint=hint)
+    return Cause(text=f"it was killed by {name}", kind=FailureClass.KILLED, hint=hint)
 
 
 def _signal_name(number: int) -> str:
@@ -95,7 +101,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def own_words(record: RankFailure) -> tuple[str, str]:
+def own_words(record: FailureRecord) -> tuple[str, str]:
     """Return the words with which a rank ended itself, and its hint; empty if it did not."""
     if record.exception not in ("", "SystemExit") or not 0 < record.exit_code < 128:
         return "", ""
@@ -108,26 +114,26 @@ def own_words(record: RankFailure) -> tuple[str, str]:
     return "", ""
 
 
-def weigh(record: RankFailure) -> int:
+def weigh(record: FailureRecord) -> int:
     """Return the relation of a failure to those of others: cause, lost peer, or ended by others.
 
     The far side weighs it; but a rank whose collective did not end in time has lost its peers, too.
     """
-    weight = record.weight
-    if weight == CAUSE:
-        known = explained(record)
-        if known is not None and known[0].role == CASCADE:
-            return LOST_PEER
-    return weight
+    seen = weight(record.exit_code, record.exception, record.message, record.told_to_end)
+    if seen != CAUSE:
+        return seen
+    known = explained(record)
+    follows = known is not None and known.entry.role == LineRole.CASCADE
+    return LOST_PEER if follows else CAUSE
 
 
-def waited_in_vain(record: RankFailure) -> bool:
+def waited_in_vain(record: FailureRecord) -> bool:
     """Return whether a rank failed because it had waited too long for another one."""
     known = explained(record)
-    return known is not None and known[0].tells == STUCK
+    return known is not None and known.entry.tells == LineTells.STUCK
 
 
-def explained(record: RankFailure) -> Match | None:
+def explained(record: FailureRecord) -> CatalogueMatch | None:
     """Return what the catalogue knows of a rank's failure.
 
     Its exception counts, then those that it followed from. Of a rank that left none, the lines may
@@ -135,22 +141,27 @@ def explained(record: RankFailure) -> Match | None:
     """
     if not record.exception:
         return None
-    closing = match(f"{record.exception}: {record.summary}")
-    if closing is not None and _is_cause(closing):
+    closing = match(f"{record.exception}: {_summary(record)}")
+    if closing is not None and _explains(closing.entry):
         return closing
-    earlier = map(match, reversed(_exception_lines(record)))
-    known = [found for found in earlier if found is not None and _is_cause(found)]
-    primary = (found for found in known if found[0].role == PRIMARY)
-    return next(primary, known[0] if known else None)
+    last: CatalogueMatch | None = None
+    for line in reversed(_exception_lines(record)):
+        known = match(line)
+        if known is None or not _explains(known.entry):
+            continue
+        if known.entry.role == LineRole.PRIMARY:
+            return known
+        last = last or known
+    return last
 
 
-def _exception_lines(record: RankFailure) -> list[str]:
+def _exception_lines(record: FailureRecord) -> list[str]:
     """Return the lines that may be exceptions; ``sys.exit`` follows from what was logged before."""
     if record.exception == "SystemExit":
         return [line for line in record.lines if "rror" in line]
     return [line for line in record.lines if line[:1].strip()]
 
 
-def _is_cause(found: Match) -> bool:
-    entry, _ = found
-    return entry.role != NOISE and entry.tells != EXIT
+def _explains(entry: CatalogueEntry) -> bool:
+    """Return whether a line tells why a rank failed, be it that others had failed before."""
+    return entry.role != LineRole.NOISE and entry.tells != LineTells.EXIT

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bundle.protocol.words import FailureClass
 
 from ..catalogue.catalogue import (
-    CASCADE,
-    EXIT,
-    NOISE,
-    PRIMARY,
-    STUCK,
     CatalogueEntry,
-    Match,
+    CatalogueMatch,
+    LineRole,
+    LineTells,
     catalogue,
     match,
 )
@@ -38,7 +37,7 @@ _STAMP_LINES = 400
 _LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
 LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
 """A frame of a traceback of torchrun itself, and of no rank."""
-_PASSED_ON = (CASCADE, "unknown")
+_PASSED_ON = (LineRole.CASCADE, FailureClass.UNKNOWN)
 """Role and class of an exception that only passes on what another process raised."""
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
@@ -46,14 +45,15 @@ _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 EXCEPTION = CatalogueEntry(
     name="",
     needle="",
-    pattern=re.compile(r"\Z"),
-    role=PRIMARY,
-    kind="python-error",
+    expression=r"\Z",
+    role=LineRole.PRIMARY,
+    kind=FailureClass.PYTHON_ERROR,
     cause="",
     remedy="the traceback names the line",
     source="Python",
 )
 """The meaning of a traceback that the catalogue does not know: its exception is the cause."""
+_UNKNOWN = CatalogueMatch(entry=EXCEPTION, groups={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +70,25 @@ class Hit:
     """The rank that wrote it; None if unknown."""
     time: float | None
     """The time, in seconds since the epoch; None if unknown."""
-    entry: CatalogueEntry
-    """Its meaning; ``EXCEPTION`` for a traceback that the catalogue does not know."""
-    groups: dict[str, str] = field(default_factory=dict)
-    """The groups of the entry's pattern."""
+    known: CatalogueMatch
+    """Its meaning; of ``EXCEPTION`` for a traceback that the catalogue does not know."""
     trace: tuple[str, ...] = ()
     """The traceback that it ends; empty for a single line."""
 
     @property
+    def entry(self) -> CatalogueEntry:
+        """Return the catalogue's entry."""
+        return self.known.entry
+
+    @property
+    def groups(self) -> Mapping[str, str]:
+        """Return the groups of the entry's pattern."""
+        return self.known.groups
+
+    @property
     def primary(self) -> bool:
         """Whether it tells a cause."""
-        return self.entry.role == PRIMARY and not self.entry.tells
+        return self.entry.role == LineRole.PRIMARY and not self.entry.tells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +112,13 @@ class Scanned:
 
     def waiting(self) -> list[Hit]:
         """Return the hits of ranks that waited for others in vain, the earliest first."""
-        waiting = [hit for hit in self.hits if hit.entry.tells == STUCK]
+        waiting = [hit for hit in self.hits if hit.entry.tells == LineTells.STUCK]
         return sorted(waiting, key=lambda hit: (hit.time is None, hit.time or 0.0))
 
     def out_of_memory(self, node: str) -> Hit | None:
         """Return a hit that tells that memory ran out on that node, or on one that is not named."""
         for hit in self.hits:
-            if hit.entry.kind != "out-of-memory":
+            if hit.entry.kind != FailureClass.OUT_OF_MEMORY:
                 continue
             named = hit.groups.get("node") or hit.log.node
             if named in ("", node):
@@ -173,15 +181,12 @@ class _Scanner:
     def result(self) -> tuple[Hit, ...]:
         """Return all hits that count; a task that is a torchrun is no rank."""
         names = {hit.entry.name for hit in self._hits}
-        tasks = self._labelled
-        if names.isdisjoint(_OF_TORCHRUN):
-            tasks = set()
-        hits = []
-        for hit in self._hits:
-            if hit.entry.needs and hit.entry.needs not in names:
-                continue
-            hits.append(replace(hit, rank=None) if hit.number in tasks else hit)
-        return tuple(hits)
+        satisfied = {"", *names}
+        hits = tuple(hit for hit in self._hits if hit.entry.needs in satisfied)
+        return hits if names.isdisjoint(_OF_TORCHRUN) else tuple(map(self._without_task, hits))
+
+    def _without_task(self, hit: Hit) -> Hit:
+        return replace(hit, rank=None) if hit.number in self._labelled else hit
 
     def look(self, block: bytes, *, last: bool = False) -> bytes:
         """Look at whole lines; return those to look at again with more lines behind them."""
@@ -225,14 +230,14 @@ class _Scanner:
         known = match(text, entries)
         if known is None:
             self._hits = [hit for hit in self._hits if not _takes_back(text, hit)]
-        elif known[0].role != NOISE and not self._is_enough(known[0].name):
+        elif known.entry.role != LineRole.NOISE and not self._is_enough(known.entry.name):
             author = self._author(text, self.line + at + 1)
             self._keep(lines, at, author, known, frame_above(lines, at, _LINE_CHARACTERS))
 
     def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[CatalogueEntry]) -> None:
         """Keep a traceback, with those that led to it, under the exception that tells most."""
         last = trace.closing[-1]
-        at, known = _telling_exception(trace, entries) or (last, None)
+        at, known = _telling_exception(trace, entries) or (last, _UNKNOWN)
         if self._is_enough(f"traceback {trace.texts[last].partition(':')[0]}"):
             return
         line = trace.at[at]
@@ -246,12 +251,11 @@ class _Scanner:
         lines: list[bytes],
         at: int,
         author: tuple[int | None, str],
-        known: Match | None,
+        known: CatalogueMatch,
         trace: tuple[str, ...] = (),
     ) -> None:
         """Keep a hit; ``author`` is its rank and its line without marks."""
         rank, text = author
-        entry, groups = known or (EXCEPTION, {})
         self._hits.append(
             Hit(
                 log=self._log,
@@ -259,8 +263,7 @@ class _Scanner:
                 text=text.strip(),
                 rank=rank,
                 time=self._time(lines, at),
-                entry=entry,
-                groups=groups,
+                known=known,
                 trace=trace,
             )
         )
@@ -296,18 +299,23 @@ class _Scanner:
         return self._counts[name] > _PER_ENTRY
 
 
-def _telling_exception(trace: Trace, entries: Sequence[CatalogueEntry]) -> tuple[int, Match] | None:
+def _telling_exception(
+    trace: Trace, entries: Sequence[CatalogueEntry]
+) -> tuple[int, CatalogueMatch] | None:
     """Return the exception of a traceback that tells most, of several the last, with its place."""
-    best: tuple[int, Match] | None = None
+    telling: list[tuple[int, CatalogueMatch]] = []
     for at in reversed(trace.closing):
         known = match(trace.texts[at], entries)
-        if known is None or known[0].tells == EXIT:
-            continue
-        if len(trace.closing) > 1 and (known[0].role, known[0].kind) == _PASSED_ON:
-            continue
-        if best is None or _doubt(known[0]) < _doubt(best[1][0]):
-            best = at, known
-    return best
+        if known is not None and _tells(known.entry, alone=len(trace.closing) == 1):
+            telling.append((at, known))
+    return min(telling, key=lambda place: _doubt(place[1].entry), default=None)
+
+
+def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
+    """Return whether an exception tells anything beside the others of its traceback."""
+    if entry.tells == LineTells.EXIT:
+        return False
+    return alone or (entry.role, entry.kind) != _PASSED_ON
 
 
 def _takes_back(text: str, hit: Hit) -> bool:
@@ -317,6 +325,6 @@ def _takes_back(text: str, hit: Hit) -> bool:
 
 def _doubt(entry: CatalogueEntry) -> int:
     """Return how little an exception tells beside the others of its traceback."""
-    if entry.role != PRIMARY:
+    if entry.role != LineRole.PRIMARY:
         return 1
     return 2 if entry.tells else 0

@@ -73,6 +73,11 @@ class _Process:
     exit_code: int
 
     @property
+    def first_rank(self) -> int:
+        """The lowest rank of its torchrun."""
+        return self.rank - self.local_rank
+
+    @property
     def raised(self) -> bool:
         """Whether it ended by itself, with an exception."""
         return self.exit_code > 0 and self.exit_code not in ENDED_BY_OTHERS
@@ -80,9 +85,10 @@ class _Process:
 
 def torchruns(logs: Sequence[LogFile]) -> Torchruns:
     """Return which logs are of whole torchruns with several ranks each, and the ranks."""
-    tasks = {log.path: log.rank for log in logs if log.rank is not None and not log.own}
+    others = [log for log in logs if not log.own]
+    tasks = {log.path: log.rank for log in others if log.rank is not None}
     tables = _tables(tasks)
-    first = {path: table[0].rank - table[0].local_rank for path, table in tables.items() if table}
+    first = {path: table[0].first_rank for path, table in tables.items() if table}
     each = _ranks_each(tables, first, tasks)
     if each == 1:
         return _NONE

@@ -84,22 +84,32 @@ def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
     """
     reader = _Reader()
     first = shown(lines[start], longest)
-    head = first[: first.find(TRACEBACK)]
-    reader.take(start, first[len(head) :])
+    reader.take(start, first[first.find(TRACEBACK) :])
     end = min(start + 1 + _WINDOW, len(lines))
-    # What stands before the first line of a rank's traceback stands before all of them.
     below = shown(lines[start + 1], longest) if start + 1 < end else ""
-    mark = head.strip() and (below.startswith(head) or marked(first).text.startswith(TRACEBACK))
-    ours = head.rstrip() if mark else ""
+    mark = _mark_of_all(first, below)
     for place in range(start + 1, end):
         text = shown(lines[place], longest)
-        if not ours:
-            reader.take(place, text)
-        elif text.startswith(ours):
-            reader.take(place, text[len(head) :])
+        if text.startswith(mark.rstrip()):
+            reader.take(place, text[len(mark) :])
         if reader.ended:
             break
     return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
+
+
+def _mark_of_all(first: str, below: str) -> str:
+    """Return the mark that all lines of a traceback begin with; empty for none.
+
+    Args:
+        first: the line that begins the traceback.
+        below: the line below it.
+    """
+    head = first[: first.find(TRACEBACK)]
+    if not head.strip():
+        return ""
+    # What stands before the first line of a rank's traceback stands before all of them.
+    of_rank = marked(first).text.startswith(TRACEBACK)
+    return head if of_rank or below.startswith(head) else ""
 
 
 def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:
@@ -141,15 +151,26 @@ class _Reader:
             return
         self._at.append(place)
         self._texts.append(text)
+        if self._inside:
+            self._look_for_exception()
+        else:
+            self._look_for_another(text)
+        if len(self._texts) >= _LINES:
+            self.ended = True
+
+    def _look_for_exception(self) -> None:
         last = len(self._texts) - 1
-        if self._inside and _is_exception(self._texts, last):
+        if _is_exception(self._texts, last):
             self._inside = False
             self._closing.append(last)
-        elif not self._inside and _CHAINED.match(text):
+
+    def _look_for_another(self, text: str) -> None:
+        """Look, below an exception, for a traceback that it led to."""
+        if _CHAINED.match(text):
             self._inside = self._chained = True
-        elif not self._inside:
-            self.ended = last - self._closing[-1] >= _CHAIN
-        self.ended = self.ended or len(self._texts) >= _LINES
+            return
+        below = len(self._texts) - 1 - self._closing[-1]
+        self.ended = below >= _CHAIN
 
     def trace(self, *, more: bool) -> Trace:
         """Return what was taken; ``more`` is set where further lines may come."""

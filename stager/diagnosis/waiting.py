@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from bundle.protocol.words import FailureClass
+
 from .failure import FirstFailure
 from .rank_verdict import LINES
 from .scan import Hit
@@ -18,16 +20,21 @@ LOG_TELLS = (
 
 def absent(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
     """Return the ranks that others waited for: those they name, else those without a hit."""
+    return _named(waiting) or _behind(waiting) or _without_hit(waiting, nodes)
+
+
+def _named(waiting: Sequence[Hit]) -> tuple[int, ...]:
+    """Return the ranks that those who wait name."""
     named: set[int] = set()
     for hit in waiting:
         named.update(map(int, re.findall(r"\d+", hit.groups.get("ranks", ""))))
-    if named:
-        return tuple(sorted(named))
-    behind = _behind(waiting)
-    if behind:
-        return behind
+    return tuple(sorted(named))
+
+
+def _without_hit(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks that do not say that they wait; none if nobody knows which ones do."""
     waited = {hit.rank for hit in waiting if hit.rank is not None}
-    return tuple(sorted(set(nodes) - waited)) if waited else ()
+    return tuple(sorted(nodes.keys() - waited)) if waited else ()
 
 
 def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> FirstFailure:
@@ -37,7 +44,7 @@ def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> First
     return FirstFailure(
         node=nodes.get(missing[0], "") if missing else "",
         rank=missing[0] if len(missing) == 1 else None,
-        kind="hang",
+        kind=FailureClass.HANG,
         cause=f"{ranks} did not come to a collective that the others waited at",
         hint=LOG_TELLS,
         lines=waited.trace[-LINES:] or (waited.text,),
@@ -63,15 +70,23 @@ def _behind(waiting: Sequence[Hit]) -> tuple[int, ...]:
 def _collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
     """Return the number of the collective that each rank waits in, by group of ranks."""
     by_group: dict[str, dict[int, int]] = {}
-    ambiguous = False
+    ambiguous: set[str] = set()
     for hit in waiting:
-        rank = hit.rank if hit.rank is not None else int(hit.groups.get("at") or -1)
-        if not hit.groups.get("seq") or rank < 0:
+        rank, number = _rank_of(hit), hit.groups.get("seq")
+        if rank is None or not number:
             continue
-        group, number = hit.groups.get("group", ""), int(hit.groups["seq"])
-        known = by_group.setdefault(group, {}).setdefault(rank, number)
-        if known != number and not group:
-            ambiguous = True
-    if ambiguous:
+        group = hit.groups.get("group", "")
+        known = by_group.setdefault(group, {}).setdefault(rank, int(number))
+        if known != int(number):
+            ambiguous.add(group)
+    if "" in ambiguous:
         del by_group[""]
     return by_group
+
+
+def _rank_of(hit: Hit) -> int | None:
+    """Return the rank that waits, which the line itself may name."""
+    if hit.rank is not None:
+        return hit.rank
+    named = hit.groups.get("at")
+    return int(named) if named else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
+from bundle.protocol.job import load
+from bundle.protocol.problem import NodeError
 from bundle.redaction.secret_names import is_secret
 
 from .failure import FirstFailure
@@ -48,10 +49,9 @@ def _missing_variable(first: FirstFailure) -> str:
     return missing[1]
 
 
-def _passed(job_file: Path) -> list[str]:
+def _passed(job_file: Path) -> tuple[str, ...]:
     """Return the names of the secrets that the job was to give to its ranks."""
     try:
-        named = json.loads(job_file.read_text(encoding="utf-8"))["launch"]["pass_env"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [str(name) for name in named] if isinstance(named, list) else []
+        return load(str(job_file)).launch.pass_env
+    except NodeError:
+        return ()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bundle.protocol.job import Job
 from bundle.protocol.records import Record
+from bundle.protocol.words import Ending
 
 from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
@@ -36,10 +37,10 @@ LATE_SECONDS = 10
 
 
 _ENDED_BY = {
-    "TIMEOUT": "time-limit",
-    "DEADLINE": "time-limit",
-    "NODE_FAIL": "node-failure",
-    "PREEMPTED": "preempted",
+    "TIMEOUT": Ending.TIME_LIMIT,
+    "DEADLINE": Ending.TIME_LIMIT,
+    "NODE_FAIL": Ending.NODE_FAILURE,
+    "PREEMPTED": Ending.PREEMPTED,
 }
 
 

@@ -47,14 +47,14 @@ def stamp(line: bytes, year: int) -> float | None:
     for pattern in _STAMPS:
         match = pattern.search(line, 0, _HEAD)
         if match is not None:
-            return _seconds(match.groupdict(), year)
+            return _seconds(match.groupdict(default=b""), year)
     return None
 
 
-def _seconds(groups: Mapping[str, bytes | None], year: int) -> float | None:
+def _seconds(groups: Mapping[str, bytes], year: int) -> float | None:
     """Return the time of a stamp's parts; None for one that cannot be."""
-    hour, minute, second = (int(part) for part in (groups["clock"] or b"").split(b":"))
-    date = int(groups.get("year") or year), int(groups["month"] or 0), int(groups["day"] or 0)
+    hour, minute, second = map(int, groups["clock"].split(b":"))
+    date = int(groups.get("year", year)), int(groups["month"]), int(groups["day"])
     fraction = groups.get("part")
     try:
         # A stamp is in its machine's own zone, which it does not name.

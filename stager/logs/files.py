@@ -105,11 +105,16 @@ def find(wanted: str | None, log_dir: Path) -> JobFiles:
     jobs = _jobs(log_dir)
     if wanted is None and jobs:
         return of_job(log_dir, jobs[-1])
-    if wanted is not None and wanted in jobs:
-        return of_job(log_dir, wanted)
-    job = "any job" if wanted is None else f"job {wanted}"
+    if wanted is None:
+        raise _no_logs("any job", log_dir, jobs)
+    if wanted not in jobs:
+        raise _no_logs(f"job {wanted}", log_dir, jobs)
+    return of_job(log_dir, wanted)
+
+
+def _no_logs(job: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
     known = f"the jobs there are {', '.join(jobs[-8:])}" if jobs else "no job has left any there"
-    raise StagerError(
+    return StagerError(
         f"there are no logs of {job} in {log_dir}",
         hint=f"{known}; --log-dir names another place, and a directory of logs can be given too",
     )

@@ -88,18 +88,25 @@ class LogReader:
                 skipped += 1
                 continue
             if raw.startswith(_EVENT):  # in a batch job's own log: the ranks' have what it tells
-                self.time = max(self.time, _time_of(raw))
+                self._advance(_time_of(raw))
                 continue
             # Of lines that are skipped, the last one with a time tells it.
             behind = raws[at - min(skipped, _STAMP_LINES) : at + 1]
-            said = time if time is not None else self._said(behind)
             skipped = 0
-            if said is not None:
-                self.time = max(self.time, said)
-            text, rank = raw.rstrip(b"\r\n").decode(errors="replace"), self.log.rank
-            if marked := _MARK.match(text):
-                rank, text = int(marked[1]), text[marked.end() :]
-            yield Line(self.time, self.log.path, self._number, text, self.log.node, rank)
+            self._advance(time if time is not None else self._stamp(behind))
+            yield self._line(raw)
+
+    def _advance(self, time: float | None) -> None:
+        """Take the time of a line, unless it has none, or goes back."""
+        if time is not None:
+            self.time = max(self.time, time)
+
+    def _line(self, raw: bytes) -> Line:
+        """Return the line that was read last."""
+        text, rank = raw.rstrip(b"\r\n").decode(errors="replace"), self.log.rank
+        if marked := _MARK.match(text):
+            rank, text = int(marked[1]), text[marked.end() :]
+        return Line(self.time, self.log.path, self._number, text, self.log.node, rank)
 
     def _wanted(self, raws: Sequence[bytes]) -> Collection[int] | None:
         if self._suspects is None:
@@ -107,7 +114,7 @@ class LogReader:
         wanted, self._open = self._suspects.among(raws, self._open)
         return wanted
 
-    def _said(self, raws: Sequence[bytes]) -> float | None:
+    def _stamp(self, raws: Sequence[bytes]) -> float | None:
         times = (stamp(raw, self._year) for raw in reversed(raws))
         return next((time for time in times if time is not None), None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,11 +68,18 @@ def merged(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
     if not any(_is_of_wanted(log, wanted) for log in logs):
         raise _no_such_log(files)
     pick = Suspects() if wanted.errors else None
-    has_order = files.order.exists()
-    ordered = [log for log in logs if log.own and has_order]
-    others = [log for log in logs if not (log.own and has_order)]
+    ordered, others = _by_order(files, logs)
     streams = [in_order(files, ordered, pick), *(LogReader(log, pick).rest() for log in others)]
     return wanted.of(heapq.merge(*streams))
+
+
+def _by_order(
+    files: JobFiles, logs: Sequence[LogFile]
+) -> tuple[Sequence[LogFile], Sequence[LogFile]]:
+    """Return the logs whose pieces the driver has put in order, and all others."""
+    if not files.order.exists():
+        return (), logs
+    return [log for log in logs if log.own], [log for log in logs if not log.own]
 
 
 def follow(
@@ -100,7 +107,7 @@ def _grow(
     added_at: float | None = None
     while True:
         now = files()
-        ended = bool(now.job_id) and events.summarize(now.events).result is not None
+        ended = _has_ended(now)
         for log in wanted.logs(now):
             readers.setdefault(log.path, LogReader(log, pick))
         if added_at is None:  # lines that exist already have their times
@@ -111,6 +118,11 @@ def _grow(
             return
         sleep(_POLL_SECONDS)
         added_at = time.time()
+
+
+def _has_ended(files: JobFiles) -> bool:
+    """Return whether a job has its result; somebody else's logs have no visible end."""
+    return bool(files.job_id) and events.summarize(files.events).result is not None
 
 
 def _added(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
@@ -129,10 +141,18 @@ def _no_such_log(files: JobFiles) -> StagerError:
             f"job {files.job_id} has left no logs of ranks in {files.folder}",
             hint="it ended before any rank was started: `stager diagnose` says why",
         )
-    ranks = sorted({log.rank for log in files.logs if log.rank is not None})
+    hint = f"the logs are of {_ranks_of(files)}{_nodes_of(files)}"
+    return StagerError("no log is of that rank and node", hint=hint)
+
+
+def _ranks_of(files: JobFiles) -> str:
+    ranks = {log.rank for log in files.logs if log.rank is not None}
+    return f"ranks {min(ranks)} to {max(ranks)}" if ranks else "files without ranks"
+
+
+def _nodes_of(files: JobFiles) -> str:
     nodes = sorted({log.node for log in files.logs if log.node})
-    existing = f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "files without ranks"
-    if nodes:
-        more = ", ..." if len(nodes) > _NAMED else ""
-        existing += f" on {', '.join(nodes[:_NAMED])}{more}"
-    return StagerError("no log is of that rank and node", hint=f"the logs are of {existing}")
+    if not nodes:
+        return ""
+    more = ", ..." if len(nodes) > _NAMED else ""
+    return f" on {', '.join(nodes[:_NAMED])}{more}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
+from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
@@ -31,11 +32,11 @@ class Refused:
     """``verify`` or ``run``."""
     time: float
     """When it failed, in seconds since the epoch."""
-    message: str
+    message: AnyText
     """The message that was shown then."""
-    hint: str
+    hint: AnyText
     """The hint; may be empty."""
-    context: tuple[str, ...]
+    context: tuple[AnyText, ...]
     """The supporting lines."""
 
 
@@ -57,14 +58,14 @@ def remembered(log_dir: Path, command: str) -> Iterator[None]:
 
 
 def _leave(path: Path, command: str, error: StagerError) -> None:
-    note = {
-        "command": command,
-        "time": time(),
-        "message": error.message,
-        "hint": error.hint,
-        "context": error.context,
-    }
-    text = json.dumps(note) + "\n"
+    note = Refused(
+        command=command,
+        time=time(),
+        message=error.message,
+        hint=error.hint,
+        context=tuple(error.context),
+    )
+    text = json.dumps(encode(note)) + "\n"
     opener = permissions.opener(LogMode.PRIVATE)
     with suppress(OSError), replacing(path, opener) as file:  # the failure itself must be shown
         file.write(text.encode())
@@ -78,12 +79,6 @@ def newest(log_dir: Path) -> Refused | None:
             raw = json.load(handle)
         if path.stat().st_mtime < files.newest_change(log_dir):
             return None
-        return Refused(
-            command=str(raw["command"]),
-            time=float(raw["time"]),
-            message=str(raw["message"]),
-            hint=str(raw["hint"]),
-            context=tuple(map(str, raw["context"])),
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return decode(Refused, raw)
+    except (OSError, ValueError, RecursionError):
         return None

@@ -4,47 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from bundle.launch.rank_results import weight
 from bundle.protocol.events import JobEnds
 from bundle.protocol.launch_answers import Departure, FailureRecord, Lingering, Vanished
 from bundle.protocol.problem import Problem
 
-
-@dataclass(frozen=True, kw_only=True)
-class RankFailure:
-    """A rank that failed, see :class:`bundle.protocol.launch_answers.FailureRecord`."""
-
-    node: str
-    """The node it ran on."""
-    rank: int
-    """The rank."""
-    exit_code: int
-    """Its exit status, negative for a signal."""
-    exception: str = ""
-    """The exception's type; empty for a rank that left no traceback."""
-    message: str = ""
-    """The exception's message; it may have several lines."""
-    lines: tuple[str, ...] = ()
-    """The traceback, or the last lines of its output."""
-    time: float
-    """The time of the failure, in seconds since the epoch."""
-    ended: float | None = None
-    """The end of its process, which may be a while after an exception; None if unknown."""
-    told_to_end: bool | None = None
-    """Whether its launcher or its agent had told it to end; None if unknown."""
-    root_cause: bool = False
-    """Whether torchrun calls it the first that failed."""
-
-    @property
-    def summary(self) -> str:
-        """The first line of the message."""
-        return self.message.split("\n")[0]
-
-    @property
-    def weight(self) -> int:
-        """The relation to other ranks' failures, see :func:`bundle.launch.rank_results.weight`."""
-        return weight(self.exit_code, self.exception, self.message, self.told_to_end)
+_OfRank = TypeVar("_OfRank", FailureRecord, Departure, Vanished, Lingering)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +40,10 @@ class JobResult:
     ok: bool | None = None
     """Whether the job ended well; None for a job without a result."""
     ended_by: str = ""
-    """How Slurm ended the job, in the driver's words; empty if it did not."""
+    """The :class:`~bundle.protocol.words.Ending`, or another version's word; empty for none."""
     interrupted: bool = False
     """Whether its user ended it."""
-    failures: tuple[RankFailure, ...] = ()
+    failures: tuple[FailureRecord, ...] = ()
     """The ranks that failed."""
     problems: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
     """The problems of each node."""
@@ -109,11 +75,11 @@ def job_result(event: JobEnds | None) -> JobResult:
         ok=event.ok,
         ended_by=event.ended_by,
         interrupted=event.interrupted,
-        failures=tuple(_failure(record) for record in event.failures or () if record.rank >= 0),
+        failures=_with_rank(event.failures),
         problems=event.problems,
-        left=_departed(event.left or ()),
-        vanished=_departed(event.vanished or ()),
-        lingering=tuple(_lingering(rank) for rank in event.lingering or () if rank.rank >= 0),
+        left=_departed(_with_rank(event.left)),
+        vanished=_departed(_with_rank(event.vanished)),
+        lingering=tuple(map(_lingering, _with_rank(event.lingering))),
         stopped=event.stopped or (),
         exit_codes=event.exit_codes or {},
         tails=event.tails or {},
@@ -121,19 +87,9 @@ def job_result(event: JobEnds | None) -> JobResult:
     )
 
 
-def _failure(record: FailureRecord) -> RankFailure:
-    return RankFailure(
-        node=record.node,
-        rank=record.rank,
-        exit_code=record.exit_code,
-        exception=record.exception,
-        message=record.message,
-        lines=record.lines,
-        time=record.time,
-        ended=record.ended,
-        told_to_end=record.told_to_end,
-        root_cause=bool(record.root_cause),
-    )
+def _with_rank(records: Iterable[_OfRank] | None) -> tuple[_OfRank, ...]:
+    """Return the records whose rank can be true."""
+    return tuple(record for record in records or () if record.rank >= 0)
 
 
 def _departed(ranks: Iterable[Departure | Vanished]) -> tuple[RankProcess, ...]:
@@ -146,7 +102,7 @@ def _departed(ranks: Iterable[Departure | Vanished]) -> tuple[RankProcess, ...]:
             goes_on=isinstance(rank, Departure) and rank.goes_on,
         )
         for rank in ranks
-        if rank.rank >= 0 and rank.time is not None
+        if rank.time is not None
     )
 
 

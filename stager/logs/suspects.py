@@ -37,7 +37,7 @@ class Suspects:
     def __init__(self) -> None:
         """Begin without any known word."""
         needles = (entry.needle for entry in catalogue())
-        self._sieve = Prefilter(text.lower() for text in (*WORDS, TRACEBACK, *needles))
+        self._prefilter = Prefilter(text.lower() for text in (*WORDS, TRACEBACK, *needles))
 
     def among(
         self, raws: Sequence[bytes], before: Sequence[Open]
@@ -51,21 +51,22 @@ class Suspects:
         Returns:
             the places, and the tracebacks that these lines leave open.
         """
-        suspected = self._sieve.among(_shapes(raws)).at
-        found, left = set(suspected), []
+        suspected = self._prefilter.among(_shapes(raws)).at
+        places, still_open = set(suspected), []
         ends: dict[bytes, int] = {}
-        traces = [(0, one) for one in before]
-        traces += [
-            (at + 1, Open(_WINDOW, _head(raws[at]))) for at in suspected if _begins(raws[at])
-        ]
+        traces = [(0, trace) for trace in before]
+        for at in suspected:
+            if _begins(raws[at]):
+                traces.append((at + 1, Open(_WINDOW, _head(raws[at]))))
         for start, trace in traces:
             if start < ends.get(trace.head, 0):
                 continue  # it belongs to the one that is open
             end, rest = _end(raws, start, trace)
             ends[trace.head] = end
-            found.update(range(start, end))
-            left += [] if rest is None else [rest]
-        return found, left
+            places.update(range(start, end))
+            if rest is not None:
+                still_open.append(rest)
+        return places, still_open
 
 
 def _shapes(raws: Sequence[bytes]) -> list[bytes]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 import shutil
 
+from bundle.protocol.words import Ending
+
 from ..core.errors import StagerError
 from ..core.processes import Runner, run
 
 _TIMEOUT_SECONDS = 10.0
 _ENDINGS = {
-    "TIMEOUT": "time-limit",
-    "DEADLINE": "time-limit",
-    "PREEMPTED": "preempted",
-    "NODE_FAIL": "node-failure",
-    "BOOT_FAIL": "node-failure",
-    "CANCELLED": "cancelled",
+    "TIMEOUT": Ending.TIME_LIMIT,
+    "DEADLINE": Ending.TIME_LIMIT,
+    "PREEMPTED": Ending.PREEMPTED,
+    "NODE_FAIL": Ending.NODE_FAILURE,
+    "BOOT_FAIL": Ending.NODE_FAILURE,
+    "CANCELLED": Ending.CANCELLED,
 }
-"""Slurm's job states (``man squeue``, job state codes), and the driver's words for them."""
+"""Slurm's job states (``man squeue``, job state codes), by which it ends a job."""
 
 
 def state(job_id: str, runner: Runner = run) -> str:
@@ -57,6 +59,6 @@ def parse(printed: str) -> str:
     return word if re.fullmatch(r"[A-Z_]+", word) else ""
 
 
-def ended_by(state: str) -> str:
-    """Return a state in the driver's words; empty for one that is no end of Slurm's making."""
-    return _ENDINGS.get(state, "")
+def ended_by(state: str) -> Ending | None:
+    """Return the end of Slurm's making that a state is; None for any other state."""
+    return _ENDINGS.get(state)

@@ -1,14 +1,25 @@
-"""The mark in the run directory by which nodes know it for the same one."""
+"""The mark in the run directory by which nodes know it, and the outputs that are brought there."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
-from bundle.driver.collect import run_dir_marker
+from bundle.driver.collect import collect_outputs, run_dir_marker
+from bundle.driver.logs import Logs
+from bundle.driver.state import State
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
+from bundle.protocol.answers import PreflightAnswer
+from bundle.protocol.problem import ProblemCode
+from bundle.results import stream as stream_format
+from bundle.results.pack import pack
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 from tests.support.namespaces import namespace
@@ -49,3 +60,91 @@ def test_a_directory_that_is_read_only(single: Packed, tmp_path: Path) -> None:
     )
     mount = f"mount -t tmpfs -o ro none '{tmp_path}/run'"
     assert namespace("-m", mount, code) == ""
+
+
+# --- outputs -------------------------------------------------------------------------------------
+
+
+class CutWhileSent(io.BytesIO):
+    """A stream whose file, of more than a chunk, gets shorter while it is written."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        if len(data) == stream_format.CHUNK:
+            os.truncate(self._file, stream_format.CHUNK)
+        return super().write(data)
+
+
+class OneNode:
+    """A transport to a node whose directory is here.
+
+    Attributes:
+        asked: the phases that the node was asked for.
+    """
+
+    nodes_here = 1
+
+    def __init__(self, work: Path, stream: io.BytesIO) -> None:
+        self.asked: list[str] = []
+        self._work, self._stream = work, stream
+
+    def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
+        self.asked.append(phase)
+        return {node: Ended(0, ProblemCode.NO_ANSWER, {"why": "it is a test"}) for node in requests}
+
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
+        raise NotImplementedError
+
+    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+        pack(str(self._work), ["out"], self._stream)
+        take(io.BytesIO(self._stream.getvalue()))
+
+    def ended_by(self) -> str:
+        return ""
+
+    def hurry(self) -> None:
+        pass
+
+
+@pytest.fixture
+def state(single: Packed, tmp_path: Path) -> State:
+    """A job whose first node has the run directory ``work``, with an output."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "work" / "out").mkdir(parents=True)
+    (tmp_path / "work" / "out" / "model").write_bytes(bytes(3 * stream_format.CHUNK))
+    job = job_for(single, tmp_path, run_dir=str(tmp_path / "run"), outputs=("out",))
+    state = State(job, Logs(job))
+    state.separate_run_dirs = True
+    for node in job.nodes:
+        state.facts[node] = PreflightAnswer(node=node, ok=True, root=str(tmp_path), python="python")
+    return state
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    return "".join(line.get("text", "") for line in lines)
+
+
+def test_what_has_come_whole_is_removed_from_the_node(
+    state: State, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = state.transport = OneNode(tmp_path / "work", io.BytesIO())
+    collect_outputs(state, standing=True)
+    assert (tmp_path / "run" / "out" / "model").stat().st_size == 3 * stream_format.CHUNK
+    assert node.asked == ["tidy"]
+    assert "still on" not in said(capsys)
+
+
+def test_what_has_gaps_stays_on_the_node(
+    state: State, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that breaks off while it is read is complete to the stream, but not to its user."""
+    work = tmp_path / "work"
+    node = state.transport = OneNode(work, CutWhileSent(work / "out" / "model"))
+    collect_outputs(state, standing=True)
+    assert (tmp_path / "run" / "out" / "model").exists()
+    assert node.asked == []
+    assert "some outputs were not brought back; they are still on local1" in said(capsys)

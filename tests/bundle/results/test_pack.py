@@ -43,7 +43,7 @@ def test_the_stream_is_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("log")
     first, tar, last = packed(tmp_path, "out", "*.txt", "absent", "../up")
     assert first == {
-        "results": 1,
+        "results": 2,
         "roots": ["log.txt", "out"],
         "entries": 6,
         "files": 3,
@@ -51,7 +51,7 @@ def test_the_stream_is_what_it_says(tmp_path: Path) -> None:
         "missing": ["absent"],
         "left_out": {"../up": "it does not lie in the run directory"},
     }
-    assert last == {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}}
+    assert last == {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}, "gaps": 0}
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:  # the standard reader agrees
         assert archive.getnames() == [
             "log.txt",
@@ -104,7 +104,7 @@ def test_what_is_no_file_is_left_out_and_named(tmp_path: Path) -> None:
     # A pipe nobody writes to does not hold anything up, even if it takes a file's place.
     first, _, last = packed(tmp_path, "out")
     assert first["left_out"] == chosen.left_out
-    assert last["changed"] == {}
+    assert (last["changed"], last["gaps"]) == ({}, 0)  # none of it holds anything to keep
 
 
 def test_links_that_stay_inside_are_kept(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_what_may_not_be_read_is_named(open_folder: Path) -> None:
             os.setgid(65534)
             os.setuid(65534)
             chosen = select(str(open_folder), ["out"])
-            said = [[entry.name for entry in chosen.entries], chosen.left_out]
+            said = [[entry.name for entry in chosen.entries], chosen.left_out, chosen.unread]
             os.write(writes, json.dumps(said).encode())
         finally:
             os._exit(0)
@@ -188,6 +188,7 @@ def test_what_may_not_be_read_is_named(open_folder: Path) -> None:
     assert said == [
         ["out", "out/open"],
         {"out/closed": "Permission denied", "out/mine": "this user may not read it"},
+        2,
     ]
 
 
@@ -232,6 +233,7 @@ def test_files_that_change_are_sent_as_announced_and_named(tmp_path: Path) -> No
         "out/touched": "it was written to while it was sent",
         "out/vanishes": "not sent: No such file or directory",
     }
+    assert last["gaps"] == 2
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         lengths = {m.name: m.size for m in archive.getmembers() if m.isreg()}
         assert archive.extractfile("out/same").read() == b"1" * 1000
@@ -254,6 +256,7 @@ def test_a_file_cut_while_it_is_read_is_filled_up(tmp_path: Path) -> None:
     assert last["changed"] == {
         "big": f"zeros stand in for the last {2 * module.CHUNK + 93:,} bytes: it became shorter"
     }
+    assert last["gaps"] == 1
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         content = archive.extractfile("big").read()
     assert content == b"1" * (module.CHUNK + 7) + bytes(2 * module.CHUNK + 93)

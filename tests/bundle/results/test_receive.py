@@ -137,6 +137,7 @@ def test_results_come_home_through_a_process(work: Path, home: Path) -> None:
         missing=("none",),
         left_out={},
         changed={},
+        gaps=0,
         problems=(),
     )
     assert names(home) == ["log.txt", "out"]
@@ -374,7 +375,7 @@ def forged(members: Sequence[tuple], **header: object) -> bytes:
         tar += info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
     tar += bytes(1024)
     first = {
-        "results": 1,
+        "results": 2,
         "roots": ["out"],
         "entries": 100,
         "files": 100,
@@ -383,7 +384,7 @@ def forged(members: Sequence[tuple], **header: object) -> bytes:
         "left_out": {},
         **header,
     }
-    last = {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}}
+    last = {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}, "gaps": 0}
     return json.dumps(first).encode() + b"\n" + tar + json.dumps(last).encode() + b"\n"
 
 
@@ -449,7 +450,7 @@ def test_nothing_is_written_through_a_link(home: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ({"results": 2}, "version 2, this program reads 1"),
+        ({"results": 1}, "version 1, this program reads 2"),
         ({"roots": ["../x"]}, "not a plain path"),
         ({"roots": ["/etc"]}, "not a plain path"),
         ({"roots": [""]}, "not a plain path"),
@@ -457,14 +458,16 @@ def test_nothing_is_written_through_a_link(home: Path) -> None:
         ({"roots": ["out/x"]}, "nobody asked for 'out/x'"),
         ({"roots": ["out", "out"]}, "lie in one another"),
         ({"roots": ["o", "o/u"]}, "lie in one another"),
-        ({"roots": "out"}, "list of names"),
-        ({"roots": [1]}, "list of names"),
-        ({"missing": None}, "list of names"),
-        ({"left_out": {"a": 1}}, "names with reasons"),
-        ({"files": -1}, "announces -1 files"),
-        ({"files": True}, "announces True files"),
-        ({"bytes": 1 << 70}, "bytes"),
-        ({"entries": "9"}, "announces 9 entries"),
+        ({"roots": "out"}, "roots: is 'out', not a list"),
+        ({"roots": [1]}, "roots[0]: is 1, not a text"),
+        ({"missing": None}, "missing: is None, not a list"),
+        ({"left_out": {"a": 1}}, "left_out.a: is 1, not a text"),
+        ({"files": -1}, "files is -1"),
+        ({"files": True}, "files: is True, not a whole number"),
+        ({"bytes": 1 << 70}, "bytes: is 1180591620717411303424, not a whole number"),
+        ({"entries": "9"}, "entries: is '9', not a whole number"),
+        ({"more": 1}, "more: unknown"),
+        ({"x" * 10_000: 1}, "xxx"),
     ],
 )
 def test_a_hostile_first_line_is_refused(home: Path, header: dict, why: str) -> None:
@@ -472,6 +475,7 @@ def test_a_hostile_first_line_is_refused(home: Path, header: dict, why: str) -> 
         take(forged(GOOD, **header), home, "out", "o", "o/*")
     assert caught.value.problem.what == "no results came"
     assert why in caught.value.problem.why
+    assert len(str(caught.value)) < 600
     assert names(home) == []
 
 
@@ -499,6 +503,8 @@ def test_what_is_no_stream_of_results_is_refused(home: Path, data: bytes, why: s
     [
         (lambda data: data.replace(b"good", b"gone", 2), "digest"),
         (lambda data: data.replace(b'"end"', b'"and"'), "instead of its end mark"),
+        (lambda data: data.replace(b'"gaps": 0', b'"gaps": -1'), "gaps is -1"),
+        (lambda data: data.replace(b', "gaps": 0', b""), "gaps: missing"),
         (lambda data: data.replace(bytes(1024) + b"{", bytes(1023) + b"x{"), "end mark of the tar"),
         (lambda data: data.replace(b"ustar", b"uztar", 1), "cannot be read"),
     ],
@@ -521,7 +527,7 @@ def test_strange_modes_and_times(home: Path) -> None:
     info.mode, info.mtime = 0o7777, 1 << 62
     tar = info.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
     first = stream[: stream.index(b"\n") + 1]
-    last = {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}}
+    last = {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}, "gaps": 0}
     got = take(first + tar + json.dumps(last).encode() + b"\n", home, "out")
     assert got.placed == ("out.1",)
     assert stat.S_IMODE((home / "out.1").stat().st_mode) == 0o777

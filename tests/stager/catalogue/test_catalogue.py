@@ -17,8 +17,9 @@ import pytest
 import tomllib
 from typer.main import get_command
 
+from bundle.protocol.words import FailureClass
 from stager.catalogue import catalogue
-from stager.catalogue.catalogue import CLASSES, ROLES, TELLS, CatalogueEntry, entry, match
+from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, entry, match
 from stager.cli import app
 from stager.diagnosis.diagnose import diagnose
 from stager.logs.files import find
@@ -100,9 +101,9 @@ def test_an_entry_is_well_formed(name: str) -> None:
     fields = raw()[name]
     assert REQUIRED <= set(fields) <= REQUIRED | OPTIONAL
     assert all(isinstance(value, str) and value for value in fields.values())
-    assert fields["class"] in CLASSES
-    assert fields["role"] in ROLES
-    assert fields.get("tells", "exit") in TELLS
+    assert fields["class"] in set(FailureClass)
+    assert fields["role"] in set(LineRole)
+    assert fields.get("tells", "exit") in set(LineTells)
     assert fields.get("needs", name) in raw()
     for text in (fields["needle"], fields.get("over", "")):
         assert not re.search(r"\d", text), "a needle is looked for in lines without their digits"
@@ -143,7 +144,7 @@ def test_a_pattern_finds_nothing_without_its_needle() -> None:
 def test_a_sample_shows_its_entry(sample: Path) -> None:
     """One of its lines is told by that entry, and not by one that stands before it."""
     text = log_of(sample)
-    assert any(found[0] is entry_of(sample) for line in text.splitlines() if (found := match(line)))
+    assert entry_of(sample) in {known.entry for known in map(match, text.splitlines()) if known}
     assert text.endswith("\n")
     assert not re.search(r"/work/|/tmp/v/|/root/", text), "a path of the machine it was made on"
 

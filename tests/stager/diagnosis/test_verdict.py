@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.words import FailureClass
 from stager.diagnosis.failure import FirstFailure
 from stager.diagnosis.verdict import Candidate, Role, blamed
 
 
 def candidate(name: str, role: Role = Role.CAUSE, **changed: Any) -> Candidate:
-    failure = FirstFailure(node=name, kind="unknown", cause="", hint="")
+    failure = FirstFailure(node=name, kind=FailureClass.UNKNOWN, cause="", hint="")
     return Candidate(role=role, failure=lambda: failure, **changed)
 
 
