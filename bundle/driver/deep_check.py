@@ -185,7 +185,11 @@ def _run_ranks(
     return printed
 
 
-def _with_problems(answer: Answer, found: list[Problems], before: Answer | None = None) -> Answer:
+_NO_ANSWER = Answer()
+"""An answer without a problem."""
+
+
+def _with_problems(answer: Answer, found: list[Problems], before: Answer = _NO_ANSWER) -> Answer:
     """Return the answer of a node with the problems found besides, each once.
 
     Args:
@@ -194,9 +198,11 @@ def _with_problems(answer: Answer, found: list[Problems], before: Answer | None 
         before: its answer to an earlier phase, whose problems count, too.
     """
     problems = [*answer.problems]
-    problems += [problem for here in found for problem in here.get(answer.node, [])]
-    if before is not None:
-        problems += [problem for problem in before.problems if problem not in problems]
-    ok = answer.ok and not problems and (before is None or before.ok)
-    lost = answer.lost or (before is not None and before.lost)
-    return replace(answer, ok=ok, lost=lost, problems=tuple(problems))
+    problems += [problem for by_node in found for problem in by_node.get(answer.node, [])]
+    problems += [problem for problem in before.problems if problem not in problems]
+    return replace(
+        answer,
+        ok=answer.ok and before.ok and not problems,
+        lost=answer.lost or before.lost,
+        problems=tuple(problems),
+    )

@@ -213,34 +213,32 @@ class Outputs:
         with selectors.DefaultSelector() as selector:
             self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
-                selector.register(stream.handle, selectors.EVENT_READ, stream)
+                selector.register(stream.handle, selectors.EVENT_READ, (stream, recorder))
             selector.register(self.monitor, selectors.EVENT_READ)
-            self._read_to_end(running, selector, recorder)
+            self._read_to_end(running, selector)
         for stream in self._streams:
             recorder.write(stream.rank, stream.last())
 
-    def _read_to_end(
-        self,
-        running: processes.Process,
-        selector: selectors.BaseSelector,
-        recorder: _Recorder,
-    ) -> None:
-        deadline: float | None = None
-        while deadline is None or time.monotonic() < deadline:
-            self.monitor.take()
-            processes.reap_orphans()
-            if deadline is None and running.poll() is not None:
-                self.monitor.note_launcher_end(stopped=False)
-                processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
-                deadline = time.monotonic() + _DRAIN_SECONDS
-            self._report_finished()
-            ready = selector.select(_POLL_SECONDS if deadline is None else 0)
-            streams = [key.data for key, _ in ready if key.data is not None]
-            sizes = [self._read(stream, selector, recorder) for stream in streams]
-            if deadline is not None and not any(sizes):
-                break
+    def _read_to_end(self, running: processes.Process, selector: selectors.BaseSelector) -> None:
+        while running.poll() is None:
+            self._look_after_ranks()
+            sizes = self._read_ready(selector, _POLL_SECONDS)
             if sizes and max(sizes) < _CHUNK // 4:
                 time.sleep(_PAUSE_SECONDS)
+        self.monitor.take()
+        self.monitor.note_launcher_end(stopped=False)
+        processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while time.monotonic() < deadline:
+            self._look_after_ranks()
+            if not any(self._read_ready(selector, 0)):
+                break
+
+    def _look_after_ranks(self) -> None:
+        """Take what the ranks' processes report, and what they have left behind."""
+        self.monitor.take()
+        processes.reap_orphans()
+        self._report_finished()
 
     def _report_finished(self) -> None:
         """Report once that all ranks have finished, a while after they have."""
@@ -270,17 +268,27 @@ class Outputs:
             for stream in self._streams:
                 target = recorder if stream in of_ranks else silent
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, target))
-            while time.monotonic() < deadline:
-                ended = not ending.is_alive()
-                ready = [key.data for key, _ in selector.select(0 if ended else _PAUSE_SECONDS)]
-                sizes = [self._read(stream, selector, target) for stream, target in ready]
-                if ended and not any(sizes):
-                    break
-                if not ready:  # without open streams, the selector does not wait
-                    time.sleep(_PAUSE_SECONDS)
+            self._read_until_stopped(ending, selector, deadline)
         ending.join()
         for stream in of_ranks:
             recorder.write(stream.rank, stream.last())
+
+    def _read_until_stopped(
+        self, ending: threading.Thread, selector: selectors.BaseSelector, deadline: float
+    ) -> None:
+        """Read until the thread that ends the launcher is done and nothing is left."""
+        while time.monotonic() < deadline:
+            ended = not ending.is_alive()
+            sizes = self._read_ready(selector, 0 if ended else _PAUSE_SECONDS)
+            if ended and not any(sizes):
+                return
+            if not sizes:  # without open streams, the selector does not wait
+                time.sleep(_PAUSE_SECONDS)
+
+    def _read_ready(self, selector: selectors.BaseSelector, seconds: float) -> list[int]:
+        """Wait for output, and read once from each stream that has some; return the sizes."""
+        ready = [key.data for key, _ in selector.select(seconds) if key.data is not None]
+        return [self._read(stream, selector, recorder) for stream, recorder in ready]
 
     def _read(self, stream: _Stream, selector: selectors.BaseSelector, recorder: _Recorder) -> int:
         """Read once from a stream; return the number of bytes."""

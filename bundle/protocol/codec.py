@@ -21,7 +21,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -99,25 +99,33 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
         DecodeError: a field is missing, unknown, or holds something else than it declares; where
             that is not refused, one without a default.
     """
-    if not isinstance(raw, dict):
-        raise DecodeError(path, f"is {_shown(raw)}, not an object")
-    values = {}
+    items = _object(raw, path)
     fields = _fields(kind, strict)
+    values = {}
+    prefix = f"{path}." if path else ""
     for field in fields:
-        if field.json_name in raw:
-            place = f"{path}.{field.json_name}" if path else field.json_name
+        if field.json_name in items:
             with _refusing(strict or field.required):
-                values[field.name] = field.read(raw[field.json_name], place)
-    missing = [field.json_name for field in fields if field.required and field.name not in values]
-    if missing:
-        raise DecodeError(path, f"{', '.join(missing)}: missing")
-    unknown = sorted(map(str, raw.keys() - {field.json_name for field in fields}))
-    if strict and unknown:
-        raise DecodeError(path, f"{', '.join(unknown)}: unknown")
+                values[field.name] = field.read(items[field.json_name], prefix + field.json_name)
+    _refuse_missing(fields, values, path)
+    if strict:
+        _refuse_unknown(fields, items, path)
     try:
         return kind(**values)
     except ValueError as exc:  # of a class that checks its values
         raise DecodeError(path, str(exc)) from exc
+
+
+def _refuse_missing(fields: Iterable[_Field], values: Collection[str], path: str) -> None:
+    missing = [field.json_name for field in fields if field.required and field.name not in values]
+    if missing:
+        raise DecodeError(path, f"{', '.join(missing)}: missing")
+
+
+def _refuse_unknown(fields: Iterable[_Field], items: Collection[object], path: str) -> None:
+    unknown = set(items) - {field.json_name for field in fields}
+    if unknown:
+        raise DecodeError(path, f"{', '.join(sorted(map(str, unknown)))}: unknown")
 
 
 def _refusing(wanted: bool) -> contextlib.AbstractContextManager[None]:
@@ -193,16 +201,20 @@ def _reader(declared: str, module: str, strict: bool) -> _Reader:
         readers = [_reader(alternative, module, strict) for alternative in alternatives]
         return _union(readers, declared)
     name, bracket, inner = declared.partition("[")
-    items = list(_split(inner[:-1], ",")) if bracket else []
-    if name == "tuple" and items[-1] == "...":
-        return _list_reader(_reader(items[0], module, strict), strict)
-    if name == "tuple":
-        return _tuple_reader([_reader(item, module, strict) for item in items])
+    if bracket:
+        return _container_reader(name, list(_split(inner[:-1], ",")), module, strict)
+    if name == "str" and not strict:
+        return _any_text
+    return _PLAIN.get(name) or _class_reader(getattr(sys.modules[module], name), strict)
+
+
+def _container_reader(name: str, items: list[str], module: str, strict: bool) -> _Reader:
+    """Return the reader of a ``tuple`` or a ``dict`` with these types in its brackets."""
     if name == "dict":
         return _dict_reader(_reader(items[1], module, strict), strict)
-    if name in _PLAIN:
-        return _PLAIN[name] if strict or name != "str" else _any_text
-    return _class_reader(getattr(sys.modules[module], name), strict)
+    if items[-1] == "...":
+        return _list_reader(_reader(items[0], module, strict), strict)
+    return _tuple_reader([_reader(item, module, strict) for item in items])
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
@@ -236,9 +248,9 @@ def _union(readers: list[_Reader], declared: str) -> _Reader:
 def _list_reader(item: _Reader, strict: bool) -> _Reader:
     def read(raw: object, path: str) -> object:
         values = []
-        for place, value in enumerate(_list(raw, path)):
+        for position, value in enumerate(_list(raw, path)):
             with _refusing(strict):
-                values.append(item(value, f"{path}[{place}]"))
+                values.append(item(value, f"{path}[{position}]"))
         return tuple(values)
 
     return read
@@ -250,9 +262,15 @@ def _tuple_reader(items: list[_Reader]) -> _Reader:
         if len(values) != len(items):
             raise DecodeError(path, f"has {len(values)} items, not {len(items)}")
         pairs = enumerate(zip(items, values))
-        return tuple(item(value, f"{path}[{place}]") for place, (item, value) in pairs)
+        return tuple(item(value, f"{path}[{position}]") for position, (item, value) in pairs)
 
     return read
+
+
+def _object(raw: object, path: str) -> dict[object, object]:
+    if not isinstance(raw, dict):
+        raise DecodeError(path, f"is {_shown(raw)}, not an object")
+    return raw
 
 
 def _list(raw: object, path: str) -> list[object] | tuple[object, ...]:
@@ -263,10 +281,8 @@ def _list(raw: object, path: str) -> list[object] | tuple[object, ...]:
 
 def _dict_reader(item: _Reader, strict: bool) -> _Reader:
     def read(raw: object, path: str) -> object:
-        if not isinstance(raw, dict):
-            raise DecodeError(path, f"is {_shown(raw)}, not an object")
         values = {}
-        for key, value in raw.items():
+        for key, value in _object(raw, path).items():
             with _refusing(strict):
                 values[_text(key, path)] = item(value, f"{path}.{key}")
         return values
