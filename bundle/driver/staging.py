@@ -22,7 +22,7 @@ from ..protocol.requests import Incoming, UnpackRequest
 from ..transfer.forecast import forecast
 from ..transfer.plan import BROADCAST, NodeGroup, Plan, make_plan, where
 from .state import State
-from .transports import slurm_commands
+from .transports import slurm_faults
 from .transports.transport import Transfer
 
 
@@ -237,7 +237,7 @@ def _not_sent(node: str, fault: str, answered: Problem | None, transfer: Transfe
     """
     reasons = [fault, answered.why if answered is not None else ""]
     why = "; ".join(filter(None, reasons))
-    if slurm_commands.network_fault(fault):
+    if slurm_faults.network_fault(fault):
         return Problem(ProblemCode.BUNDLE_NOT_SENT_NETWORK, node, {"why": why})
     incoming = os.path.dirname(os.path.dirname(transfer.target))
     code = ProblemCode.BUNDLE_NOT_SENT

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from ...system import processes
-from . import slurm_commands
+from . import slurm_faults
 
 _GRACE = 5.0
 
@@ -64,7 +64,7 @@ class Sending:
             return {}
         self._errors.seek(0)
         errors = self._errors.read().decode(errors="replace")
-        faults = slurm_commands.broadcast_faults(errors)
+        faults = slurm_faults.broadcast_faults(errors)
         if faults:
             return faults
         lines = errors.strip().splitlines()

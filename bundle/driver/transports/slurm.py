@@ -12,7 +12,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import IO, cast
 
@@ -22,7 +22,7 @@ from ...launch import output_reader
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
-from . import slurm_commands
+from . import slurm_commands, slurm_faults
 from .agent_program import factored, request_line
 from .answers import Answers
 from .driver_channel import DriverChannel
@@ -143,16 +143,16 @@ class SlurmTransport:
         ``srun`` names the nodes that it cannot reach, and ``sinfo`` has those that Slurm gave up;
         of these the reason is noted in ``ended``.
         """
-        silent = {node for node in requests if node not in answers.answered}
-        followed = {node for node in silent if ended[node].problem is _FOLLOWED}
+        silent = {node: ended[node] for node in requests if node not in answers.answered}
+        followed = _with_problem(silent, _FOLLOWED)
         if followed and answers.phase != "launch":
             return requests.keys() - followed
-        blocking = {node for node in silent if ended[node].problem in slurm_commands.UNREACHABLE}
-        if not blocking and not answers.answered:
-            down = self._down(requests)
-            ended.update(down)
-            blocking = set(down)
-        return blocking
+        blocking = _with_problem(silent, *slurm_faults.UNREACHABLE)
+        if blocking or answers.answered:
+            return blocking
+        down = self._down(requests)
+        ended.update(down)
+        return set(down)
 
     def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
         """Return those of an allocation's nodes that Slurm lost before anything ran on them."""
@@ -336,6 +336,10 @@ class SlurmTransport:
 
 def _job_of(requests: Requests) -> Job:
     return next(iter(requests.values())).job
+
+
+def _with_problem(ended: Mapping[str, Ended], *problems: ProblemCode) -> set[str]:
+    return {node for node, end in ended.items() if end.problem in problems}
 
 
 def _release(step: DriverChannel, answers: Answers, until: float) -> None:
