@@ -19,7 +19,7 @@ from ..protocol import output
 from ..protocol.agent_events import RankOutput
 from ..protocol.answers import Answer
 from ..protocol.deep_answers import DeepAnswer, NodeClock
-from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport
+from ..protocol.deep_report import AllReduceMeasured, ClockOffset, DeepReport
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import DeepRequest, GroupSettings, LaunchRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..protocol.agent_events import RankOutput
-from ..protocol.events import OutputLoss
+from ..protocol.output_loss import OutputLoss
 from ..protocol.problem import Problem, ProblemCode
 from .logs import Logs
 from .output_account import OutputAccount, loss_problem

@@ -15,7 +15,8 @@ from ..checks.preflight import BROADCAST as FOLDER
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
 from ..protocol.answers import Answer, UnpackAnswer
-from ..protocol.events import FileSent, StagingForecast, TransferPlan
+from ..protocol.events import FileSent, TransferPlan
+from ..protocol.planned_transfer import StagingForecast
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
 from ..protocol.requests import Incoming, UnpackRequest

@@ -9,7 +9,7 @@ from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
 from ..protocol.answers import PreflightAnswer
 from ..protocol.counts import counted, sized
-from ..protocol.events import PlannedGroup, StagingWork
+from ..protocol.planned_transfer import PlannedGroup, StagingWork
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED, Rates
 from .forecast import Nodes, Staging, staging, staging_work

@@ -30,6 +30,7 @@ DRIVERS = frozenset(
     f"bundle/{name}"
     for name in (
         *("__main__", "protocol/agent_events", "protocol/events", "protocol/records"),
+        *("protocol/planned_transfer", "protocol/deep_report", "protocol/output_loss"),
         *("checks/findings", "checks/network_agreement", "checks/node_lines"),
         "format/partial_bundle",
         *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),

@@ -8,7 +8,7 @@ import pytest
 
 from bundle.driver.transports import slurm_commands
 from bundle.protocol.codec import DecodeError, decode, encode
-from bundle.protocol.events import StagingWork
+from bundle.protocol.planned_transfer import StagingWork
 from bundle.protocol.rates import ASSUMED, Rates
 from bundle.protocol.words import Launcher
 from bundle.transfer.forecast import (
