@@ -22,8 +22,8 @@ from ..system import files, network
 from . import probe
 
 SAMPLE = 1 << 20
-"""Bytes read at each of a few places of a bundle, to measure the speed."""
-_PLACES = 4
+"""Bytes read at each of a few positions of a bundle, to measure the speed."""
+_SAMPLES = 4
 BROADCAST = "job-"
 """Prefix of the directories for broadcast files in ``incoming/``."""
 _OF_TASK = re.compile(r".+\.\d+\.\d+")
@@ -164,11 +164,11 @@ def _reading_rate(job: Job) -> float | None:
     try:
         with BundleFile(job.bundle, job.bundle_id) as bundle:
             size = os.path.getsize(job.bundle)
-            count = min(SAMPLE, max(1, size // _PLACES))
+            count = min(SAMPLE, max(1, size // _SAMPLES))
             started = time.monotonic()
-            for place in range(_PLACES):
-                bundle.read((size - count) * place // _PLACES, count)
-            return _PLACES * count / max(time.monotonic() - started, 1e-6)
+            for number in range(_SAMPLES):
+                bundle.read((size - count) * number // _SAMPLES, count)
+            return _SAMPLES * count / max(time.monotonic() - started, 1e-6)
     except (NodeError, OSError):
         return None
 

@@ -194,8 +194,8 @@ class State:
             self._settle("unpack", delivery.ended)
         return delivery
 
-    def fetch(self, node: str, place: str) -> Received:
-        """Bring the outputs from one node into the run directory.
+    def fetch(self, node: str, directory: str) -> Received:
+        """Bring the outputs from a directory of one node into the run directory.
 
         Raises:
             NodeError: they cannot be put there, or did not come at all.
@@ -203,7 +203,7 @@ class State:
         from ..results.receive import receive
 
         job = self.job
-        request = CollectRequest(*self.placed(node), place=place)
+        request = CollectRequest(*self.placed(node), directory=directory)
         received: list[Received] = []
 
         def take(stream: IO[bytes]) -> None:

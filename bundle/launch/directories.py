@@ -22,7 +22,7 @@ class JobDirectories:
     """This job's private directory under the node root."""
 
 
-def place_of(request: PlacedRequest) -> JobDirectories:
+def directories_of(request: PlacedRequest) -> JobDirectories:
     """Return the directories of a job on the node that is asked."""
     job = request.job
     task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher == "srun" else "0"

@@ -167,7 +167,7 @@ class CollectRequest(PlacedRequest):
 
     phase: ClassVar[str] = "collect"
 
-    place: str
+    directory: str
     """The directory that they are in."""
 
 

@@ -39,9 +39,9 @@ _DESERTED = "stager-deserted "
 _LOOK = f"""\
 of() {{ grep -sqzx "$1=$2" "$3/environ"; }}
 of SLURM_STEP_ID "$SLURM_STEP_ID" "/proc/$$" || exit 0
-for place in /proc/[0-9]*; do
-    if of SLURM_JOB_ID "$SLURM_JOB_ID" "$place" && of SLURM_STEP_ID '[0-9]*' "$place" &&
-        ! of SLURM_STEP_ID "$SLURM_STEP_ID" "$place"; then exit 0; fi
+for process in /proc/[0-9]*; do
+    if of SLURM_JOB_ID "$SLURM_JOB_ID" "$process" && of SLURM_STEP_ID '[0-9]*' "$process" &&
+        ! of SLURM_STEP_ID "$SLURM_STEP_ID" "$process"; then exit 0; fi
 done
 echo "{_DESERTED}$SLURMD_NODENAME" >&2
 """
