@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from . import output
 from .answers import AgentEvent, Answer
@@ -75,7 +75,7 @@ def _event(line: bytes, node: str, phase: str) -> AgentEvent:
     return _decoded(kind, {**raw, "node": node})
 
 
-def _decoded(kind: type[AgentEvent], raw: Mapping[str, Any]) -> AgentEvent:
+def _decoded(kind: type[AgentEvent], raw: Mapping[str, object]) -> AgentEvent:
     """Read the fields of an event; those of a failed answer may be few."""
     has_failed = issubclass(kind, Answer) and raw.get("ok") is False
     return decode(kind, raw, strict=not has_failed)

@@ -9,7 +9,7 @@ phase needs is in modules of their own: ``deep_answers``, ``launch_answers``, ``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .codec import REQUIRED, WRITTEN, AnyText, encode
 from .digest import Digest
@@ -28,7 +28,7 @@ class AgentEvent:
     node: str = field(default="", metadata=REQUIRED)
     """The node's name."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the event as a JSON object, without the fields that have their default."""
         return {"v": VERSION, "event": self.event, **encode(self, short=True)}
 

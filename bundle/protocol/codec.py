@@ -52,7 +52,7 @@ class DecodeError(ValueError):
 
 def encode(
     value: object, *, short: bool = False, names: Collection[str] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a dataclass of the types above as a JSON object.
 
     Args:

@@ -8,7 +8,7 @@ has all of them but the output of ranks, which has logs of its own; ``docs/event
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Union
+from typing import ClassVar, Union
 
 from . import answers, clean_answers, deep_answers, launch_answers
 from .answers import AgentEvent
@@ -28,7 +28,7 @@ class DriverEvent:
     event: ClassVar[str]
     """Its name in a line."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the event as a JSON object, without the fields that have their default."""
         return {"event": self.event, **encode(self, short=True)}
 
