@@ -100,10 +100,7 @@ def run_ranks(
         failed = _native_failure(ended) if native else _failures(ended)
         if not request.shared:
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
-        killed = rank_results.out_of_memory(failed, killed_before, host.oom_kills())
-        for rank, line in killed.items():
-            channel.output(rank, f"{line}\n".encode())
-        failed = [_with_line(record, killed.get(record.rank)) for record in failed]
+        failed = _with_oom_kills(failed, killed_before, channel)
     answer = LaunchAnswer(
         exit_code=code,
         failures=tuple(failed),
@@ -111,6 +108,22 @@ def run_ranks(
         sent={"" if rank is None else str(rank): sent for rank, sent in channel.sent.items()},
     )
     return _observed(answer, ended)
+
+
+def _with_oom_kills(
+    failed: list[FailureRecord], before: int | None, channel: AgentChannel
+) -> list[FailureRecord]:
+    """Add to the log and the record of a rank that the kernel may have killed it for memory.
+
+    Args:
+        failed: the failures of this node.
+        before: the kernel's count of such kills when the ranks were started.
+        channel: the channel to the driver.
+    """
+    killed = rank_results.out_of_memory(failed, before, host.oom_kills())
+    for rank, line in killed.items():
+        channel.output(rank, f"{line}\n".encode())
+    return [_with_line(record, killed.get(record.rank)) for record in failed]
 
 
 def _with_line(record: FailureRecord, line: str | None) -> FailureRecord:
