@@ -11,7 +11,6 @@ similar line of a program is output.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import os
@@ -25,19 +24,12 @@ from dataclasses import dataclass, field
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import open_files, processes, signals
 from .rank_monitor import RankMonitor
-
-OnOutput = Callable[["int | None", bytes], None]
-"""Called with the rank, None for the launcher itself, and its next output: whole lines, except for
-very long ones, and the last."""
+from .recent_output import OnOutput, RecentOutput, Recorder
 
 AGENT_SECONDS = 5.0
 """Seconds that an agent may take to end after its ranks: it waits for them, and cleans up."""
-KEPT = 200
-"""The number of last lines that are kept, of all ranks together and of each."""
 LONGEST_LINE = 1 << 20
 """Bytes after which a line is passed on in pieces: a progress bar may never end its line."""
-_KEPT_BYTES = 1 << 12
-"""Bytes that are kept of each of these lines; the beginning tells what is wrong."""
 _CHUNK = 1 << 16
 _KILLING_SECONDS = 12.0
 """Seconds that killing may take, see :mod:`bundle.system.processes`."""
@@ -52,38 +44,6 @@ _RESERVE = 32
 """Files that an agent opens besides the pipes, and its launcher as it starts."""
 _FINISHED_SECONDS = 3.0
 """Seconds after the end of all programs until it is reported: most launchers end by then."""
-
-
-@dataclass
-class RecentOutput:
-    """The last lines of a launcher and its ranks."""
-
-    tail: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    """The last lines of all together, in the order in which they were read."""
-    by_rank: dict[int, collections.deque[str]] = field(default_factory=dict)
-    """The last lines of each rank."""
-    launcher: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    """The last lines of the launcher, and of ranks that write to its output."""
-
-
-class _Recorder:
-    """Keeps the last lines of output, and passes all of it on."""
-
-    def __init__(self, recent: RecentOutput, on_output: OnOutput) -> None:
-        self._recent = recent
-        self._on_output = on_output
-
-    def write(self, rank: int | None, data: bytes) -> None:
-        """Record the next output of a rank, or of the launcher (None)."""
-        if not data:
-            return
-        recent, lines = self._recent, _last_lines(data)
-        recent.tail.extend(lines)
-        if rank is None:
-            recent.launcher.extend(lines)
-        else:
-            recent.by_rank.setdefault(rank, collections.deque(maxlen=KEPT)).extend(lines)
-        self._on_output(rank, data)
 
 
 class _WhileListening:
@@ -209,7 +169,7 @@ class Outputs:
         """
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
-        recorder = _Recorder(recent, on_output)
+        recorder = Recorder(recent, on_output)
         with selectors.DefaultSelector() as selector:
             self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
@@ -258,8 +218,8 @@ class Outputs:
         gone, all output is dropped.
         """
         recent = RecentOutput()
-        recorder = _Recorder(recent, _WhileListening(on_output))
-        silent = _Recorder(recent, _drop)
+        recorder = Recorder(recent, _WhileListening(on_output))
+        silent = Recorder(recent, _drop)
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
         ending.start()
@@ -290,7 +250,7 @@ class Outputs:
         ready = [key.data for key, _ in selector.select(seconds) if key.data is not None]
         return [self._read(stream, selector, recorder) for stream, recorder in ready]
 
-    def _read(self, stream: _Stream, selector: selectors.BaseSelector, recorder: _Recorder) -> int:
+    def _read(self, stream: _Stream, selector: selectors.BaseSelector, recorder: Recorder) -> int:
         """Read once from a stream; return the number of bytes."""
         try:
             chunk = os.read(stream.handle, _CHUNK)
@@ -302,7 +262,7 @@ class Outputs:
         self._record(stream, stream.take(chunk), recorder)
         return len(chunk)
 
-    def _record(self, stream: _Stream, data: bytes, recorder: _Recorder) -> None:
+    def _record(self, stream: _Stream, data: bytes, recorder: Recorder) -> None:
         """Record complete lines; a line that names a rank changes the rank of those behind it."""
         start = 0
         for name in self._name.finditer(data):
@@ -314,14 +274,6 @@ class Outputs:
             recorder.write(stream.rank, before)
             stream.rank, start = int(name[1]), name.end()
         recorder.write(stream.rank, data[start:] if start else data)
-
-
-def _last_lines(data: bytes) -> list[str]:
-    """Return the last lines, each cut to the bytes that are kept."""
-    lines = data.rsplit(b"\n", KEPT + 1)[-KEPT - 1 :]
-    if not lines[-1]:
-        lines.pop()
-    return [line[:_KEPT_BYTES].decode(errors="replace") for line in lines[-KEPT:]]
 
 
 def _drop(rank: int | None, data: bytes) -> None:

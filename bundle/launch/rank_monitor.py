@@ -224,24 +224,18 @@ class RankMonitor:
                     self._note_message(decode(_Message, json.loads(line)))
 
     def _note_message(self, message: _Message) -> None:
-        event, number = message.event, message.rank
-        if event == "started":
+        number = message.rank
+        if message.event == "started":
             self.ranks[number] = Rank(number, message.local_rank, message.pid)
             self._watch(number, message.pid)
             return
         rank = self.ranks.get(number)
         if rank is None or rank.pid != message.pid:
             return
-        if event == "lingers":
+        if message.event == "lingers":
             self._note_lingering(rank, message.threads)
-        elif event == "finished":
-            self.ranks[number] = replace(
-                rank, finished=message.time, status=message.status, joined=message.joined
-            )
-        elif event == "left":
-            self.ranks[number] = replace(rank, left=message.time)
-        elif event == "joined":
-            self.ranks[number] = replace(rank, left=None, lingers=None)
+        else:
+            self.ranks[number] = _changed(rank, message)
 
     def _watch(self, rank: int, pid: int) -> None:
         open_pidfd = getattr(os, "pidfd_open", None)  # a Python may be built without it
@@ -292,6 +286,18 @@ class RankMonitor:
 
     def _is_long_out(self, rank: Rank) -> bool:
         return rank.left is not None and rank.left < time.time() - self._seconds
+
+
+def _changed(rank: Rank, message: _Message) -> Rank:
+    """Return the state of a rank after its message."""
+    if message.event == "finished":
+        joined = message.joined
+        return replace(rank, finished=message.time, status=message.status, joined=joined)
+    if message.event == "left":
+        return replace(rank, left=message.time)
+    if message.event == "joined":
+        return replace(rank, left=None, lingers=None)
+    return rank
 
 
 def linger_seconds(env: Mapping[str, str]) -> float:

@@ -34,8 +34,9 @@ from .choices import choose_threads
 from .directories import JobDirectories, directories_of, work_dir
 from .early_torchrun import EarlyLauncher
 from .group import RankGroup
-from .output_reader import Outputs, RecentOutput, run_launcher
+from .output_reader import Outputs, run_launcher
 from .rank_monitor import Rank, RankMonitor
+from .recent_output import RecentOutput
 from .variables import native_variables, rank_variables
 
 _SHOWN = 30
