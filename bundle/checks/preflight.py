@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ..environment import damage, hard_links
@@ -50,12 +50,25 @@ def base_by_need(request: PreflightRequest) -> str:
     if older:
         missing = [room for head, room in zip(heads, request.room) if head not in older]
         sent = sent * len(missing) // len(heads)
-        needed_bytes, needed_inodes = (sum(column) for column in zip(request.own_room, *missing))
-        chosen = files.choose_base(job.node_root, 0, 0, os.environ)
-        refused = files.refusals(files.facts_of(chosen), needed_bytes + sent, needed_inodes)
-        if chosen == first and not refused:
+        if _has_room(job, first, [request.own_room, *missing], sent):
             return first
     return files.choose_base(job.node_root, job.room[0] + sent, job.room[1], os.environ)
+
+
+def _has_room(job: Job, base: str, rooms: Sequence[tuple[int, int]], sent: int) -> bool:
+    """Tell whether a directory is the first choice, and has room for some layers.
+
+    Args:
+        job: the job.
+        base: the directory.
+        rooms: bytes and inodes of each layer.
+        sent: bytes of a file that is sent.
+    """
+    chosen = files.choose_base(job.node_root, 0, 0, os.environ)
+    if chosen != base:
+        return False
+    needed_bytes, needed_inodes = (sum(column) for column in zip(*rooms))
+    return not files.refusals(files.facts_of(chosen), needed_bytes + sent, needed_inodes)
 
 
 def _reads_in_place(job: Job) -> bool:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..channel.lines import Lines
-from ..protocol.codec import AnyText, decode
+from ..protocol.codec import decode
+from ..protocol.json_values import AnyText
 
 PIPE = "ranks"
 """The name of the pipe beside those of the ranks' output; :mod:`bundle.launch.watch` has it too."""

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from . import output
 from .answers import AgentEvent, Answer
-from .codec import DecodeError, decode
+from .codec import decode
 from .events import OF_AGENTS, OutputShown
+from .json_values import DecodeError
 from .requests import VERSION
 from .words import PhaseName
 

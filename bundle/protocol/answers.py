@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .codec import REQUIRED, WRITTEN, AnyText, encode
+from .codec import REQUIRED, WRITTEN, encode
 from .digest import Digest
 from .facts import HostFacts
+from .json_values import AnyText
 from .problem import Problem
 from .requests import VERSION
 

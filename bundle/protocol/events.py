@@ -12,8 +12,9 @@ from typing import ClassVar, Union
 
 from . import answers, clean_answers, deep_answers, launch_answers
 from .answers import AgentEvent
-from .codec import REQUIRED, AnyText, encode
+from .codec import REQUIRED, encode
 from .deep_report import DeepReport
+from .json_values import AnyText
 from .launch_answers import Departure, FailureRecord, Lingering, Vanished
 from .output_loss import OutputLoss
 from .planned_transfer import PlannedGroup, StagingForecast

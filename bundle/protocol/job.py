@@ -14,8 +14,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .codec import DecodeError, decode, encode
+from .codec import decode, encode
 from .digest import Digest
+from .json_values import DecodeError
 from .problem import NodeError, Problem, ProblemCode
 from .rates import Rates
 from .requires import Requires

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .codec import REQUIRED, AnyText
+from .codec import REQUIRED
 from .counts import counted
+from .json_values import AnyText
 from .problem import ProblemCode
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .answers import AgentEvent
-from .codec import DecodeError, decode
+from .codec import decode
 from .events import OF_AGENTS, OF_DRIVER, DriverEvent, Event, OutputShown
+from .json_values import DecodeError
 from .requests import VERSION
 
 _BY_NAME: dict[str, type[DriverEvent] | type[AgentEvent]] = {

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
-from .codec import REQUIRED, DecodeError, decode, encode
+from .codec import REQUIRED, decode, encode
 from .job import Job
+from .json_values import DecodeError
 from .problem import NodeError, Problem, ProblemCode
 
 _T = TypeVar("_T")

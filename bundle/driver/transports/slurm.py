@@ -72,14 +72,8 @@ class SlurmTransport:
         joins = phase != "launch" or self._job.one_step
         if not joins:
             self.close()
-        waiting = Waiting(on_event, self._controller_seconds)
         try:
-            while True:
-                run = self._run_once(phase, requests, on_event, joins=joins)
-                refused = run.step.ended and not run.answers.answered
-                if not (refused and waiting.again(run.step.errors)):
-                    break
-                self.close()
+            run = self._run_until_begun(phase, requests, on_event, joins=joins)
             ended = {**endings(requests, run.step), **run.watch.lost}
         except BaseException:
             self.close()
@@ -87,6 +81,18 @@ class SlurmTransport:
         if not joins or run.step.ended:
             self.close()
         return self._run_on_the_rest(run, requests, on_event, ended)
+
+    def _run_until_begun(
+        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
+    ) -> PhaseRun:
+        """Run a phase; again while Slurm's controller does not answer, so that it cannot begin."""
+        waiting = Waiting(on_event, self._controller_seconds)
+        while True:
+            run = self._run_once(phase, requests, on_event, joins=joins)
+            refused = run.step.ended and not run.answers.answered
+            if not (refused and waiting.again(run.step.errors)):
+                return run
+            self.close()
 
     def _run_once(
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
