@@ -18,6 +18,7 @@ from ..protocol.answers import PreflightAnswer
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
 from ..protocol.requests import PreflightRequest
+from ..protocol.words import Allocation, Stage
 from ..system import files, network
 from . import probe
 
@@ -73,9 +74,9 @@ def _has_room(job: Job, base: str, rooms: Sequence[tuple[int, int]], sent: int) 
 
 def _reads_in_place(job: Job) -> bool:
     """Tell whether this node will read the bundle where it lies, as far as it can tell."""
-    if job.stage == "never":
+    if job.stage is Stage.NEVER:
         return True
-    return job.stage == "auto" and _reading_rate(job) is not None
+    return job.stage is Stage.AUTO and _reading_rate(job) is not None
 
 
 def preflight(request: PreflightRequest) -> PreflightAnswer:
@@ -121,7 +122,7 @@ def _head_address(request: PreflightRequest) -> tuple[str, int]:
 
 def _address_and_port(request: PreflightRequest) -> tuple[str, int]:
     job = request.job
-    if job.allocation == "local":
+    if job.allocation is Allocation.LOCAL:
         address = "127.0.0.1"
     else:
         interface = network.interface_setting(job.launch.interface, request.node)

@@ -27,6 +27,7 @@ from ..protocol.launch_answers import (
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import LaunchRequest
+from ..protocol.words import Launcher
 from ..redaction.masking import masked
 from ..system import files, network, open_files
 from . import commands, rank_results
@@ -78,7 +79,7 @@ def run_ranks(
     """
     job, directories = request.job, directories_of(request)
     group, link = _group(request)
-    native = job.launch.launcher == "srun"
+    native = job.launch.launcher is Launcher.SRUN
     with unpack.using(directories.root, job.bundle_id), _job_dir(directories.job_dir):
         start = _start(directories, group, request)
         channel.emit(Started(argv=tuple(masked(start.argv)), interface=link.interface))
@@ -197,7 +198,7 @@ def _lingering(node: str, rank: Rank) -> Lingering:
 def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
     job, settings, node = request.job, request.group, request.node
     link = network.choose_link(job.launch.interface, node, settings.address)
-    if job.launch.launcher == "srun":
+    if job.launch.launcher is Launcher.SRUN:
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         threads = choose_threads(job.launch.omp_num_threads, cpus, 1)
     else:
@@ -233,7 +234,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
     elif not request.shared:
         cwd = work_dir(job, directories.root)
         os.makedirs(cwd, mode=0o700, exist_ok=True)
-    if job.launch.launcher == "srun":
+    if job.launch.launcher is Launcher.SRUN:
         variables |= native_variables(group, os.environ)
         return _Start(commands.native(directories, program), variables, cwd, [])
     argv = commands.torchrun(directories, group, f"{job.id}.{job.attempt}", program)

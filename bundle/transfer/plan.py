@@ -12,6 +12,7 @@ from ..protocol.counts import counted, sized
 from ..protocol.planned_transfer import PlannedGroup, StagingWork
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED, Rates
+from ..protocol.words import Stage
 from .forecast import Nodes, Staging, staging, staging_work
 
 PRESENT, SHARED, BROADCAST = "present", "shared", "broadcast"
@@ -62,7 +63,7 @@ class Plan:
 
 def make_plan(
     facts: Mapping[str, PreflightAnswer],
-    stage: str,
+    stage: Stage,
     manifest: Manifest | None,
     size: int,
     rates: Rates = ASSUMED,
@@ -72,7 +73,7 @@ def make_plan(
 
     Args:
         facts: each node's answer to the preflight.
-        stage: ``auto``, ``always`` or ``never``.
+        stage: the rule by which the bundle is sent.
         manifest: the bundle's; None if the driver cannot read the bundle.
         size: length of the bundle's file in bytes.
         rates: the measured speeds of the cluster.
@@ -162,14 +163,14 @@ class _Model:
         return staging(group.work, nodes, self._rates, rate)
 
 
-def _choose(nodes: _Nodes, stage: str, model: _Model, groups: Sequence[NodeGroup]) -> _Choice:
+def _choose(nodes: _Nodes, stage: Stage, model: _Model, groups: Sequence[NodeGroup]) -> _Choice:
     """Choose whether the bundle is sent."""
     if not nodes.waiting:
         return _Choice("nothing travels: every node has the environment", send=False)
     count = counted(len(nodes.waiting), "node")
-    if stage == "never":
+    if stage == Stage.NEVER:
         return _Choice(f"{count} read the shared bundle: staging is off", send=False)
-    if stage == "always":
+    if stage == Stage.ALWAYS:
         return _Choice(f"broadcast to {count}: staging is asked for", send=True)
     if nodes.blind:
         names = _first_names(nodes.blind)
@@ -194,15 +195,15 @@ def _choose_by_speed(waiting: Sequence[str], model: _Model, groups: Sequence[Nod
     return _Choice(why, send=False)
 
 
-def _unserved(nodes: _Nodes, stage: str, *, sending_nothing: bool) -> dict[str, Problem]:
+def _unserved(nodes: _Nodes, stage: Stage, *, sending_nothing: bool) -> dict[str, Problem]:
     """Return the nodes that cannot get the bundle.
 
     Args:
         nodes: all nodes.
-        stage: ``auto``, ``always`` or ``never``.
+        stage: the rule by which the bundle is sent.
         sending_nothing: True if the bundle is to be sent, and the driver cannot read it.
     """
-    if stage == "never":
+    if stage == Stage.NEVER:
         return _each_with(ProblemCode.BUNDLE_INVISIBLE, nodes.blind)
     if sending_nothing:  # requested, or some node cannot read the bundle
         return _each_with(ProblemCode.NOTHING_TO_SEND, nodes.blind or nodes.waiting)
