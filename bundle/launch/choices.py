@@ -1,4 +1,4 @@
-"""What the driver chooses for all nodes of a launch: backend, ranks a node, threads."""
+"""The choices of the driver for all nodes of a launch: backend, ranks a node, threads."""
 
 from __future__ import annotations
 

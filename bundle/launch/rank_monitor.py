@@ -76,7 +76,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class _Message:
-    """What a rank writes into the pipe; see :mod:`bundle.launch.watch`."""
+    """A line that a rank writes into the pipe; see :mod:`bundle.launch.watch`."""
 
     event: str
     rank: int

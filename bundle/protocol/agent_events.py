@@ -1,4 +1,4 @@
-"""What agents write, as their driver reads it: each line is an event, or else output."""
+"""The lines of agents, as their driver reads them: each is an event, or else output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node reports of its ranks."""
+"""A node's report on its ranks."""
 
 from __future__ import annotations
 

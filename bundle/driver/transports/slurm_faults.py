@@ -35,7 +35,7 @@ _SIGNALS = {"Killed": -9, "Terminated": -15}
 
 @dataclass(frozen=True)
 class StepFault:
-    """What went wrong on a node of a step."""
+    """A fault of a step on one node."""
 
     problem: ProblemCode
     """One of the ``NO_ANSWER`` codes."""
