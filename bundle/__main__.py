@@ -89,9 +89,9 @@ def _drive(path: str) -> int:
     begun = None
     if job.allocation is Allocation.LOCAL:
         from .driver.transports import local
-        from .system import processes
+        from .system import descendants
 
-        processes.adopt_orphans()  # of agents that are killed
+        descendants.adopt_orphans()  # of agents that are killed
         begun = local.begin(job)
     from .driver import driver
     from .system import signals  # most of it: the agents start meanwhile

@@ -42,7 +42,7 @@ from ..protocol.requests import (
     UnpackRequest,
 )
 from ..protocol.words import Action, Allocation
-from ..system import open_files, processes, signals
+from ..system import descendants, open_files, signals
 from ..system.running_python import loads_modules_for
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def main(phase: str, handle: int | None = None) -> int:
     """
     signals.end_on_signals()
     open_files.raise_open_files()
-    processes.adopt_orphans()
+    descendants.adopt_orphans()
     try:
         if phase == SESSION:
             return _serve_session(AgentChannel(handle))

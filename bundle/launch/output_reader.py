@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system import open_files, processes, signals
+from ..system import descendants, open_files, processes, signals
 from .rank_monitor import RankMonitor
 from .recent_output import OnOutput, RecentOutput, Recorder
 
@@ -197,7 +197,7 @@ class Outputs:
     def _look_after_ranks(self) -> None:
         """Take what the ranks' processes report, and what they have left behind."""
         self.monitor.take()
-        processes.reap_orphans()
+        descendants.reap_orphans()
         self._report_finished()
 
     def _report_finished(self) -> None:
