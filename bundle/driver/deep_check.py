@@ -36,13 +36,27 @@ ALL_REDUCE_SECONDS = 1800
 def check_nodes(state: State) -> None:
     """Let every node check itself; ``state.answers`` then has this beside the probe's answers."""
     probed, job = state.answers, state.job
-    # One machine has one clock and one resolver.
-    between_nodes = job.allocation is not Allocation.LOCAL
-    head, names = None, None
-    if between_nodes:
+    head: tuple[str, int] | None = None
+    names: dict[str, tuple[str, ...]] | None = None
+    if job.allocation is not Allocation.LOCAL:  # one machine has one clock and one resolver
         head = _address_of(state, job.nodes[0])
         resolved = reachability.resolution(job.nodes)
         names = {name: tuple(addresses) for name, addresses in resolved.items()}
+    clocks = _ask_nodes(state, head, names)
+    found = _damage(state)
+    if names is not None:
+        found += _network(state, names, clocks)
+    checked = state.answers_of(DeepAnswer)
+    state.answers = {
+        node: _with_problems(checked.get(node, DeepAnswer(node)), found, probe)
+        for node, probe in probed.items()
+    }
+
+
+def _ask_nodes(
+    state: State, head: tuple[str, int] | None, names: dict[str, tuple[str, ...]] | None
+) -> dict[str, ClockReading]:
+    """Ask every node; return the clocks that came on the way."""
     clocks: dict[str, ClockReading] = {}
     sent = time.time()
 
@@ -53,19 +67,19 @@ def check_nodes(state: State) -> None:
     state.ask(
         "deep", lambda node: DeepRequest(*state.placed(node), head=head, names=names), on_event
     )
-    checked = state.answers_of(DeepAnswer)
+    return clocks
+
+
+def _damage(state: State) -> list[Problems]:
+    """Return the damage of each node's environment, and log it."""
     found: list[Problems] = []
-    for node, answer in checked.items():
-        if answer.damage is not None:
-            found.append({node: list(answer.damage)})
-            finding = "is damaged" if answer.damage else "is as it was built, every file"
-            state.log_line(node, f"{node} deep: the environment {finding}")
-    if names is not None:
-        found += _network(state, names, clocks)
-    state.answers = {
-        node: _with_problems(checked.get(node, DeepAnswer(node)), found, probe)
-        for node, probe in probed.items()
-    }
+    for node, answer in state.answers_of(DeepAnswer).items():
+        if answer.damage is None:
+            continue
+        found.append({node: list(answer.damage)})
+        finding = "is damaged" if answer.damage else "is as it was built, every file"
+        state.log_line(node, f"{node} deep: the environment {finding}")
+    return found
 
 
 def _address_of(state: State, node: str) -> tuple[str, int]:

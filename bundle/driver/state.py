@@ -290,16 +290,19 @@ class State:
     def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
         tasks = self._tasks_per_node(phase)
-        for node, end in ended.items():
-            answer = self.answers.get(node)
-            if answer is None or answer.tasks < tasks:
-                self._add_silence(phase, node, end)
-                if phase == "launch":
-                    self._set_missing_codes(node, tasks, end.code)
+        silent = {node: end for node, end in ended.items() if not self._has_answered(node, tasks)}
+        for node, end in silent.items():
+            self._add_silence(phase, node, end)
         if phase == "launch":
+            self._set_missing_codes(silent, tasks)
             self._blame_late_nodes()
         order = [node for node in self.job.nodes if node in self.answers]
         self.answers = {node: self.answers[node] for node in order}
+
+    def _has_answered(self, node: str, tasks: int) -> bool:
+        """Return whether all tasks of a node have answered."""
+        answer = self.answers.get(node)
+        return answer is not None and answer.tasks >= tasks
 
     def _tasks_per_node(self, phase: str) -> int:
         """Return how many answers a node gives: one for each rank that Slurm starts."""
@@ -320,11 +323,12 @@ class State:
         )
         self.answers[node] = joined(self.answers.get(node), silence)
 
-    def _set_missing_codes(self, node: str, tasks: int, code: int) -> None:
-        """Give the tasks of a node that have said nothing the exit status of their node."""
-        first = self.job.nodes.index(node) * tasks
-        for task in range(first, first + tasks):
-            self.task_codes.setdefault(str(task), code)
+    def _set_missing_codes(self, silent: Mapping[str, Ended], tasks: int) -> None:
+        """Give the tasks of nodes that have said nothing the exit status of their node."""
+        for node, end in silent.items():
+            first = self.job.nodes.index(node) * tasks
+            for task in range(first, first + tasks):
+                self.task_codes.setdefault(str(task), end.code)
 
     def _blame_late_nodes(self) -> None:
         for node, seconds in self._late.items():
