@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import descendants, open_files, processes, signals
 from .rank_monitor import RankMonitor
-from .recent_output import OnOutput, RecentOutput, Recorder
+from .recent_output import OnOutput, OutputRecorder, RecentOutput
 
 AGENT_SECONDS = 5.0
 """Seconds that an agent may take to end after its ranks: it waits for them, and cleans up."""
@@ -169,7 +169,7 @@ class Outputs:
         """
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
-        recorder = Recorder(recent, on_output)
+        recorder = OutputRecorder(recent, on_output)
         with selectors.DefaultSelector() as selector:
             self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
@@ -218,8 +218,8 @@ class Outputs:
         gone, all output is dropped.
         """
         recent = RecentOutput()
-        recorder = Recorder(recent, _WhileListening(on_output))
-        silent = Recorder(recent, _drop)
+        recorder = OutputRecorder(recent, _WhileListening(on_output))
+        silent = OutputRecorder(recent, _drop)
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
         ending.start()
@@ -250,7 +250,9 @@ class Outputs:
         ready = [key.data for key, _ in selector.select(seconds) if key.data is not None]
         return [self._read(stream, selector, recorder) for stream, recorder in ready]
 
-    def _read(self, stream: _Stream, selector: selectors.BaseSelector, recorder: Recorder) -> int:
+    def _read(
+        self, stream: _Stream, selector: selectors.BaseSelector, recorder: OutputRecorder
+    ) -> int:
         """Read once from a stream; return the number of bytes."""
         try:
             chunk = os.read(stream.handle, _CHUNK)
@@ -262,7 +264,7 @@ class Outputs:
         self._record(stream, stream.take(chunk), recorder)
         return len(chunk)
 
-    def _record(self, stream: _Stream, data: bytes, recorder: Recorder) -> None:
+    def _record(self, stream: _Stream, data: bytes, recorder: OutputRecorder) -> None:
         """Record complete lines; a line that names a rank changes the rank of those behind it."""
         start = 0
         for name in self._name.finditer(data):

@@ -27,7 +27,7 @@ class RecentOutput:
     """The last lines of the launcher, and of ranks that write to its output."""
 
 
-class Recorder:
+class OutputRecorder:
     """Keeps the last lines of output, and passes all of it on."""
 
     def __init__(self, recent: RecentOutput, on_output: OnOutput) -> None:
