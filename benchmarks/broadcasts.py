@@ -1,4 +1,4 @@
-"""Whether several ``sbcast`` at a time bring a bundle to the nodes sooner than one."""
+"""Several ``sbcast`` at a time against one: the time until a bundle is on the nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How building and unpacking grow with the environment: ours beside uv, tar and zstd."""
+"""Growth of building and unpacking with the environment: ours beside uv, tar and zstd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEPS = ("build/ours", "build/uv", "unpack/tmpfs/ours", "unpack/tmpfs/zst")
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What was measured of one shape; medians in seconds."""
+    """The measurements of one shape; medians in seconds."""
 
     shape: Shape
     """What the environment is like."""

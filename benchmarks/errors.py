@@ -1,4 +1,4 @@
-"""What can be expected to go wrong, as one kind of exception."""
+"""The expected failures of a benchmark, as one kind of exception."""
 
 from __future__ import annotations
 

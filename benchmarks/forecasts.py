@@ -1,4 +1,4 @@
-"""Whether the forecast holds: rates from jobs on some nodes, and what others then took."""
+"""The forecast against jobs: rates from some numbers of nodes, and the time on others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FITTED = 2
 
 
 def seen(logs: Path) -> Seen | None:
-    """What a job showed, from the events in the log directory that it had for itself."""
+    """Return what a job showed, from the events in the log directory that it had for itself."""
     watch = JobTimer()
     for file in logs.glob("events.*.jsonl"):
         for record in records(file):

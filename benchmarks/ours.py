@@ -1,4 +1,4 @@
-"""What ``stager`` and its far side are asked to do: argv as pure functions."""
+"""The commands of ``stager`` and its far side: argv as pure functions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def unpack(python: str, program: Path, bundle: Path, base: Path) -> Argv:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What ``verify`` and ``run`` are asked for."""
+    """The options of ``verify`` and ``run``."""
 
     allocation: str
     """``local`` or ``slurm``."""

@@ -1,4 +1,4 @@
-"""Whether every line of every rank reaches the right log, and how long that takes.
+"""The way of every rank's lines into the right log: none may be missing, and the time it takes.
 
 As root, where Slurm is installed; a cluster of its own is made and removed::
 
@@ -76,7 +76,7 @@ _LINE = re.compile(rb"rank (\d+) line (\d+) (x*)$")
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What the logs of one job hold."""
+    """The content of the logs of one job, counted."""
 
     nodes: int
     launcher: str

@@ -1,4 +1,4 @@
-"""What other tools are asked to do: argv as pure functions, so that a reader sees all of it.
+"""The commands of other tools: argv as pure functions, so that a reader sees all of it.
 
 Every one works from a folder of wheels and asks no index.
 """
@@ -16,7 +16,7 @@ Argv = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be installed."""
+    """The packages to install."""
 
     wheels: Path
     """A folder with every wheel."""

@@ -1,4 +1,4 @@
-"""Where a benchmark works: one directory on a disk and one in memory, both gone at the end."""
+"""The scratch directories of a benchmark: on a disk and in memory, both gone at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIX = "stager-bench-"
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """How much a benchmark takes at the most."""
+    """The most that a benchmark takes."""
 
     disk: int
     """Bytes under the scratch directory."""

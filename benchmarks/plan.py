@@ -14,7 +14,7 @@ from .place import GIB, Place, Room, scratch
 from .process import adopt_orphans
 from .reference import Reference
 from .report import Results
-from .rows import Row, chosen, judge
+from .rows import ROWS, Row, chosen, judge
 from .session import Session
 from .tools import Tools, need_programs, versions
 
@@ -35,7 +35,7 @@ QUICK = ("build", "size", "unpack", "restage", "import")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What was asked for."""
+    """The options of a run."""
 
     scratch: Path
     """Where the scratch directory is made."""
@@ -56,12 +56,12 @@ class Options:
 
     @property
     def reference(self) -> Reference:
-        """Which environment is measured."""
+        """The environment that is measured."""
         return reference.QUICK if self.quick else reference.FULL
 
     @property
     def room(self) -> Room:
-        """What it takes."""
+        """The room that it takes."""
         if self.quick:
             return Room(disk=4 * GIB, memory=GIB)
         return Room(disk=(20 if self.curve else 14) * GIB, memory=int(3.5 * GIB))
@@ -72,6 +72,18 @@ class Options:
         Raises:
             BenchError: one is not known.
         """
+        if self.only:
+            return self._named_rows()
+        if self.quick:
+            return tuple(row for row in ROWS if row.group in QUICK and row.key != "build-pex")
+        return ROWS if self.slurm else tuple(row for row in ROWS if row.group != "slurm")
+
+    def _named_rows(self) -> tuple[Row, ...]:
+        """The rows that ``only`` names.
+
+        Raises:
+            BenchError: one is not known, or needs what the reduced environment has not.
+        """
         try:
             rows = chosen(self.only)
         except KeyError as exc:
@@ -79,18 +91,14 @@ class Options:
                 f"there is no row {exc}", where="--only", fix=f"groups: {', '.join(MEASURES)}"
             ) from exc
         lacking = {row.group for row in rows} - set(QUICK)
-        if self.only and self.quick and lacking:
+        if self.quick and lacking:
             raise BenchError(
                 "the reduced environment has no torch",
                 where=f"--quick --only {' '.join(self.only)}",
                 why=f"needed by {', '.join(sorted(lacking))}",
                 fix="leave --quick out",
             )
-        if self.only:
-            return rows
-        if self.quick:
-            return tuple(row for row in rows if row.group in QUICK and row.key != "build-pex")
-        return rows if self.slurm else tuple(row for row in rows if row.group != "slurm")
+        return rows
 
 
 def hold_to(cpus: int) -> int:

@@ -47,7 +47,7 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What is run."""
+    """A command to measure."""
 
     argv: tuple[str, ...]
     """Program and arguments."""
@@ -138,10 +138,9 @@ def _heard(
     first: float | None = None
     wanted = command.until.encode()
     with selectors.DefaultSelector() as waiting:
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                chunks[stream.fileno()] = []
-                waiting.register(stream, selectors.EVENT_READ)
+        for stream in filter(None, (process.stdout, process.stderr)):
+            chunks[stream.fileno()] = []
+            waiting.register(stream, selectors.EVENT_READ)
         order = list(chunks)
         while waiting.get_map():
             if time.perf_counter() - started > PATIENCE:

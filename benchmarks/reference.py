@@ -26,7 +26,7 @@ LOCK = "pylock.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Which environment."""
+    """A reference environment."""
 
     name: str
     """What the table calls it."""
@@ -158,13 +158,13 @@ def prepare(
 
 
 def _is_kept(folder: Path, pins: Sequence[str]) -> bool:
-    """Whether there is a lock of just these pins."""
+    """Return whether there is a lock of just these pins."""
     noted = folder / PINS
     return noted.is_file() and noted.read_text(encoding="utf-8").split() == list(pins)
 
 
 def _settings(project: Path, reference: Reference) -> None:
-    """Where the environment is reduced, ask for no more modules than it has."""
+    """Ask for no more modules than the environment has, where it is reduced."""
     file = project / "stager.toml"
     text = file.read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""What a run found, as tables for people and as JSON for programs."""
+"""The results of a run, as tables for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Results:
 
 
 def machine(cpus: int) -> dict[str, Any]:
-    """What the run was made on; no name of the machine or of a user."""
+    """Describe the machine of the run; no name of the machine or of a user."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpus": os.cpu_count(),
@@ -196,7 +196,7 @@ def _sample_table(samples: Samples) -> Table:
 
 
 def kind_of(name: str) -> Kind:
-    """What a measured name's values are."""
+    """Return the kind of a measured name's values."""
     for row in ROWS:
         if name in (row.ours, row.peer):
             return row.kind

@@ -50,7 +50,7 @@ class Samples:
         self.values.setdefault(name, []).append(value)
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a value of that name."""
+        """Return whether there is a value of that name."""
         return bool(self.values.get(name))
 
     def of(self, name: str) -> tuple[float, ...]:

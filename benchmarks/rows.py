@@ -1,4 +1,4 @@
-"""What is compared with what, and the target of each: data, and the verdict on it."""
+"""The comparisons with their targets, as data, and the verdict on each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What came of a row."""
+    """The outcome of a row."""
 
     row: Row
     state: State
@@ -291,13 +291,24 @@ def _verdict(row: Row, samples: Samples, judged: bool) -> Verdict:
         return Verdict(row=row, state="not measured")
     ours = samples.middle(row.ours)
     peer = samples.middle(row.peer) if row.peer else None
-    # Nothing against nothing is nothing; something against nothing is beyond any target.
-    figure = ours if peer is None else ours / peer if peer else (float("inf") if ours else 0.0)
-    state: State = "information"
-    if row.target is not None:
-        state = "met" if figure <= row.target + row.slack else "missed"
-        state = state if judged else "not judged"
+    figure = ours if peer is None else _ratio(ours, peer)
+    state = _state(row, figure, judged)
     return Verdict(row=row, state=state, ours=ours, peer=peer, figure=figure)
+
+
+def _ratio(ours: float, peer: float) -> float:
+    """Divide; nothing against nothing is nothing, something against nothing beyond any target."""
+    if peer:
+        return ours / peer
+    return float("inf") if ours else 0.0
+
+
+def _state(row: Row, figure: float, judged: bool) -> State:
+    if row.target is None:
+        return "information"
+    if not judged:
+        return "not judged"
+    return "met" if figure <= row.target + row.slack else "missed"
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:

@@ -20,7 +20,7 @@ from .tools import Tools
 
 @dataclass(kw_only=True)
 class Made:
-    """What a build left behind, for the rows that come after it."""
+    """The products of a build, for the rows that come after it."""
 
     root: Path | None = None
     """The offline root with the bundles."""
@@ -34,7 +34,7 @@ class Made:
 
 @dataclass(kw_only=True)
 class Session:
-    """What every row's measurement is given."""
+    """The things that every row's measurement is given."""
 
     place: Place
     """Where."""
@@ -60,12 +60,12 @@ class Session:
 
     @property
     def node_python(self) -> str:
-        """What a node has: an interpreter outside of any environment."""
+        """The interpreter of a node, outside of any environment."""
         return str(self.tools.base)
 
     @property
     def wanted(self) -> Wanted:
-        """What the peers install."""
+        """The packages that the peers install."""
         return Wanted(wheels=self.prepared.wheels, requirements=self.prepared.requirements)
 
     def env(self, **more: str) -> dict[str, str]:

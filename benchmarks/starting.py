@@ -122,7 +122,7 @@ def rank_calls(lines: Iterable[str]) -> Iterator[str]:
 
 
 def under(call: str, places: Iterable[Path]) -> bool:
-    """Whether a call names a path that is one of these or below one."""
+    """Return whether a call names a path that is one of these or below one."""
     return any(_within(path, place) for path in _PATH.findall(call) for place in places)
 
 

@@ -21,7 +21,7 @@ _MODULE_SHARE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a synthetic environment is like."""
+    """The shape of a synthetic environment."""
 
     packages: int
     """How many wheels."""

@@ -1,4 +1,4 @@
-"""What is measured and what it is measured against, installed in an environment of its own.
+"""The measured tool and its peers, installed in an environment of its own.
 
 Only the standard library is imported here: this comes before anything is installed.
 """
@@ -112,7 +112,7 @@ def make_tools(folder: Path, say: Callable[[str], None]) -> Tools:
 
 
 def versions(tools: Tools) -> dict[str, str]:
-    """What exactly is measured: versions of the tools and of the system's programs."""
+    """Return what exactly is measured: versions of the tools and of the system's programs."""
     listed = json.loads(_run([tools.python, "-m", "pip", "list", "--format", "json"]))
     wanted = ("stager", "pip", "uv", "pex", "zstandard")
     found = {one["name"]: one["version"] for one in listed if one["name"] in wanted}

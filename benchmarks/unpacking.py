@@ -12,7 +12,7 @@ from .errors import BenchError
 from .peers import Argv
 from .place import read_once, remove, settle
 from .rounds import Step, Value, interleave
-from .session import Session
+from .session import Made, Session
 
 NAME = "unpacked"
 STAGING = ("plan", "place", "unpack")
@@ -35,27 +35,30 @@ def measure(session: Session, names: Sequence[str] = ()) -> None:
     program = session.program(bundle)
     python = session.node_python
 
-    def commands(target: Path) -> dict[str, Argv]:
-        found = {"ours": ours.unpack(python, program, bundle, target)}
-        for who, (archive, argv) in _PEERS.items():
-            if archive in made.archives:
-                found[who] = argv(made.archives[archive], target)
-        return found
-
     for place, memory in (("tmpfs", True), ("disk", False)):
         parent = session.place.memory if memory else session.place.disk
-        argvs = commands(parent / NAME)
+        target = parent / NAME
+        argvs = {"ours": ours.unpack(python, program, bundle, target), **_peers(made, target)}
         steps = [
             Step(
                 name=f"unpack/{place}/{who}",
                 prepare=_emptied(session, memory),
                 measure=_timed(session, argv),
-                tidy=_removed(parent / NAME),
+                tidy=_removed(target),
             )
             for who, argv in argvs.items()
             if not names or f"unpack/{place}/{who}" in names
         ]
         interleave(steps, session.rounds, session.samples, session.say)
+
+
+def _peers(made: Made, target: Path) -> dict[str, Argv]:
+    """Return the commands of the peers whose archives were made."""
+    return {
+        who: argv(made.archives[archive], target)
+        for who, (archive, argv) in _PEERS.items()
+        if archive in made.archives
+    }
 
 
 def restage(session: Session) -> None:
@@ -103,7 +106,7 @@ def result_of(logs: Path) -> dict[str, Any]:
 
 
 def staging_seconds(result: Mapping[str, Any]) -> float:
-    """How long a job took for its staging: in phases of its own, and for the check before them."""
+    """Return a job's seconds for staging: in phases of its own, and for the check before them."""
     seconds = result["seconds"]
     phases = sum(float(seconds.get(phase, 0.0)) for phase in STAGING)
     return phases + float(result.get("check_seconds", 0.0))

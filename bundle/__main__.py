@@ -89,9 +89,9 @@ def _drive(path: str) -> int:
     begun = None
     if job.allocation is Allocation.LOCAL:
         from .driver.transports import local
-        from .system import processes
+        from .system import descendants
 
-        processes.adopt_orphans()  # of agents that are killed
+        descendants.adopt_orphans()  # of agents that are killed
         begun = local.begin(job)
     from .driver import driver
     from .system import signals  # most of it: the agents start meanwhile
@@ -148,6 +148,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     from .checks import probe
     from .format.archive import BundleFile
     from .node import interpreter
+    from .system import running_python
 
     with BundleFile(options.bundle, options.id) as bundle:
         manifest = bundle.manifest
@@ -155,7 +156,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     for problem in probe.check_requires(manifest.requires, host):
         raise NodeError(problem)
     python = interpreter.find(manifest.requires.python, options.python)
-    if not _is_running(manifest.requires.python):
+    if not running_python.loads_modules_for(manifest.requires.python):
         # The decompressor in the bundle is compiled for that one.
         os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
     root = _node_root(options.base, manifest)
@@ -202,13 +203,7 @@ def _unpack(
     return environment
 
 
-def _is_running(version: str) -> bool:
-    """Return True if this interpreter loads compiled modules for CPython of this version."""
-    running = (sys.implementation.name, "%d.%d" % sys.version_info[:2], "t" in sys.abiflags)
-    return running == ("cpython", version, False)
-
-
-def _place(environment: unpack.Environment) -> JobDirectories:
+def _directories(environment: unpack.Environment) -> JobDirectories:
     from .launch.directories import JobDirectories
 
     root = os.path.dirname(os.path.dirname(environment.path))
@@ -225,7 +220,7 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
     with BundleFile(path, os.path.basename(environment.path)) as bundle:
         manifest = bundle.manifest
-    variables = environment_variables(_place(environment), os.environ)
+    variables = environment_variables(_directories(environment), os.environ)
     facts = probe.environment_facts(
         environment.path, manifest.packages, manifest.imports, variables, True, agent.PROBE_SECONDS
     )
@@ -238,9 +233,9 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command, in the environment that is held already."""
     from .launch.variables import environment_variables
 
-    place = _place(environment)
+    directories = _directories(environment)
     # It is the user's own command on the user's own machine, as in a shell: it gets everything.
-    variables = environment_variables(place, os.environ, os.environ)
+    variables = environment_variables(directories, os.environ, os.environ)
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
     try:
         os.execvpe(command[0], command, variables)

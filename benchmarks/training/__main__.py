@@ -59,22 +59,33 @@ def main() -> int:
 
 
 def _table(found: Mapping[tuple[str, int], Sequence[Measured]]) -> Iterator[str]:
-    """What came out: medians, and those of the ratios of each round."""
+    """Yield the lines of the result: medians, and those of the ratios of each round."""
     yield (
         f"{'ranks':>5}"
         + "".join(f"{way:>22}" for way in WAYS)
         + (f"{'ours/minimal':>22}{'ours/Trainer':>22}   data, sync, compute")
     )
     for ranks in RANKS:
-        ours, minimal, trainer = ([one.rate for one in found[way, ranks]] for way in WAYS)
+        ours, minimal, trainer = (_rates(found[way, ranks]) for way in WAYS)
         cells = [_spread(rates, ".0f") for rates in (ours, minimal, trainer)]
-        for peer in (minimal, trainer):
-            cells.append(_spread([a / b for a, b in zip(ours, peer, strict=True)], ".3f"))
-        shares = [
-            f"{statistics.median(one.shares[name] for one in found['ours', ranks]):.0%}"
-            for name in ("data_share", "sync_share", "compute_share")
-        ]
-        yield f"{ranks:>5}" + "".join(f"{cell:>22}" for cell in cells) + f"   {', '.join(shares)}"
+        cells += [_spread(_ratios(ours, peer), ".3f") for peer in (minimal, trainer)]
+        shares = ", ".join(_shares(found["ours", ranks]))
+        yield f"{ranks:>5}" + "".join(f"{cell:>22}" for cell in cells) + f"   {shares}"
+
+
+def _rates(runs: Sequence[Measured]) -> list[float]:
+    return [run.rate for run in runs]
+
+
+def _ratios(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
+    """Return the ratio of each round."""
+    return [own / other for own, other in zip(ours, peer, strict=True)]
+
+
+def _shares(runs: Sequence[Measured]) -> Iterator[str]:
+    """Yield the share of each part of a step, the median of all runs."""
+    for name in ("data_share", "sync_share", "compute_share"):
+        yield f"{statistics.median(run.shares[name] for run in runs):.0%}"
 
 
 def _spread(values: Sequence[float], form: str) -> str:

@@ -1,4 +1,4 @@
-"""What each way of keeping ranks the same costs: seconds and bytes a step.
+"""The cost of each way of keeping ranks the same: seconds and bytes a step.
 
     python -m benchmarks.training.exchange --data FOLDER [--rounds N] [--python PYTHON]
 
@@ -74,15 +74,23 @@ def _run(way: str, ranks: int, epochs: int, python: str, data: Path) -> tuple[fl
             cwd=folder, env=env, capture_output=True, text=True, check=True,
         )  # fmt: skip
         log = Path(folder, "out", "metrics.jsonl").read_text(encoding="utf-8")
-    (loopback,) = [line for line in done.stdout.splitlines() if line.strip().startswith("lo:")]
+    return _seconds_a_step(log), _bytes_sent(done.stdout)
+
+
+def _seconds_a_step(log: str) -> float:
+    """Return the seconds of a step from the lines of metrics, without the first epoch if it can."""
     lines = [json.loads(line) for line in log.splitlines()]
-    later = [line for line in lines if "loss" in line and line["epoch"] > 1] or [
-        line for line in lines if "loss" in line
-    ]
+    noted = [line for line in lines if "loss" in line]
+    later = [line for line in noted if line["epoch"] > 1] or noted
     # Several steps are noted at a time: only the whole of them tells.
     steps = later[-1]["step"] - later[0]["step"]
-    seconds = (later[-1]["seconds"] - later[0]["seconds"]) / steps
-    return seconds, int(loopback.split()[9])
+    return float((later[-1]["seconds"] - later[0]["seconds"]) / steps)
+
+
+def _bytes_sent(interfaces: str) -> int:
+    """Return the bytes that went through the loopback interface, from ``/proc/net/dev``."""
+    (loopback,) = [line for line in interfaces.splitlines() if line.strip().startswith("lo:")]
+    return int(loopback.split()[9])
 
 
 if __name__ == "__main__":

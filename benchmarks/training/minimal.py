@@ -1,4 +1,4 @@
-"""What one writes by hand: DistributedDataParallel, DistributedSampler, and nothing else.
+"""The loop as one writes it by hand: DistributedDataParallel, DistributedSampler, and nothing else.
 
     torchrun ... minimal.py DATA BATCH EPOCHS
 

@@ -27,7 +27,6 @@ from ..protocol.answers import (
     TidyAnswer,
     UnpackAnswer,
 )
-from ..protocol.job import Job
 from ..protocol.problem import NodeError
 from ..protocol.requests import (
     AgentRequest,
@@ -43,7 +42,8 @@ from ..protocol.requests import (
     UnpackRequest,
 )
 from ..protocol.words import Action, Allocation
-from ..system import open_files, processes, signals
+from ..system import descendants, open_files, signals
+from ..system.running_python import loads_modules_for
 
 if TYPE_CHECKING:
     from ..launch.early_torchrun import EarlyLauncher
@@ -72,7 +72,7 @@ def main(phase: str, handle: int | None = None) -> int:
     """
     signals.end_on_signals()
     open_files.raise_open_files()
-    processes.adopt_orphans()
+    descendants.adopt_orphans()
     try:
         if phase == SESSION:
             return _serve_session(AgentChannel(handle))
@@ -106,7 +106,7 @@ def collect(handle: int | None) -> int:
     if not isinstance(request, CollectRequest):
         raise TypeError(f"{request.phase}: not a request for the outputs")
     try:
-        pack.pack(request.place, request.job.outputs, sys.stdout.buffer)
+        pack.pack(request.directory, request.job.outputs, sys.stdout.buffer)
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 3
@@ -154,19 +154,12 @@ def _is_damaged(answer: Answer) -> bool:
     return isinstance(answer, PreflightAnswer) and answer.damage is not None
 
 
-def _fits(job: Job) -> bool:
-    """Return whether the bundle was compiled for this Python; a session begins under any."""
-    version = "%d.%d" % sys.version_info[:2]
-    own = (sys.implementation.name, version, "t" in sys.abiflags)
-    return own == ("cpython", job.requires.python, False)
-
-
 def _switch_python(channel: AgentChannel) -> None:
     """Go on under the Python that the request names, where this one does not fit the bundle."""
     request = channel.request
     if not isinstance(request, PlacedRequest) or not request.python:
         return
-    if not channel.handed_over and not _fits(request.job):
+    if not channel.handed_over and not loads_modules_for(request.job.requires.python):
         open_files.restore_open_files()  # the other Python must not inherit the raised limit
         argv = [request.python, "-I", "-S", sys.argv[0], "agent", SESSION]
         os.execv(request.python, [*argv, "--request", str(channel.again())])
@@ -175,7 +168,7 @@ def _switch_python(channel: AgentChannel) -> None:
 def _start_early(request: AgentRequest) -> EarlyLauncher | None:
     """Start the launcher of a job's ranks, if its environment exists already."""
     job = request.job
-    if job.action is not Action.RUN or not _fits(job):
+    if job.action is not Action.RUN or not loads_modules_for(job.requires.python):
         return None
     if job.allocation is Allocation.SLURM and not job.one_step:
         return None
@@ -224,14 +217,14 @@ def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
 def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
     """Ask the environment's own Python for its facts; it imports modules where the job says so."""
     from ..checks import probe
-    from ..launch.directories import place_of
+    from ..launch.directories import directories_of
     from ..launch.variables import environment_variables
     from ..system import network
 
-    job, place = request.job, place_of(request)
-    variables = environment_variables(place, os.environ)
+    job, directories = request.job, directories_of(request)
+    variables = environment_variables(directories, os.environ)
     deep = job.import_modules
-    path = place.environment
+    path = directories.environment
     facts = probe.environment_facts(path, job.packages, job.imports, variables, deep, PROBE_SECONDS)
     link = network.choose_link(job.launch.interface, request.node, request.head)
     return replace(facts, interface=link.interface, address=link.address)

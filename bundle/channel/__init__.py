@@ -1,1 +1,1 @@
-"""How the driver and an agent talk: frames, lines, and an agent's side of it."""
+"""The wire between the driver and an agent: frames, lines, and an agent's side of it."""

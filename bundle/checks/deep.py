@@ -18,7 +18,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..environment import damage, hard_links
-from ..environment.damage import Fault, interpreter_faults
+from ..environment.fault import Fault, shown
+from ..environment.interpreter_link import RENEWED, interpreter_faults
 from ..environment.layer_writer import write_problem
 from ..environment.merge import STATE, Merged, merge, own_files
 from ..environment.process_pool import share
@@ -296,7 +297,7 @@ def _listing(env_dir: str, directories: Collection[str]) -> Iterator[tuple[str, 
                     continue
             elif path in known and item.is_dir(follow_symlinks=False):
                 pending.append(path)
-            elif not damage.RENEWED.fullmatch(path):
+            elif not RENEWED.fullmatch(path):
                 yield path, ""
 
 
@@ -311,7 +312,7 @@ def _items(folder: str) -> list[os.DirEntry[str]]:
 def _problems(env_dir: str, faults: Sequence[Fault]) -> list[Problem]:
     problems = []
     for fault in faults[:SHOWN]:
-        where = os.path.join(env_dir, damage.shown(fault.path))
+        where = os.path.join(env_dir, shown(fault.path))
         problems.append(_damaged(where, fault.why))
     if len(faults) > SHOWN:
         more = counted(len(faults) - SHOWN, "more path")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..protocol.codec import decode
 from ..protocol.deep_answers import NetworkReport
-from ..protocol.events import AllReduceMeasured
+from ..protocol.deep_report import AllReduceMeasured
 from ..protocol.launch_answers import FailureRecord, LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..system.signals import TERMINATED

@@ -12,20 +12,26 @@ SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy
 
 def preflight_line(answer: PreflightAnswer) -> str:
     """Return the line people grep for, ``hpc07 proj=ok pkgs=ok``, and more facts about a node."""
-    words = [answer.node]
-    for name, there in (("proj", answer.proj), ("pkgs", answer.pkgs)):
-        words.append(f"{name}={'ok' if there else 'missing'}")
-    space = None if answer.host is None else answer.host.node_root
-    if isinstance(space, NodeRootFacts):
-        words += [
-            f"root={answer.root}",
-            f"free={sized(space.free_bytes).replace(' ', '')}",
-            f"inodes={'any' if space.free_inodes is None else space.free_inodes}",
-            f"exec={'no' if space.noexec else 'ok'}",
-        ]
+    words = [answer.node, f"proj={_PRESENCE[answer.proj]}", f"pkgs={_PRESENCE[answer.pkgs]}"]
+    if answer.host is not None and isinstance(answer.host.node_root, NodeRootFacts):
+        words += _root_words(answer.root, answer.host.node_root)
     if answer.python:
         words.append(f"python={answer.python}")
     return " ".join(words)
+
+
+_PRESENCE = {True: "ok", False: "missing"}
+
+
+def _root_words(root: str, facts: NodeRootFacts) -> list[str]:
+    """Return what the line says of a node root."""
+    inodes = "any" if facts.free_inodes is None else facts.free_inodes
+    return [
+        f"root={root}",
+        f"free={sized(facts.free_bytes).replace(' ', '')}",
+        f"inodes={inodes}",
+        f"exec={'no' if facts.noexec else 'ok'}",
+    ]
 
 
 def probe_line(answer: ProbeAnswer) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ..environment import damage, hard_links
@@ -18,12 +18,13 @@ from ..protocol.answers import PreflightAnswer
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
 from ..protocol.requests import PreflightRequest
+from ..protocol.words import Allocation, Stage
 from ..system import files, network
 from . import probe
 
 SAMPLE = 1 << 20
-"""Bytes read at each of a few places of a bundle, to measure the speed."""
-_PLACES = 4
+"""Bytes read at each of a few positions of a bundle, to measure the speed."""
+_SAMPLES = 4
 BROADCAST = "job-"
 """Prefix of the directories for broadcast files in ``incoming/``."""
 _OF_TASK = re.compile(r".+\.\d+\.\d+")
@@ -50,19 +51,32 @@ def base_by_need(request: PreflightRequest) -> str:
     if older:
         missing = [room for head, room in zip(heads, request.room) if head not in older]
         sent = sent * len(missing) // len(heads)
-        needed_bytes, needed_inodes = (sum(column) for column in zip(request.own_room, *missing))
-        chosen = files.choose_base(job.node_root, 0, 0, os.environ)
-        refused = files.refusals(files.facts_of(chosen), needed_bytes + sent, needed_inodes)
-        if chosen == first and not refused:
+        if _has_room(job, first, [request.own_room, *missing], sent):
             return first
     return files.choose_base(job.node_root, job.room[0] + sent, job.room[1], os.environ)
 
 
+def _has_room(job: Job, base: str, rooms: Sequence[tuple[int, int]], sent: int) -> bool:
+    """Tell whether a directory is the first choice, and has room for some layers.
+
+    Args:
+        job: the job.
+        base: the directory.
+        rooms: bytes and inodes of each layer.
+        sent: bytes of a file that is sent.
+    """
+    chosen = files.choose_base(job.node_root, 0, 0, os.environ)
+    if chosen != base:
+        return False
+    needed_bytes, needed_inodes = (sum(column) for column in zip(*rooms))
+    return not files.refusals(files.facts_of(chosen), needed_bytes + sent, needed_inodes)
+
+
 def _reads_in_place(job: Job) -> bool:
     """Tell whether this node will read the bundle where it lies, as far as it can tell."""
-    if job.stage == "never":
+    if job.stage is Stage.NEVER:
         return True
-    return job.stage == "auto" and _reading_rate(job) is not None
+    return job.stage is Stage.AUTO and _reading_rate(job) is not None
 
 
 def preflight(request: PreflightRequest) -> PreflightAnswer:
@@ -108,7 +122,7 @@ def _head_address(request: PreflightRequest) -> tuple[str, int]:
 
 def _address_and_port(request: PreflightRequest) -> tuple[str, int]:
     job = request.job
-    if job.allocation == "local":
+    if job.allocation is Allocation.LOCAL:
         address = "127.0.0.1"
     else:
         interface = network.interface_setting(job.launch.interface, request.node)
@@ -164,11 +178,11 @@ def _reading_rate(job: Job) -> float | None:
     try:
         with BundleFile(job.bundle, job.bundle_id) as bundle:
             size = os.path.getsize(job.bundle)
-            count = min(SAMPLE, max(1, size // _PLACES))
+            count = min(SAMPLE, max(1, size // _SAMPLES))
             started = time.monotonic()
-            for place in range(_PLACES):
-                bundle.read((size - count) * place // _PLACES, count)
-            return _PLACES * count / max(time.monotonic() - started, 1e-6)
+            for number in range(_SAMPLES):
+                bundle.read((size - count) * number // _SAMPLES, count)
+            return _SAMPLES * count / max(time.monotonic() - started, 1e-6)
     except (NodeError, OSError):
         return None
 

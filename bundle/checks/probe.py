@@ -78,11 +78,11 @@ def spec_of(module):
 
 
 def check_origin(module, spec):
-    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    if not places:  # built in or frozen
+    paths = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    if not paths:  # built in or frozen
         return
-    origins[module] = places[0]
-    outside = [place for place in places if not inside(place)]
+    origins[module] = paths[0]
+    outside = [path for path in paths if not inside(path)]
     if outside:
         problem("module-foreign", module, found=outside[0])
 
@@ -102,9 +102,9 @@ def check_package(name):
         problem("package-missing", name, root=root)
         return
     versions[name] = dist.version
-    place = str(dist.locate_file(""))
-    if not inside(place):
-        problem("package-foreign", name, found=place)
+    path = str(dist.locate_file(""))
+    if not inside(path):
+        problem("package-foreign", name, found=path)
     for module in modules_of(dist):
         spec = spec_of(module)
         if spec is None:

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator
 
+from ..launch import directories
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
@@ -48,7 +49,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     if not state.separate_run_dirs:
         return
     job, head = state.job, state.job.nodes[0]
-    work_dir = os.path.join(state.facts[head].root, "jobs", f"{job.id}.work")
+    work_dir = directories.work_dir(job, state.facts[head].root)
     if not standing:
         state.note(f"the allocation has ended; what the ranks wrote is on {head} in {work_dir}")
         return

@@ -19,7 +19,7 @@ from ..protocol import output
 from ..protocol.agent_events import RankOutput
 from ..protocol.answers import Answer
 from ..protocol.deep_answers import DeepAnswer, NodeClock
-from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport
+from ..protocol.deep_report import AllReduceMeasured, ClockOffset, DeepReport
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import DeepRequest, GroupSettings, LaunchRequest
@@ -36,13 +36,27 @@ ALL_REDUCE_SECONDS = 1800
 def check_nodes(state: State) -> None:
     """Let every node check itself; ``state.answers`` then has this beside the probe's answers."""
     probed, job = state.answers, state.job
-    # One machine has one clock and one resolver.
-    between_nodes = job.allocation is not Allocation.LOCAL
-    head, names = None, None
-    if between_nodes:
+    head: tuple[str, int] | None = None
+    names: dict[str, tuple[str, ...]] | None = None
+    if job.allocation is not Allocation.LOCAL:  # one machine has one clock and one resolver
         head = _address_of(state, job.nodes[0])
         resolved = reachability.resolution(job.nodes)
         names = {name: tuple(addresses) for name, addresses in resolved.items()}
+    clocks = _ask_nodes(state, head, names)
+    found = _damage(state)
+    if names is not None:
+        found += _network(state, names, clocks)
+    checked = state.answers_of(DeepAnswer)
+    state.answers = {
+        node: _with_problems(checked.get(node, DeepAnswer(node)), found, probe)
+        for node, probe in probed.items()
+    }
+
+
+def _ask_nodes(
+    state: State, head: tuple[str, int] | None, names: dict[str, tuple[str, ...]] | None
+) -> dict[str, ClockReading]:
+    """Ask every node; return the clocks that came on the way."""
     clocks: dict[str, ClockReading] = {}
     sent = time.time()
 
@@ -53,19 +67,19 @@ def check_nodes(state: State) -> None:
     state.ask(
         "deep", lambda node: DeepRequest(*state.placed(node), head=head, names=names), on_event
     )
-    checked = state.answers_of(DeepAnswer)
+    return clocks
+
+
+def _damage(state: State) -> list[Problems]:
+    """Return the damage of each node's environment, and log it."""
     found: list[Problems] = []
-    for node, answer in checked.items():
-        if answer.damage is not None:
-            found.append({node: list(answer.damage)})
-            finding = "is damaged" if answer.damage else "is as it was built, every file"
-            state.log_line(node, f"{node} deep: the environment {finding}")
-    if names is not None:
-        found += _network(state, names, clocks)
-    state.answers = {
-        node: _with_problems(checked.get(node, DeepAnswer(node)), found, probe)
-        for node, probe in probed.items()
-    }
+    for node, answer in state.answers_of(DeepAnswer).items():
+        if answer.damage is None:
+            continue
+        found.append({node: list(answer.damage)})
+        finding = "is damaged" if answer.damage else "is as it was built, every file"
+        state.log_line(node, f"{node} deep: the environment {finding}")
+    return found
 
 
 def _address_of(state: State, node: str) -> tuple[str, int]:
@@ -185,7 +199,11 @@ def _run_ranks(
     return printed
 
 
-def _with_problems(answer: Answer, found: list[Problems], before: Answer | None = None) -> Answer:
+_NO_ANSWER = Answer()
+"""An answer without a problem."""
+
+
+def _with_problems(answer: Answer, found: list[Problems], before: Answer = _NO_ANSWER) -> Answer:
     """Return the answer of a node with the problems found besides, each once.
 
     Args:
@@ -194,9 +212,11 @@ def _with_problems(answer: Answer, found: list[Problems], before: Answer | None 
         before: its answer to an earlier phase, whose problems count, too.
     """
     problems = [*answer.problems]
-    problems += [problem for here in found for problem in here.get(answer.node, [])]
-    if before is not None:
-        problems += [problem for problem in before.problems if problem not in problems]
-    ok = answer.ok and not problems and (before is None or before.ok)
-    lost = answer.lost or (before is not None and before.lost)
-    return replace(answer, ok=ok, lost=lost, problems=tuple(problems))
+    problems += [problem for by_node in found for problem in by_node.get(answer.node, [])]
+    problems += [problem for problem in before.problems if problem not in problems]
+    return replace(
+        answer,
+        ok=answer.ok and before.ok and not problems,
+        lost=answer.lost or before.lost,
+        problems=tuple(problems),
+    )

@@ -26,6 +26,7 @@ from ..protocol.words import Allocation
 from ..system import open_files, signals
 from . import collect
 from .logs import Logs
+from .output_logs import problems_of
 from .phases import Phase, phases_of
 from .state import NodesFailed, State
 from .transports import slurm_commands
@@ -158,9 +159,9 @@ def _conclude(state: State, outcome: _Outcome) -> None:
     collect.collect_outputs(state, standing=not outcome.ended_by)
     if outcome.ended_by:
         _blame_ending(state, outcome)
-    losses = state.losses()
+    losses = state.output.losses()
     if losses and outcome.ok:
-        outcome.problems = state.loss_problems(losses)
+        outcome.problems = problems_of(losses, state.left_out)
     state.emit(
         replace(
             state.result,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from ..launch.choices import choose_backend, must_use_cpus
 from ..launch.variables import USE_CPU
 from ..protocol.events import JobEnds
-from ..protocol.launch_answers import LaunchAnswer, Started
+from ..protocol.launch_answers import Departure, LaunchAnswer, Started
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import GroupSettings, LaunchRequest
 from .state import State
 from .transports.transport import Event, OnEvent
+
+_T = TypeVar("_T")
 
 
 def start(state: State) -> None:
@@ -96,7 +101,7 @@ def _with_outcome(result: JobEnds, state: State) -> JobEnds:
     """Return the result with what has become of the ranks."""
     answers = state.answers_of(LaunchAnswer)
     every = answers.values()
-    failures = tuple(record for answer in every for record in answer.failures)
+    failures = _joined(answer.failures for answer in every)
     return replace(
         result,
         exit_codes={node: _exit_code(answer) for node, answer in answers.items()},
@@ -104,11 +109,18 @@ def _with_outcome(result: JobEnds, state: State) -> JobEnds:
         failures=failures,
         tails={node: answer.tail for node, answer in answers.items() if answer.tail},
         stopped=tuple(node for node, answer in answers.items() if answer.stopped),
-        lingering=tuple(rank for answer in every for rank in answer.lingering),
-        vanished=tuple(rank for answer in every for rank in answer.vanished),
-        # Without a failure nobody asks who ended first.
-        left=tuple(rank for answer in every for rank in answer.left) if failures else None,
+        lingering=_joined(answer.lingering for answer in every),
+        vanished=_joined(answer.vanished for answer in every),
+        left=_departures(every) if failures else None,  # else nobody asks who ended first
     )
+
+
+def _departures(answers: Iterable[LaunchAnswer]) -> tuple[Departure, ...]:
+    return _joined(answer.left for answer in answers)
+
+
+def _joined(parts: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
+    return tuple(itertools.chain.from_iterable(parts))
 
 
 def _exit_code(answer: LaunchAnswer) -> int:

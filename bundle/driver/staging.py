@@ -15,14 +15,15 @@ from ..checks.preflight import BROADCAST as FOLDER
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
 from ..protocol.answers import Answer, UnpackAnswer
-from ..protocol.events import FileSent, StagingForecast, TransferPlan
+from ..protocol.events import FileSent, TransferPlan
+from ..protocol.planned_transfer import StagingForecast
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
 from ..protocol.requests import Incoming, UnpackRequest
 from ..transfer.forecast import forecast
 from ..transfer.plan import BROADCAST, NodeGroup, Plan, make_plan, where
 from .state import State
-from .transports import slurm_commands
+from .transports import slurm_faults
 from .transports.transport import Transfer
 
 
@@ -237,7 +238,7 @@ def _not_sent(node: str, fault: str, answered: Problem | None, transfer: Transfe
     """
     reasons = [fault, answered.why if answered is not None else ""]
     why = "; ".join(filter(None, reasons))
-    if slurm_commands.network_fault(fault):
+    if slurm_faults.network_fault(fault):
         return Problem(ProblemCode.BUNDLE_NOT_SENT_NETWORK, node, {"why": why})
     incoming = os.path.dirname(os.path.dirname(transfer.target))
     code = ProblemCode.BUNDLE_NOT_SENT

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from ..checks.node_lines import probe_line
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
-from ..protocol import output
 from ..protocol.agent_events import RankOutput, answer_class
 from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
-from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, OutputLoss, Remark
+from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, Remark
 from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import AgentRequest, CollectRequest
 from ..protocol.words import Launcher
 from ..transfer.plan import Plan
+from . import event_lines
+from .joined_answers import joined
 from .logs import Logs
-from .output_account import OutputAccount, loss_problem
+from .output_logs import OutputLogs
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 if TYPE_CHECKING:
@@ -82,9 +78,14 @@ class State:
     """Nodes that the job goes on without, and why."""
     result: JobEnds = field(default_factory=lambda: JobEnds(ok=False))
     """The last event, as far as the phases have come; each replaces what it has found out."""
-    _output: OutputAccount = field(default_factory=OutputAccount)
+    output: OutputLogs = field(init=False)
+    """The way of the ranks' output into the logs."""
     _late: dict[str, int] = field(default_factory=dict)
     """Nodes whose ranks did not end, and the seconds since others had ended."""
+
+    def __post_init__(self) -> None:
+        """Let the output of ranks go into the job's logs."""
+        self.output = OutputLogs(self.logs)
 
     @property
     def has_transport(self) -> bool:
@@ -98,7 +99,7 @@ class State:
 
     def emit(self, event: DriverEvent) -> None:
         """Print an event of the driver, and keep it."""
-        self._keep(event.to_json())
+        event_lines.keep(self.job, self.logs, event.to_json())
 
     def note(self, text: str, *, warning: bool = False) -> None:
         """Emit a remark for the user."""
@@ -107,34 +108,13 @@ class State:
     def take(self, phase: str, event: Event) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
         if not isinstance(event, RankOutput):
-            self._keep({"phase": phase, **event.to_json()})
+            event_lines.keep(self.job, self.logs, {"phase": phase, **event.to_json()})
             return
-        self._log_output(event)
+        task = self.first_task(event.node) if event.rank is None else event.rank
+        self.output.write(event, task)
         head = self._is_from_head(event)
         if head or self.job.show_all:  # else nobody would look at it
-            lines = output.lines_of(event.data)
-            shown = {"node": event.node, "rank": event.rank, "lines": lines, "head": head}
-            self._print(_line(self.job, {"phase": phase, "event": event.event, **shown}))
-
-    def _keep(self, event: Mapping[str, Any]) -> None:
-        line = _line(self.job, event)
-        self.logs.event(line)
-        self._print(line)
-
-    def _print(self, line: str) -> None:
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:
-            # The reader has gone: end as after a signal, and discard the rest.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            signal.raise_signal(signal.SIGTERM)
-
-    def _log_output(self, event: RankOutput) -> None:
-        node, rank = event.node, event.rank
-        if event.of_ranks:  # else an agent's own complaint, which no rank has sent
-            self._output.receive(node, rank, len(event.data))
-        task = self.first_task(node) if rank is None else rank
-        self.logs.output(node, task, event.data, (node, rank))
+            event_lines.show(self.job, phase, event, head=head)
 
     def _is_from_head(self, event: RankOutput) -> bool:
         """Return whether output is the first node's: that of the first ranks, where they move.
@@ -145,28 +125,6 @@ class State:
         if event.rank is not None and (launch.max_restarts or launch.elastic):
             return event.rank < self.nproc
         return event.node == self.job.nodes[0]
-
-    def losses(self) -> list[OutputLoss]:
-        """Return the output that ranks have written and no log has."""
-        losses = self._output.losses()
-        for (node, rank), count in sorted(self.logs.lost.items()):
-            if count > 0:
-                code = ProblemCode.OUTPUT_NOT_LOGGED
-                if self.logs.disk_full:
-                    code = ProblemCode.OUTPUT_DISK_FULL
-                losses.append(OutputLoss(node, rank, self.logs.fault, code, bytes=count))
-        return losses
-
-    def loss_problems(self, losses: list[OutputLoss]) -> dict[str, tuple[Problem, ...]]:
-        """Return losses as problems by node, without those of nodes that were left out.
-
-        Such a node may have crashed in the middle of a message, and the job has gone on without it.
-        """
-        problems: dict[str, tuple[Problem, ...]] = {}
-        for loss in losses:
-            if loss.node not in self.left_out:
-                problems[loss.node] = (*problems.get(loss.node, ()), loss_problem(loss))
-        return problems
 
     def log_line(self, node: str, line: str) -> None:
         """Write a line about a node to the node's log."""
@@ -236,8 +194,8 @@ class State:
             self._settle("unpack", delivery.ended)
         return delivery
 
-    def fetch(self, node: str, place: str) -> Received:
-        """Bring the outputs from one node into the run directory.
+    def fetch(self, node: str, directory: str) -> Received:
+        """Bring the outputs from a directory of one node into the run directory.
 
         Raises:
             NodeError: they cannot be put there, or did not come at all.
@@ -245,7 +203,7 @@ class State:
         from ..results.receive import receive
 
         job = self.job
-        request = CollectRequest(*self.placed(node), place=place)
+        request = CollectRequest(*self.placed(node), directory=directory)
         received: list[Received] = []
 
         def take(stream: IO[bytes]) -> None:
@@ -290,7 +248,7 @@ class State:
         self.leave_out_or_fail()
         # No rank has begun: nothing of that launch counts.
         self.task_codes.clear()
-        self._output.clear()
+        self.output.account.clear()
         return True
 
     def failed(self) -> dict[str, Answer]:
@@ -313,7 +271,7 @@ class State:
             if on_event is not None:
                 on_event(event)
             if phase == "launch":
-                self._output.compare(event)
+                self.output.account.compare(event)
             if isinstance(event, NodesLate):
                 self._late = dict.fromkeys(event.nodes, event.seconds)
             if isinstance(event, Answer) and event.event == phase:
@@ -327,22 +285,24 @@ class State:
         if answer.exit_code is not None:
             number = self.job.nodes.index(node) if task is None else task
             self.task_codes[str(number)] = answer.exit_code
-        before = self.answers.get(node)
-        self.answers[node] = answer if before is None else _joined(before, answer)
+        self.answers[node] = joined(self.answers.get(node), answer)
 
     def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
         tasks = self._tasks_per_node(phase)
-        for node, end in ended.items():
-            answer = self.answers.get(node)
-            if answer is None or answer.tasks < tasks:
-                self._add_silence(phase, node, end)
-                if phase == "launch":
-                    self._set_missing_codes(node, tasks, end.code)
+        silent = {node: end for node, end in ended.items() if not self._has_answered(node, tasks)}
+        for node, end in silent.items():
+            self._add_silence(phase, node, end)
         if phase == "launch":
+            self._set_missing_codes(silent, tasks)
             self._blame_late_nodes()
         order = [node for node in self.job.nodes if node in self.answers]
         self.answers = {node: self.answers[node] for node in order}
+
+    def _has_answered(self, node: str, tasks: int) -> bool:
+        """Return whether all tasks of a node have answered."""
+        answer = self.answers.get(node)
+        return answer is not None and answer.tasks >= tasks
 
     def _tasks_per_node(self, phase: str) -> int:
         """Return how many answers a node gives: one for each rank that Slurm starts."""
@@ -361,14 +321,14 @@ class State:
             lost=True,
             unreachable=end.unreachable,
         )
-        answer = self.answers.get(node)
-        self.answers[node] = silence if answer is None else _joined(answer, silence)
+        self.answers[node] = joined(self.answers.get(node), silence)
 
-    def _set_missing_codes(self, node: str, tasks: int, code: int) -> None:
-        """Give the tasks of a node that have said nothing the exit status of their node."""
-        first = self.job.nodes.index(node) * tasks
-        for task in range(first, first + tasks):
-            self.task_codes.setdefault(str(task), code)
+    def _set_missing_codes(self, silent: Mapping[str, Ended], tasks: int) -> None:
+        """Give the tasks of nodes that have said nothing the exit status of their node."""
+        for node, end in silent.items():
+            first = self.job.nodes.index(node) * tasks
+            for task in range(first, first + tasks):
+                self.task_codes.setdefault(str(task), end.code)
 
     def _blame_late_nodes(self) -> None:
         for node, seconds in self._late.items():
@@ -376,36 +336,5 @@ class State:
             self.answers[node] = replace(self.answers[node], ok=False, problems=problems)
 
 
-def _line(job: Job, event: Mapping[str, Any]) -> str:
-    """Return an event as the line that is printed."""
-    now = round(time.time(), 3)
-    return json.dumps({"v": 1, "job_id": job.id, "time": now, **event})
-
-
 def _hanging(node: str, seconds: int) -> Problem:
     return Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
-
-
-def _joined(first: Answer, second: Answer) -> Answer:
-    """Return the answers of two tasks of one node as one; the first failure gives the status."""
-    if isinstance(first, LaunchAnswer) and isinstance(second, LaunchAnswer):
-        first = replace(
-            first,
-            failures=(*first.failures, *second.failures),
-            tail=(*first.tail, *second.tail),
-            stopped=second.stopped if first.lost else first.stopped,
-            left=(*first.left, *second.left),
-            vanished=(*first.vanished, *second.vanished),
-            lingering=(*first.lingering, *second.lingering),
-            joined=(*first.joined, *second.joined),
-            alone=(*first.alone, *second.alone),
-        )
-    return replace(
-        first,
-        ok=first.ok and second.ok,
-        lost=first.lost or second.lost,
-        unreachable=first.unreachable or second.unreachable,
-        tasks=first.tasks + second.tasks,
-        exit_code=first.exit_code or second.exit_code or 0,
-        problems=(*first.problems, *second.problems),
-    )

@@ -50,8 +50,8 @@ def roots(setting: str, env: Mapping[str, str]) -> list[str]:
         NodeError: the setting names a variable that is not set.
     """
     named = env.get(files.ROOT_VARIABLE) or setting
-    places = files.automatic_places(env) if named == "auto" else files.named_places(setting, env)
-    roots = [os.path.join(path, f"stager-{os.geteuid()}") for _, path in places]
+    bases = files.automatic_bases(env) if named == "auto" else files.named_bases(setting, env)
+    roots = [os.path.join(path, f"stager-{os.geteuid()}") for _, path in bases]
     return [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
 
 

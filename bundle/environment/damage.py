@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import stat
-import time
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from ..format.manifest import ManifestError, parse
 from ..protocol.counts import counted
 from ..protocol.problem import Problem, ProblemCode
 from ..system.files import read_file
+from .fault import Fault, reason, shown
+from .interpreter_link import settled_interpreter_faults
 from .listing import (
     FOLDER,
     LINK,
@@ -36,6 +35,7 @@ from .listing import (
 )
 from .merge import STATE
 from .process_pool import share
+from .strays import is_directory, may_stay
 
 MANIFEST = f"{STATE}/manifest.json"
 SHOWN = 3
@@ -48,20 +48,6 @@ _EVERY = range(1 << 30)
 _RUN = 16
 """Directories that are compared as one task: some hundred microseconds of work."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
-"""Files that ``renew`` renames into place to point an environment at another interpreter."""
-_RENEWAL_SECONDS = 0.05
-_UNGUARDED = ("project", "assets")
-"""Directories in which programs may leave files of their own."""
-
-
-class Fault(NamedTuple):
-    """One thing in an environment that is not as it was built."""
-
-    path: str
-    """Relative to the environment."""
-    why: str
-    """The state of it, and the state that it should have."""
 
 
 def look(env_dir: str, processes: int) -> list[Fault] | None:
@@ -75,14 +61,6 @@ def look(env_dir: str, processes: int) -> list[Fault] | None:
     if not is_directory(env_dir):
         return [Fault(".", "it is not a directory")]
     return faults(env_dir, processes)
-
-
-def is_directory(path: str) -> bool:
-    """Return True for a directory, but not for a link to one."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
 
 
 def faults(env_dir: str, processes: int) -> list[Fault]:
@@ -102,7 +80,7 @@ def faults(env_dir: str, processes: int) -> list[Fault]:
         listing = read(env_dir)
     except ListingError as exc:
         return [Fault(PATH, str(exc))]
-    found = [*_manifest_faults(env_dir), *_settled_interpreter_faults(env_dir)]
+    found = [*_manifest_faults(env_dir), *settled_interpreter_faults(env_dir)]
     for line in _damaged_folders(env_dir, listing, processes):
         found += _differences(env_dir, line, listing.written)
     return sorted(found)
@@ -184,74 +162,15 @@ def own_fault(env_dir: str) -> Fault | None:
     return None
 
 
-def strays(env_dir: str, other: str) -> list[str]:
-    """Return the files that programs have left in an environment and that another copy lacks."""
-    strays = []
-    pending = list(_UNGUARDED)
-    while pending:
-        folder = pending.pop()
-        for name in _names(os.path.join(env_dir, folder)):
-            path = f"{folder}/{name}"
-            counterpart = os.path.join(other, path)
-            if not os.path.lexists(counterpart):
-                strays.append(path)
-            elif is_directory(counterpart):
-                pending.append(path)
-    return strays
-
-
-def _names(folder: str) -> list[str]:
-    """Return the names in a directory; none if it cannot be read, or is no directory."""
-    try:
-        return os.listdir(folder) if is_directory(folder) else []
-    except OSError:
-        return []
-
-
-def interpreter_faults(env_dir: str) -> Iterator[Fault]:
-    """Compare ``pyvenv.cfg`` with the link to the interpreter, as they are now."""
-    try:
-        target = os.readlink(os.path.join(env_dir, "bin", "python"))
-    except OSError as exc:
-        yield Fault("bin/python", f"it is missing or no link: {exc.strerror or exc}")
-        return
-    wanted = pyvenv_cfg(target)
-    try:
-        data = read_file(os.path.join(env_dir, "pyvenv.cfg"), len(wanted) + 1)
-    except OSError as exc:
-        yield Fault("pyvenv.cfg", _reason(exc))
-        return
-    if data != wanted:
-        yield Fault("pyvenv.cfg", f"it does not say what it must for {target}")
-
-
-def pyvenv_cfg(python: str) -> bytes:
-    """Return the content of ``pyvenv.cfg`` for an interpreter (PEP 405)."""
-    return (
-        f"home = {os.path.dirname(python)}\n"
-        "include-system-site-packages = false\n"
-        f"executable = {python}\n"
-    ).encode("utf-8", "surrogateescape")
-
-
 def _manifest_faults(env_dir: str) -> Iterator[Fault]:
     """Compare the manifest with the name of the environment."""
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
     except (OSError, ManifestError) as exc:
-        yield Fault(MANIFEST, _reason(exc))
+        yield Fault(MANIFEST, reason(exc))
         return
     if bundle_id != os.path.basename(env_dir):
         yield Fault(MANIFEST, f"it is that of bundle {bundle_id[:12]}")
-
-
-def _settled_interpreter_faults(env_dir: str) -> list[Fault]:
-    """Do as :func:`interpreter_faults`, twice if need be: another job may be changing both."""
-    found = list(interpreter_faults(env_dir))
-    if found:
-        time.sleep(_RENEWAL_SECONDS)
-        found = list(interpreter_faults(env_dir))
-    return found
 
 
 def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: Window) -> bool:
@@ -354,33 +273,10 @@ def _other_difference(path: str, status: os.stat_result, code: int) -> str:
     """Return the fault of a directory, of a stray or of a node's own file; empty for none."""
     if code == FOLDER and not stat.S_ISDIR(status.st_mode):
         return "it is not a directory any more"
-    if code == _STRAY and not _may_stay(path):
+    if code == _STRAY and not may_stay(path):
         return "it does not belong there"
     return ""
 
 
-def _may_stay(path: str) -> bool:
-    """Return True for a stray that is harmless: bytecode of Python, or a file of the user's."""
-    *folders, name = path.split("/")
-    if name == "__pycache__":
-        return True
-    if folders[-1:] == ["__pycache__"] and ".pyc" in name:
-        return True
-    if folders and folders[0] in _UNGUARDED:
-        return True
-    return RENEWED.fullmatch(path) is not None
-
-
 def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def shown(path: str) -> str:
-    """Return a path as it may stand in a message."""
-    return path if path.isprintable() else ascii(path)
-
-
-def _reason(exc: Exception) -> str:
-    if isinstance(exc, FileNotFoundError):
-        return "it is missing"
-    return str(getattr(exc, "strerror", None) or exc)

@@ -155,13 +155,13 @@ def _write_files(
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(os.path.join(staging, entry.path), flags, entry.mode)
         try:
-            place = begin - entry.offset
+            position = begin - entry.offset
             part = content[begin - start : stop - start]
             if compare and len(part) == entry.size:
                 _compare(hashlib.sha256(part).hexdigest(), entry)
             while part:
-                written = os.pwrite(handle, part, place)
-                part, place = part[written:], place + written
+                written = os.pwrite(handle, part, position)
+                part, position = part[written:], position + written
         finally:
             os.close(handle)
 

@@ -28,6 +28,7 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import damage
 from .assemble import AssembleOptions, MissingLayer, assemble
 from .layer_writer import write_problem
+from .strays import is_directory, strays
 from .virtual_environment import renew
 
 __all__ = [
@@ -112,7 +113,7 @@ def hold(root: str, bundle_id: str) -> int:
         os.set_inheritable(handle, True)
     except OSError as exc:
         raise NodeError(write_problem(exc, path)) from exc
-    if not damage.is_directory(env_path(root, bundle_id)):
+    if not is_directory(env_path(root, bundle_id)):
         os.close(handle)
         raise GoneError(Problem(ProblemCode.ENVIRONMENT_GONE, env_path(root, bundle_id)))
     return handle
@@ -157,7 +158,7 @@ def unpack(
     mended = None
     options = AssembleOptions(processes, compare=not source.trusted)
     try:
-        is_sound = source.checked and damage.is_directory(final)
+        is_sound = source.checked and is_directory(final)
         faults = [] if is_sound else damage.look(final, processes)
         if faults != []:
             with locks.using_root(root), making(root, expected):
@@ -188,9 +189,9 @@ def _publish(staging: str, final: str) -> None:
     if not os.path.lexists(final):
         os.rename(staging, final)
         return
-    strays = damage.strays(final, staging) if damage.is_directory(final) else []
+    left = strays(final, staging) if is_directory(final) else []
     _exchange(staging, final)
-    for path in strays:
+    for path in left:
         with contextlib.suppress(OSError):  # its directory was not published, or has gone
             os.rename(os.path.join(staging, path), os.path.join(final, path))
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from ..format.manifest import Manifest
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import imports, listing, patches
-from .damage import MANIFEST, pyvenv_cfg
+from .damage import MANIFEST
+from .interpreter_link import pyvenv_cfg
 from .listing import Window
 from .merge import HOOK, STATE, Merged, site_packages
 

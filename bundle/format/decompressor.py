@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.running_python import short_version
 from .elf import mapped
 from .layer import LayerError
 
@@ -67,8 +68,7 @@ def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress
 def _unusable(name: str, where: str, how: str, exc: BaseException) -> Problem:
     """Return the problem of an unusable wheel, whose own message may be anything."""
     reason = ascii(str(exc))[1:-1][:200] or type(exc).__name__
-    version = "%d.%d" % sys.version_info[:2]
-    values = {"how": how, "name": name, "version": version, "why": reason}
+    values = {"how": how, "name": name, "version": short_version(), "why": reason}
     return Problem(ProblemCode.DECOMPRESSOR_UNUSABLE, where, values)
 
 
@@ -92,7 +92,7 @@ def _standard_library_zstd() -> Decompress:
     try:
         zstd = importlib.import_module("compression.zstd")
     except ImportError as exc:
-        values = {"version": "%d.%d" % sys.version_info[:2]}
+        values = {"version": short_version()}
         raise NodeError(Problem(ProblemCode.NO_ZSTD, sys.executable, values)) from exc
 
     def decompress(data: bytes, size: int) -> bytes:

@@ -206,7 +206,7 @@ def check_index(index: Index) -> None:
     _check_files(index)
     for link in index.links:
         check_link(link)
-    _check_places(index)
+    _check_unique_paths(index)
     check_links(dict(index.links))
 
 
@@ -245,7 +245,7 @@ def _check_types(entry: Entry) -> None:
         raise LayerError(f"{entry.path} has no digest")
 
 
-def _check_places(index: Index) -> None:
+def _check_unique_paths(index: Index) -> None:
     """Refuse two files or links at one path, or below one another.
 
     Raises:

@@ -26,8 +26,8 @@ import functools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from ..protocol.codec import decode
 from ..protocol.digest import Digest, canonical_json
 from ..protocol.requires import Requires, printable
 
@@ -141,7 +141,7 @@ class Manifest:
     # These are needed again and again, and each takes milliseconds for a hundred layers.
 
     @functools.cached_property
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, object]:
         return asdict(self)
 
     @functools.cached_property
@@ -195,7 +195,7 @@ def parse(data: bytes) -> Manifest:
     if version != FORMAT:
         raise FormatError(version)
     try:
-        manifest = _from_dict(raw)
+        manifest = decode(Manifest, raw)
         _check(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ManifestError(f"manifest.json does not have the expected fields: {exc}") from exc
@@ -257,28 +257,6 @@ def room_for(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[in
 def padding(size: int) -> int:
     """Return the number of zero bytes after a member of this size, up to the next full block."""
     return -size % BLOCK
-
-
-def _from_dict(raw: dict[str, Any]) -> Manifest:
-    decompressor = raw["decompressor"]
-    return Manifest(
-        name=raw["name"],
-        requires=Requires(**raw["requires"]),
-        node=_part(raw["node"]),
-        decompressor=None if decompressor is None else _part(decompressor),
-        layers=tuple(_layer(item) for item in raw["layers"]),
-        packages=tuple(raw["packages"]),
-        imports=tuple(raw["imports"]),
-        format=raw["format"],
-    )
-
-
-def _part(raw: dict[str, Any]) -> Part:
-    return Part(name=raw["name"], sha256=Digest(raw["sha256"]), size=raw["size"])
-
-
-def _layer(raw: dict[str, Any]) -> Layer:
-    return Layer(**{**raw, "id": Digest(raw["id"]), "head": Digest(raw["head"])})
 
 
 def _check(manifest: Manifest) -> None:

@@ -1,1 +1,1 @@
-"""How the ranks of one node are started and followed, and their results."""
+"""The ranks of one node: starting and following them, and their results."""

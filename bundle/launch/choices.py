@@ -1,8 +1,10 @@
-"""What the driver chooses for all nodes of a launch: backend, ranks a node, threads."""
+"""The choices of the driver for all nodes of a launch: backend, ranks a node, threads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from ..protocol.words import Backend
 
 
 def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
@@ -16,9 +18,9 @@ def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
         ValueError: NCCL is set and some nodes have no GPU; the message names them.
     """
     without = sorted(node for node, count in gpus.items() if count == 0)
-    if setting == "auto":
-        return "gloo" if without else "nccl"
-    if setting == "nccl" and without:
+    if setting == Backend.AUTO:
+        return Backend.GLOO if without else Backend.NCCL
+    if setting == Backend.NCCL and without:
         raise ValueError(
             f"the nccl backend needs a GPU on every node; none on {', '.join(without)}"
         )
@@ -27,7 +29,7 @@ def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
 
 def must_use_cpus(backend: str, gpus: Mapping[str, int]) -> bool:
     """Tell whether ranks train on CPUs: the backend is gloo, and not every node has a GPU."""
-    return backend == "gloo" and 0 in gpus.values()
+    return backend == Backend.GLOO and 0 in gpus.values()
 
 
 def choose_nproc(setting: int | None, gpus: Mapping[str, int]) -> int:

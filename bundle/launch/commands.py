@@ -12,27 +12,27 @@ from .directories import JobDirectories
 from .group import RankGroup
 
 
-def wrapper(place: JobDirectories, command: Sequence[str]) -> list[str]:
+def wrapper(directories: JobDirectories, command: Sequence[str]) -> list[str]:
     """Return the arguments that run a user's command under the wrapper."""
-    return [os.path.join(place.job_dir, "run_wrapper.py"), *command]
+    return [os.path.join(directories.job_dir, "run_wrapper.py"), *command]
 
 
 def torchrun(
-    place: JobDirectories, group: RankGroup, run_id: str, program: Sequence[str]
+    directories: JobDirectories, group: RankGroup, run_id: str, program: Sequence[str]
 ) -> list[str]:
     """Return the command that starts all ranks of one node.
 
     The run's id keeps two jobs apart that use one port.
     """
     return [
-        os.path.join(place.environment, "bin", "python"),
+        os.path.join(directories.environment, "bin", "python"),
         "-m",
         "torch.distributed.run",
         f"--nproc-per-node={group.nproc}",
         *(_dynamic_rendezvous(group) if group.moving else _static_rendezvous(group)),
         f"--rdzv-id={run_id}",
         f"--max-restarts={group.max_restarts}",
-        f"--log-dir={os.path.join(place.job_dir, 'torchrun')}",
+        f"--log-dir={os.path.join(directories.job_dir, 'torchrun')}",
         *program,
     ]
 
@@ -87,6 +87,6 @@ def possible_ranks(group: RankGroup) -> list[range]:
     return [range(rank, rank + 1) for rank in range(first, first + group.nproc)]
 
 
-def native(place: JobDirectories, program: Sequence[str]) -> list[str]:
+def native(directories: JobDirectories, program: Sequence[str]) -> list[str]:
     """Return the command of one rank that Slurm itself starts."""
-    return [os.path.join(place.environment, "bin", "python"), *program]
+    return [os.path.join(directories.environment, "bin", "python"), *program]

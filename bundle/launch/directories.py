@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..node.location import env_of
 from ..protocol.job import Job
 from ..protocol.requests import PlacedRequest
+from ..protocol.words import Launcher
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,10 @@ class JobDirectories:
     """This job's private directory under the node root."""
 
 
-def place_of(request: PlacedRequest) -> JobDirectories:
+def directories_of(request: PlacedRequest) -> JobDirectories:
     """Return the directories of a job on the node that is asked."""
     job = request.job
-    task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher == "srun" else "0"
+    task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher is Launcher.SRUN else "0"
     return JobDirectories(
         root=request.root,
         environment=env_of(job, request.root),

@@ -18,7 +18,7 @@ from ..node.location import env_of
 from ..node.root import secure_root
 from ..protocol.job import Job
 from ..protocol.problem import NodeError
-from ..system import files, processes
+from ..system import descendants, files, processes
 from .directories import JobDirectories
 from .variables import environment_variables
 
@@ -49,24 +49,24 @@ _MODULE = ["-m", "torch.distributed.run"]
 class EarlyLauncher:
     """A launcher that waits; its environment cannot be removed meanwhile."""
 
-    def __init__(self, place: JobDirectories) -> None:
+    def __init__(self, directories: JobDirectories) -> None:
         """Start it.
 
         Args:
-            place: the directories, with the environment's; the job's does not matter yet.
+            directories: the directories, with the environment's; the job's does not matter yet.
 
         Raises:
             NodeError: the environment is not there.
             processes.ProcessError: it cannot be started.
         """
-        self._python = os.path.join(place.environment, "bin", "python")
+        self._python = os.path.join(directories.environment, "bin", "python")
         self._real = os.path.realpath(self._python)
-        variables = environment_variables(place, os.environ)
+        variables = environment_variables(directories, os.environ)
         variables.pop("STAGER_PATCHES", None)  # they are for ranks, and would print too early
         self._running = processes.start(
             [self._python, "-c", _PROGRAM],
             env={**variables, "OMP_NUM_THREADS": "1"},
-            cwd=place.environment,
+            cwd=directories.environment,
             stdin=processes.PIPE,
             stdout=processes.PIPE,
             stderr=processes.STDOUT,
@@ -75,7 +75,7 @@ class EarlyLauncher:
             # Imported only now, which takes a while: the other process imports at the same time.
             from ..environment import unpack
 
-            self._lock = unpack.hold(place.root, os.path.basename(place.environment))
+            self._lock = unpack.hold(directories.root, os.path.basename(directories.environment))
         except BaseException:
             processes.stop(self._running, 0)
             raise
@@ -93,8 +93,8 @@ class EarlyLauncher:
         running = self._running
         if running.stdin is None or running.poll() is not None or not self._would_run(argv):
             return None
-        marks = filter(None, (os.environ.get(processes.MARK), running.mark))
-        variables = {**variables, processes.MARK: "/".join(marks)}
+        marks = filter(None, (os.environ.get(descendants.MARK), running.mark))
+        variables = {**variables, descendants.MARK: "/".join(marks)}
         launch = {"argv": list(argv[3:]), "variables": variables, "cwd": cwd}
         try:
             running.stdin.write(json.dumps(launch).encode() + b"\n")

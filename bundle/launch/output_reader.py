@@ -11,7 +11,6 @@ similar line of a program is output.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import os
@@ -23,21 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system import open_files, processes, signals
+from ..system import descendants, open_files, processes, signals
 from .rank_monitor import RankMonitor
-
-OnOutput = Callable[["int | None", bytes], None]
-"""Called with the rank, None for the launcher itself, and its next output: whole lines, except for
-very long ones, and the last."""
+from .recent_output import OnOutput, OutputRecorder, RecentOutput
 
 AGENT_SECONDS = 5.0
 """Seconds that an agent may take to end after its ranks: it waits for them, and cleans up."""
-KEPT = 200
-"""The number of last lines that are kept, of all ranks together and of each."""
 LONGEST_LINE = 1 << 20
 """Bytes after which a line is passed on in pieces: a progress bar may never end its line."""
-_KEPT_BYTES = 1 << 12
-"""Bytes that are kept of each of these lines; the beginning tells what is wrong."""
 _CHUNK = 1 << 16
 _KILLING_SECONDS = 12.0
 """Seconds that killing may take, see :mod:`bundle.system.processes`."""
@@ -52,38 +44,6 @@ _RESERVE = 32
 """Files that an agent opens besides the pipes, and its launcher as it starts."""
 _FINISHED_SECONDS = 3.0
 """Seconds after the end of all programs until it is reported: most launchers end by then."""
-
-
-@dataclass
-class RecentOutput:
-    """The last lines of a launcher and its ranks."""
-
-    tail: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    """The last lines of all together, in the order in which they were read."""
-    by_rank: dict[int, collections.deque[str]] = field(default_factory=dict)
-    """The last lines of each rank."""
-    launcher: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=KEPT))
-    """The last lines of the launcher, and of ranks that write to its output."""
-
-
-class _Recorder:
-    """Keeps the last lines of output, and passes all of it on."""
-
-    def __init__(self, recent: RecentOutput, on_output: OnOutput) -> None:
-        self._recent = recent
-        self._on_output = on_output
-
-    def write(self, rank: int | None, data: bytes) -> None:
-        """Record the next output of a rank, or of the launcher (None)."""
-        if not data:
-            return
-        recent, lines = self._recent, _last_lines(data)
-        recent.tail.extend(lines)
-        if rank is None:
-            recent.launcher.extend(lines)
-        else:
-            recent.by_rank.setdefault(rank, collections.deque(maxlen=KEPT)).extend(lines)
-        self._on_output(rank, data)
 
 
 class _WhileListening:
@@ -209,38 +169,36 @@ class Outputs:
         """
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
-        recorder = _Recorder(recent, on_output)
+        recorder = OutputRecorder(recent, on_output)
         with selectors.DefaultSelector() as selector:
             self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
-                selector.register(stream.handle, selectors.EVENT_READ, stream)
+                selector.register(stream.handle, selectors.EVENT_READ, (stream, recorder))
             selector.register(self.monitor, selectors.EVENT_READ)
-            self._read_to_end(running, selector, recorder)
+            self._read_to_end(running, selector)
         for stream in self._streams:
             recorder.write(stream.rank, stream.last())
 
-    def _read_to_end(
-        self,
-        running: processes.Process,
-        selector: selectors.BaseSelector,
-        recorder: _Recorder,
-    ) -> None:
-        deadline: float | None = None
-        while deadline is None or time.monotonic() < deadline:
-            self.monitor.take()
-            processes.reap_orphans()
-            if deadline is None and running.poll() is not None:
-                self.monitor.note_launcher_end(stopped=False)
-                processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
-                deadline = time.monotonic() + _DRAIN_SECONDS
-            self._report_finished()
-            ready = selector.select(_POLL_SECONDS if deadline is None else 0)
-            streams = [key.data for key, _ in ready if key.data is not None]
-            sizes = [self._read(stream, selector, recorder) for stream in streams]
-            if deadline is not None and not any(sizes):
-                break
+    def _read_to_end(self, running: processes.Process, selector: selectors.BaseSelector) -> None:
+        while running.poll() is None:
+            self._look_after_ranks()
+            sizes = self._read_ready(selector, _POLL_SECONDS)
             if sizes and max(sizes) < _CHUNK // 4:
                 time.sleep(_PAUSE_SECONDS)
+        self.monitor.take()
+        self.monitor.note_launcher_end(stopped=False)
+        processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while time.monotonic() < deadline:
+            self._look_after_ranks()
+            if not any(self._read_ready(selector, 0)):
+                break
+
+    def _look_after_ranks(self) -> None:
+        """Take what the ranks' processes report, and what they have left behind."""
+        self.monitor.take()
+        descendants.reap_orphans()
+        self._report_finished()
 
     def _report_finished(self) -> None:
         """Report once that all ranks have finished, a while after they have."""
@@ -260,8 +218,8 @@ class Outputs:
         gone, all output is dropped.
         """
         recent = RecentOutput()
-        recorder = _Recorder(recent, _WhileListening(on_output))
-        silent = _Recorder(recent, _drop)
+        recorder = OutputRecorder(recent, _WhileListening(on_output))
+        silent = OutputRecorder(recent, _drop)
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
         ending.start()
@@ -270,19 +228,31 @@ class Outputs:
             for stream in self._streams:
                 target = recorder if stream in of_ranks else silent
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, target))
-            while time.monotonic() < deadline:
-                ended = not ending.is_alive()
-                ready = [key.data for key, _ in selector.select(0 if ended else _PAUSE_SECONDS)]
-                sizes = [self._read(stream, selector, target) for stream, target in ready]
-                if ended and not any(sizes):
-                    break
-                if not ready:  # without open streams, the selector does not wait
-                    time.sleep(_PAUSE_SECONDS)
+            self._read_until_stopped(ending, selector, deadline)
         ending.join()
         for stream in of_ranks:
             recorder.write(stream.rank, stream.last())
 
-    def _read(self, stream: _Stream, selector: selectors.BaseSelector, recorder: _Recorder) -> int:
+    def _read_until_stopped(
+        self, ending: threading.Thread, selector: selectors.BaseSelector, deadline: float
+    ) -> None:
+        """Read until the thread that ends the launcher is done and nothing is left."""
+        while time.monotonic() < deadline:
+            ended = not ending.is_alive()
+            sizes = self._read_ready(selector, 0 if ended else _PAUSE_SECONDS)
+            if ended and not any(sizes):
+                return
+            if not sizes:  # without open streams, the selector does not wait
+                time.sleep(_PAUSE_SECONDS)
+
+    def _read_ready(self, selector: selectors.BaseSelector, seconds: float) -> list[int]:
+        """Wait for output, and read once from each stream that has some; return the sizes."""
+        ready = [key.data for key, _ in selector.select(seconds) if key.data is not None]
+        return [self._read(stream, selector, recorder) for stream, recorder in ready]
+
+    def _read(
+        self, stream: _Stream, selector: selectors.BaseSelector, recorder: OutputRecorder
+    ) -> int:
         """Read once from a stream; return the number of bytes."""
         try:
             chunk = os.read(stream.handle, _CHUNK)
@@ -294,7 +264,7 @@ class Outputs:
         self._record(stream, stream.take(chunk), recorder)
         return len(chunk)
 
-    def _record(self, stream: _Stream, data: bytes, recorder: _Recorder) -> None:
+    def _record(self, stream: _Stream, data: bytes, recorder: OutputRecorder) -> None:
         """Record complete lines; a line that names a rank changes the rank of those behind it."""
         start = 0
         for name in self._name.finditer(data):
@@ -306,14 +276,6 @@ class Outputs:
             recorder.write(stream.rank, before)
             stream.rank, start = int(name[1]), name.end()
         recorder.write(stream.rank, data[start:] if start else data)
-
-
-def _last_lines(data: bytes) -> list[str]:
-    """Return the last lines, each cut to the bytes that are kept."""
-    lines = data.rsplit(b"\n", KEPT + 1)[-KEPT - 1 :]
-    if not lines[-1]:
-        lines.pop()
-    return [line[:_KEPT_BYTES].decode(errors="replace") for line in lines[-KEPT:]]
 
 
 def _drop(rank: int | None, data: bytes) -> None:

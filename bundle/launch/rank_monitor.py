@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..channel.lines import Lines
-from ..protocol.codec import AnyText, decode
+from ..protocol.codec import decode
+from ..protocol.json_values import AnyText
 
 PIPE = "ranks"
 """The name of the pipe beside those of the ranks' output; :mod:`bundle.launch.watch` has it too."""
@@ -75,7 +76,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class _Message:
-    """What a rank writes into the pipe; see :mod:`bundle.launch.watch`."""
+    """A line that a rank writes into the pipe; see :mod:`bundle.launch.watch`."""
 
     event: str
     rank: int
@@ -224,24 +225,18 @@ class RankMonitor:
                     self._note_message(decode(_Message, json.loads(line)))
 
     def _note_message(self, message: _Message) -> None:
-        event, number = message.event, message.rank
-        if event == "started":
+        number = message.rank
+        if message.event == "started":
             self.ranks[number] = Rank(number, message.local_rank, message.pid)
             self._watch(number, message.pid)
             return
         rank = self.ranks.get(number)
         if rank is None or rank.pid != message.pid:
             return
-        if event == "lingers":
+        if message.event == "lingers":
             self._note_lingering(rank, message.threads)
-        elif event == "finished":
-            self.ranks[number] = replace(
-                rank, finished=message.time, status=message.status, joined=message.joined
-            )
-        elif event == "left":
-            self.ranks[number] = replace(rank, left=message.time)
-        elif event == "joined":
-            self.ranks[number] = replace(rank, left=None, lingers=None)
+        else:
+            self.ranks[number] = _changed(rank, message)
 
     def _watch(self, rank: int, pid: int) -> None:
         open_pidfd = getattr(os, "pidfd_open", None)  # a Python may be built without it
@@ -292,6 +287,18 @@ class RankMonitor:
 
     def _is_long_out(self, rank: Rank) -> bool:
         return rank.left is not None and rank.left < time.time() - self._seconds
+
+
+def _changed(rank: Rank, message: _Message) -> Rank:
+    """Return the state of a rank after its message."""
+    if message.event == "finished":
+        joined = message.joined
+        return replace(rank, finished=message.time, status=message.status, joined=joined)
+    if message.event == "left":
+        return replace(rank, left=message.time)
+    if message.event == "joined":
+        return replace(rank, left=None, lingers=None)
+    return rank
 
 
 def linger_seconds(env: Mapping[str, str]) -> float:

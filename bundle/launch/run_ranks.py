@@ -27,15 +27,17 @@ from ..protocol.launch_answers import (
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import LaunchRequest
+from ..protocol.words import Launcher
 from ..redaction.masking import masked
 from ..system import files, network, open_files
 from . import commands, rank_results
 from .choices import choose_threads
-from .directories import JobDirectories, place_of, work_dir
+from .directories import JobDirectories, directories_of, work_dir
 from .early_torchrun import EarlyLauncher
 from .group import RankGroup
-from .output_reader import Outputs, RecentOutput, run_launcher
+from .output_reader import Outputs, run_launcher
 from .rank_monitor import Rank, RankMonitor
+from .recent_output import RecentOutput
 from .variables import native_variables, rank_variables
 
 _SHOWN = 30
@@ -56,7 +58,7 @@ class _Start:
 class _Ended:
     """The ranks of this task after their end."""
 
-    place: JobDirectories
+    directories: JobDirectories
     node: str
     start: _Start
     code: int
@@ -75,13 +77,13 @@ def run_ranks(
         channel: the channel to the driver.
         early: a launcher that waits already, on this node.
     """
-    job, place = request.job, place_of(request)
+    job, directories = request.job, directories_of(request)
     group, link = _group(request)
-    native = job.launch.launcher == "srun"
-    with unpack.using(place.root, job.bundle_id), _job_dir(place.job_dir):
-        start = _start(place, group, request)
+    native = job.launch.launcher is Launcher.SRUN
+    with unpack.using(directories.root, job.bundle_id), _job_dir(directories.job_dir):
+        start = _start(directories, group, request)
         channel.emit(Started(argv=tuple(masked(start.argv)), interface=link.interface))
-        outputs = _open_outputs(place, start, job.launch.grace_seconds)
+        outputs = _open_outputs(directories, start, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
         monitor = outputs.monitor
         monitor.on_lingering = lambda rank: channel.emit(_lingering(group.node, rank))
@@ -96,14 +98,11 @@ def run_ranks(
             code, recent = run_launcher(
                 start.argv, start.variables, start.cwd, outputs, pass_on, running
             )
-        ended = _Ended(place, group.node, start, code, recent, monitor)
+        ended = _Ended(directories, group.node, start, code, recent, monitor)
         failed = _native_failure(ended) if native else _failures(ended)
         if not request.shared:
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
-        killed = rank_results.out_of_memory(failed, killed_before, host.oom_kills())
-        for rank, line in killed.items():
-            channel.output(rank, f"{line}\n".encode())
-        failed = [_with_line(record, killed.get(record.rank)) for record in failed]
+        failed = _with_oom_kills(failed, killed_before, channel)
     answer = LaunchAnswer(
         exit_code=code,
         failures=tuple(failed),
@@ -111,6 +110,22 @@ def run_ranks(
         sent={"" if rank is None else str(rank): sent for rank, sent in channel.sent.items()},
     )
     return _observed(answer, ended)
+
+
+def _with_oom_kills(
+    failed: list[FailureRecord], before: int | None, channel: AgentChannel
+) -> list[FailureRecord]:
+    """Add to the log and the record of a rank that the kernel may have killed it for memory.
+
+    Args:
+        failed: the failures of this node.
+        before: the kernel's count of such kills when the ranks were started.
+        channel: the channel to the driver.
+    """
+    killed = rank_results.out_of_memory(failed, before, host.oom_kills())
+    for rank, line in killed.items():
+        channel.output(rank, f"{line}\n".encode())
+    return [_with_line(record, killed.get(record.rank)) for record in failed]
 
 
 def _with_line(record: FailureRecord, line: str | None) -> FailureRecord:
@@ -123,7 +138,7 @@ def _failures(ended: _Ended) -> list[FailureRecord]:
         return []
     by_rank = {rank: list(lines) for rank, lines in ended.recent.by_rank.items()}
     tail, now = ended.recent.tail, time.time()
-    failed = rank_results.failures(ended.place.job_dir, ended.node, tail, now, by_rank)
+    failed = rank_results.failures(ended.directories.job_dir, ended.node, tail, now, by_rank)
     known = {record.rank: record for record in failed}
     for rank in ended.monitor.unreported(known):
         failed.append(rank_results.unreported(rank, ended.node, by_rank))
@@ -143,7 +158,7 @@ def _native_failure(ended: _Ended) -> list[FailureRecord]:
         ended.recent.tail,
         time.time(),
     )
-    record = rank_results.single(ended.place.job_dir, seen)
+    record = rank_results.single(ended.directories.job_dir, seen)
     return [replace(record, told_to_end=ended.monitor.stopped)]
 
 
@@ -183,7 +198,7 @@ def _lingering(node: str, rank: Rank) -> Lingering:
 def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
     job, settings, node = request.job, request.group, request.node
     link = network.choose_link(job.launch.interface, node, settings.address)
-    if job.launch.launcher == "srun":
+    if job.launch.launcher is Launcher.SRUN:
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         threads = choose_threads(job.launch.omp_num_threads, cpus, 1)
     else:
@@ -208,21 +223,21 @@ def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
     return group, link
 
 
-def _start(place: JobDirectories, group: RankGroup, request: LaunchRequest) -> _Start:
+def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest) -> _Start:
     job = request.job
-    program = commands.wrapper(place, job.launch.command)
-    variables = rank_variables(place, group, os.environ, job.launch.pass_env)
+    program = commands.wrapper(directories, job.launch.command)
+    variables = rank_variables(directories, group, os.environ, job.launch.pass_env)
     cwd = job.run_dir
     if request.own:  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]
-        cwd = place.job_dir
+        cwd = directories.job_dir
     elif not request.shared:
-        cwd = work_dir(job, place.root)
+        cwd = work_dir(job, directories.root)
         os.makedirs(cwd, mode=0o700, exist_ok=True)
-    if job.launch.launcher == "srun":
+    if job.launch.launcher is Launcher.SRUN:
         variables |= native_variables(group, os.environ)
-        return _Start(commands.native(place, program), variables, cwd, [])
-    argv = commands.torchrun(place, group, f"{job.id}.{job.attempt}", program)
+        return _Start(commands.native(directories, program), variables, cwd, [])
+    argv = commands.torchrun(directories, group, f"{job.id}.{job.attempt}", program)
     return _Start(argv, variables, cwd, commands.possible_ranks(group))
 
 
@@ -262,25 +277,25 @@ def _limit(seconds: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _open_outputs(place: JobDirectories, start: _Start, grace: float) -> Outputs:
+def _open_outputs(directories: JobDirectories, start: _Start, grace: float) -> Outputs:
     """Make the pipes of the ranks.
 
     Raises:
         NodeError: they cannot be made.
     """
     try:
-        return Outputs(os.path.join(place.job_dir, "output"), start.ranks, grace)
+        return Outputs(os.path.join(directories.job_dir, "output"), start.ranks, grace)
     except OSError as exc:
-        raise NodeError(_no_pipes(place, exc, len(start.ranks))) from exc
+        raise NodeError(_no_pipes(directories, exc, len(start.ranks))) from exc
 
 
-def _no_pipes(place: JobDirectories, exc: OSError, ranks: int) -> Problem:
+def _no_pipes(directories: JobDirectories, exc: OSError, ranks: int) -> Problem:
     if exc.errno != errno.EMFILE:
         full, other = ProblemCode.PIPES_DISK_FULL, ProblemCode.PIPES_NOT_MADE
-        return files.disk_problem(exc, place.job_dir, full, other)
+        return files.disk_problem(exc, directories.job_dir, full, other)
     values = {
         "why": str(exc.strerror or exc),
         "ranks": counted(ranks, "rank"),
         "limit": counted(open_files.open_files(), "open file"),
     }
-    return Problem(ProblemCode.PIPES_OVER_LIMIT, place.job_dir, values)
+    return Problem(ProblemCode.PIPES_OVER_LIMIT, directories.job_dir, values)

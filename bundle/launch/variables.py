@@ -37,7 +37,7 @@ _OFFLINE = {
 
 
 def environment_variables(
-    place: JobDirectories, base: Mapping[str, str], passed: Collection[str] = ()
+    directories: JobDirectories, base: Mapping[str, str], passed: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the variables of any program in an environment: isolated from the node, and offline.
 
@@ -47,13 +47,13 @@ def environment_variables(
     every program of an environment gets its variables here, however its node was reached.
 
     Args:
-        place: the directories, with the environment's.
+        directories: the directories, with the environment's.
         base: the caller's variables.
         passed: names of the secrets that it gets nevertheless.
     """
     kept = without_secrets(base, passed)
     env = {name: value for name, value in kept.items() if not DROPPED.match(name)}
-    caches = os.path.join(place.root, "cache")
+    caches = os.path.join(directories.root, "cache")
     return {
         **{
             "HF_HOME": os.path.join(caches, "huggingface"),
@@ -65,21 +65,24 @@ def environment_variables(
         **env,
         **_OFFLINE,
         "PATH": os.pathsep.join(
-            [os.path.join(place.environment, "bin"), env.get("PATH") or os.defpath]
+            [os.path.join(directories.environment, "bin"), env.get("PATH") or os.defpath]
         ),
-        "VIRTUAL_ENV": place.environment,
+        "VIRTUAL_ENV": directories.environment,
         "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "STAGER_ENV": place.environment,
-        "STAGER_PROJECT": os.path.join(place.environment, "project"),
-        "STAGER_ASSETS": os.path.join(place.environment, "assets"),
-        "STAGER_TRAINER": os.path.join(place.environment, STATE, "site"),
-        "STAGER_JOB_DIR": place.job_dir,
+        "STAGER_ENV": directories.environment,
+        "STAGER_PROJECT": os.path.join(directories.environment, "project"),
+        "STAGER_ASSETS": os.path.join(directories.environment, "assets"),
+        "STAGER_TRAINER": os.path.join(directories.environment, STATE, "site"),
+        "STAGER_JOB_DIR": directories.job_dir,
     }
 
 
 def rank_variables(
-    place: JobDirectories, group: RankGroup, base: Mapping[str, str], passed: Collection[str] = ()
+    directories: JobDirectories,
+    group: RankGroup,
+    base: Mapping[str, str],
+    passed: Collection[str] = (),
 ) -> dict[str, str]:
     """Return the variables that ``torchrun`` gets on one node and passes to its ranks.
 
@@ -87,7 +90,7 @@ def rank_variables(
     guide, ``NCCL_SOCKET_IFNAME``).
     """
     env = {
-        **environment_variables(place, base, passed),
+        **environment_variables(directories, base, passed),
         "STAGER_NODE": group.node,
         "PYTORCH_DIST_BACKEND": group.backend,
         "OMP_NUM_THREADS": str(group.threads),

@@ -65,10 +65,10 @@ def main(argv: list[str]) -> int:
     write_whole_lines()
     name = args[0]
     if kind == "script":
-        places = script_places(name)
-        name = next((str(place) for place in places if place.exists()), "")
+        paths = script_paths(name)
+        name = next((str(path) for path in paths if path.exists()), "")
         if not name:
-            return _missing_script(args[0], places)
+            return _missing_script(args[0], paths)
     return _run_watched((kind, name), [name, *args[1:]], watch)
 
 
@@ -95,7 +95,7 @@ def watcher() -> Optional[types.ModuleType]:
         return None
 
 
-def script_places(name: str) -> list[Path]:
+def script_paths(name: str) -> list[Path]:
     """Return where a script may be: in the staged project, else in the working directory."""
     project = _project()
     roots = [*([Path(project)] if project else []), Path.cwd()]
@@ -258,12 +258,12 @@ def _show(error: BaseException) -> None:
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def _missing_script(name: str, places: list[Path]) -> int:
-    if len(places) == 1:
-        message = f"no script {name}: there is no {places[0]}"
+def _missing_script(name: str, paths: list[Path]) -> int:
+    if len(paths) == 1:
+        message = f"no script {name}: there is no {paths[0]}"
     else:
         message = (
-            f"no script {name}: there is neither {places[0]} (the staged project) nor {places[1]} "
+            f"no script {name}: there is neither {paths[0]} (the staged project) nor {paths[1]} "
             "(the working directory); check the name, and that the project does not exclude it"
         )
     _complain(f"run_wrapper: {message}")

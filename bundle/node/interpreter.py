@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes
+from ..system.running_python import short_version
 
 TIMEOUT_SECONDS = 10.0
 
@@ -153,7 +154,7 @@ def _in_environment(program: str) -> bool:
 
 def _candidates(version: str, hints: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
     """Yield programs to try, as absolute paths; the same one may come more than once."""
-    if sys.executable and "%d.%d" % sys.version_info[:2] == version:
+    if sys.executable and short_version() == version:
         yield sys.executable
     path = env.get("PATH", os.defpath)
     for hint in hints:

@@ -187,15 +187,15 @@ def _move(name: str, level: _Level, top: _Level) -> None:
 
 def _open(name: str, parent: int) -> int:
     """Open a directory that is to be emptied, also one whose mode keeps its owner out."""
-    place = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)  # no link can replace it
+    folder = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)  # no link can replace it
     try:
-        mode = stat.S_IMODE(os.fstat(place).st_mode)
+        mode = stat.S_IMODE(os.fstat(folder).st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:
             with contextlib.suppress(PermissionError):  # another user's; the group may do
-                os.chmod(f"/proc/self/fd/{place}", mode | stat.S_IRWXU)
-        return os.open(".", _FOLDER, dir_fd=place)
+                os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IRWXU)
+        return os.open(".", _FOLDER, dir_fd=folder)
     finally:
-        os.close(place)
+        os.close(folder)
 
 
 def _unlink(name: str, parent: int) -> int:

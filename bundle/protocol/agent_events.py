@@ -1,16 +1,17 @@
-"""What agents write, as their driver reads it: each line is an event, or else output."""
+"""The lines of agents, as their driver reads them: each is an event, or else output."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from . import output
 from .answers import AgentEvent, Answer
-from .codec import DecodeError, decode
+from .codec import decode
 from .events import OF_AGENTS, OutputShown
+from .json_values import DecodeError
 from .requests import VERSION
 from .words import PhaseName
 
@@ -75,7 +76,7 @@ def _event(line: bytes, node: str, phase: str) -> AgentEvent:
     return _decoded(kind, {**raw, "node": node})
 
 
-def _decoded(kind: type[AgentEvent], raw: Mapping[str, Any]) -> AgentEvent:
+def _decoded(kind: type[AgentEvent], raw: Mapping[str, object]) -> AgentEvent:
     """Read the fields of an event; those of a failed answer may be few."""
     has_failed = issubclass(kind, Answer) and raw.get("ok") is False
     return decode(kind, raw, strict=not has_failed)

@@ -9,11 +9,12 @@ phase needs is in modules of their own: ``deep_answers``, ``launch_answers``, ``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .codec import REQUIRED, WRITTEN, AnyText, encode
+from .codec import REQUIRED, WRITTEN, encode
 from .digest import Digest
 from .facts import HostFacts
+from .json_values import AnyText
 from .problem import Problem
 from .requests import VERSION
 
@@ -28,7 +29,7 @@ class AgentEvent:
     node: str = field(default="", metadata=REQUIRED)
     """The node's name."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the event as a JSON object, without the fields that have their default."""
         return {"v": VERSION, "event": self.event, **encode(self, short=True)}
 

@@ -1,4 +1,4 @@
-"""What a node reports of the environments that it has removed."""
+"""A node's report on the environments that it has removed."""
 
 from __future__ import annotations
 

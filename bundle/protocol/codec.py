@@ -18,41 +18,33 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
+from .json_values import (
+    PLAIN,
+    AnyText,
+    DecodeError,
+    Reader,
+    any_text,
+    json_list,
+    json_object,
+    shown,
+    text,
+)
+
 _T = TypeVar("_T")
-AnyText = str
-"""Text that a program wrote, in annotations: any character may be in it, NUL too."""
 WRITTEN = {"written": True}
 """Metadata of a field that is always written; where it is missing, it has its default."""
 REQUIRED = {"required": True}
 """Metadata of a field that is always in JSON: its default is for those who make a value only."""
-_Reader = Callable[[object, str], object]
-"""Turns a JSON value into a value of one type; its second argument is the key path."""
-_NUMBER_LIMIT = 1 << 62
-"""No count, size or number of seconds is as large as this."""
-
-
-class DecodeError(ValueError):
-    """A JSON value is not what it should be.
-
-    Attributes:
-        path: the key path of the wrong value, ``nodes[2].address``; empty for all of it.
-        reason: what is wrong with it.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}" if path else reason)
-        self.path, self.reason = path, reason
 
 
 def encode(
     value: object, *, short: bool = False, names: Collection[str] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a dataclass of the types above as a JSON object.
 
     Args:
@@ -99,25 +91,33 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
         DecodeError: a field is missing, unknown, or holds something else than it declares; where
             that is not refused, one without a default.
     """
-    if not isinstance(raw, dict):
-        raise DecodeError(path, f"is {_shown(raw)}, not an object")
-    values = {}
+    items = json_object(raw, path)
     fields = _fields(kind, strict)
+    values = {}
+    prefix = f"{path}." if path else ""
     for field in fields:
-        if field.json_name in raw:
-            place = f"{path}.{field.json_name}" if path else field.json_name
+        if field.json_name in items:
             with _refusing(strict or field.required):
-                values[field.name] = field.read(raw[field.json_name], place)
-    missing = [field.json_name for field in fields if field.required and field.name not in values]
-    if missing:
-        raise DecodeError(path, f"{', '.join(missing)}: missing")
-    unknown = sorted(map(str, raw.keys() - {field.json_name for field in fields}))
-    if strict and unknown:
-        raise DecodeError(path, f"{', '.join(unknown)}: unknown")
+                values[field.name] = field.read(items[field.json_name], prefix + field.json_name)
+    _refuse_missing(fields, values, path)
+    if strict:
+        _refuse_unknown(fields, items, path)
     try:
         return kind(**values)
     except ValueError as exc:  # of a class that checks its values
         raise DecodeError(path, str(exc)) from exc
+
+
+def _refuse_missing(fields: Iterable[_Field], values: Collection[str], path: str) -> None:
+    missing = [field.json_name for field in fields if field.required and field.name not in values]
+    if missing:
+        raise DecodeError(path, f"{', '.join(missing)}: missing")
+
+
+def _refuse_unknown(fields: Iterable[_Field], items: Collection[object], path: str) -> None:
+    unknown = set(items) - {field.json_name for field in fields}
+    if unknown:
+        raise DecodeError(path, f"{', '.join(sorted(map(str, unknown)))}: unknown")
 
 
 def _refusing(wanted: bool) -> contextlib.AbstractContextManager[None]:
@@ -138,7 +138,7 @@ class _Field:
     """The default; ``dataclasses.MISSING`` for a field that is required."""
     written: bool
     """True if it is never left out."""
-    read: _Reader
+    read: Reader
 
     @property
     def required(self) -> bool:
@@ -186,23 +186,27 @@ def _module_of(kind: type, field: dataclasses.Field[Any]) -> str:
 
 
 @functools.lru_cache(maxsize=None)
-def _reader(declared: str, module: str, strict: bool) -> _Reader:
+def _reader(declared: str, module: str, strict: bool) -> Reader:
     """Return the reader of a type that is written in a module."""
     alternatives = list(_split(declared, "|"))
     if len(alternatives) > 1:
         readers = [_reader(alternative, module, strict) for alternative in alternatives]
         return _union(readers, declared)
     name, bracket, inner = declared.partition("[")
-    items = list(_split(inner[:-1], ",")) if bracket else []
-    if name == "tuple" and items[-1] == "...":
-        return _list_reader(_reader(items[0], module, strict), strict)
-    if name == "tuple":
-        return _tuple_reader([_reader(item, module, strict) for item in items])
+    if bracket:
+        return _container_reader(name, list(_split(inner[:-1], ",")), module, strict)
+    if name == "str" and not strict:
+        return any_text
+    return PLAIN.get(name) or _class_reader(getattr(sys.modules[module], name), strict)
+
+
+def _container_reader(name: str, items: list[str], module: str, strict: bool) -> Reader:
+    """Return the reader of a ``tuple`` or a ``dict`` with these types in its brackets."""
     if name == "dict":
         return _dict_reader(_reader(items[1], module, strict), strict)
-    if name in _PLAIN:
-        return _PLAIN[name] if strict or name != "str" else _any_text
-    return _class_reader(getattr(sys.modules[module], name), strict)
+    if items[-1] == "...":
+        return _list_reader(_reader(items[0], module, strict), strict)
+    return _tuple_reader([_reader(item, module, strict) for item in items])
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
@@ -218,7 +222,7 @@ def _split(text: str, separator: str) -> Iterator[str]:
     yield part.strip()
 
 
-def _union(readers: list[_Reader], declared: str) -> _Reader:
+def _union(readers: list[Reader], declared: str) -> Reader:
     def read(raw: object, path: str) -> object:
         inner = None
         for reader in readers:
@@ -228,55 +232,47 @@ def _union(readers: list[_Reader], declared: str) -> _Reader:
                 if exc.path != path:
                     inner = exc
         # A fault inside an object or a list says more than the names of all types.
-        raise inner or DecodeError(path, f"is {_shown(raw)}, not {declared}")
+        raise inner or DecodeError(path, f"is {shown(raw)}, not {declared}")
 
     return read
 
 
-def _list_reader(item: _Reader, strict: bool) -> _Reader:
+def _list_reader(item: Reader, strict: bool) -> Reader:
     def read(raw: object, path: str) -> object:
         values = []
-        for place, value in enumerate(_list(raw, path)):
+        for position, value in enumerate(json_list(raw, path)):
             with _refusing(strict):
-                values.append(item(value, f"{path}[{place}]"))
+                values.append(item(value, f"{path}[{position}]"))
         return tuple(values)
 
     return read
 
 
-def _tuple_reader(items: list[_Reader]) -> _Reader:
+def _tuple_reader(items: list[Reader]) -> Reader:
     def read(raw: object, path: str) -> object:
-        values = _list(raw, path)
+        values = json_list(raw, path)
         if len(values) != len(items):
             raise DecodeError(path, f"has {len(values)} items, not {len(items)}")
         pairs = enumerate(zip(items, values))
-        return tuple(item(value, f"{path}[{place}]") for place, (item, value) in pairs)
+        return tuple(item(value, f"{path}[{position}]") for position, (item, value) in pairs)
 
     return read
 
 
-def _list(raw: object, path: str) -> list[object] | tuple[object, ...]:
-    if not isinstance(raw, (list, tuple)):
-        raise DecodeError(path, f"is {_shown(raw)}, not a list")
-    return raw
-
-
-def _dict_reader(item: _Reader, strict: bool) -> _Reader:
+def _dict_reader(item: Reader, strict: bool) -> Reader:
     def read(raw: object, path: str) -> object:
-        if not isinstance(raw, dict):
-            raise DecodeError(path, f"is {_shown(raw)}, not an object")
         values = {}
-        for key, value in raw.items():
+        for key, value in json_object(raw, path).items():
             with _refusing(strict):
-                values[_text(key, path)] = item(value, f"{path}.{key}")
+                values[text(key, path)] = item(value, f"{path}.{key}")
         return values
 
     return read
 
 
-def _class_reader(kind: Any, strict: bool) -> _Reader:  # noqa: ANN401 - any class
+def _class_reader(kind: Any, strict: bool) -> Reader:  # noqa: ANN401 - any class
     if kind is AnyText:
-        return _any_text
+        return any_text
     if hasattr(kind, "from_json"):
         return _converter(kind.from_json)
     if hasattr(kind, "__dataclass_fields__"):
@@ -287,70 +283,13 @@ def _class_reader(kind: Any, strict: bool) -> _Reader:  # noqa: ANN401 - any cla
     return _converter(kind, f"none of {choices}")
 
 
-def _converter(convert: Callable[[Any], object], reason: str = "") -> _Reader:
+def _converter(convert: Callable[[Any], object], reason: str = "") -> Reader:
     """Return a reader that calls a function, whose errors say what is wrong with a value."""
 
     def read(raw: object, path: str) -> object:
         try:
             return convert(raw)
         except (KeyError, TypeError, ValueError) as exc:
-            raise DecodeError(path, f"is {_shown(raw)}, {reason or exc}") from exc
+            raise DecodeError(path, f"is {shown(raw)}, {reason or exc}") from exc
 
     return read
-
-
-def _none(raw: object, path: str) -> None:
-    if raw is not None:
-        raise DecodeError(path, f"is {_shown(raw)}, not null")
-
-
-def _boolean(raw: object, path: str) -> bool:
-    if not isinstance(raw, bool):
-        raise DecodeError(path, f"is {_shown(raw)}, not true or false")
-    return raw
-
-
-def _integer(raw: object, path: str) -> int:
-    if type(raw) is not int or not -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
-        raise DecodeError(path, f"is {_shown(raw)}, not a whole number of a usual size")
-    return raw
-
-
-def _number(raw: object, path: str) -> float:
-    if type(raw) is int and -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
-        return float(raw)
-    if not isinstance(raw, float) or not math.isfinite(raw):
-        raise DecodeError(path, f"is {_shown(raw)}, not a finite number")
-    return raw
-
-
-def _text(raw: object, path: str) -> str:
-    if not isinstance(raw, str) or "\0" in raw:
-        raise DecodeError(path, f"is {_shown(raw)}, not a text")
-    return raw
-
-
-def _any_text(raw: object, path: str) -> str:
-    if not isinstance(raw, str):
-        raise DecodeError(path, f"is {_shown(raw)}, not a text")
-    return raw
-
-
-def _anything(raw: object, _: str) -> object:
-    return raw
-
-
-_PLAIN: dict[str, _Reader] = {
-    "None": _none,
-    "bool": _boolean,
-    "int": _integer,
-    "float": _number,
-    "str": _text,
-    "object": _anything,
-}
-"""Readers by the text of a type; any other text is the name of a class."""
-
-
-def _shown(raw: object) -> str:
-    shown = repr(raw)
-    return shown if len(shown) <= 80 else f"{shown[:80]}..."

@@ -1,4 +1,4 @@
-"""What a node reports in ``verify --deep``."""
+"""A node's report in ``verify --deep``."""
 
 from __future__ import annotations
 

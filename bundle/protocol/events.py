@@ -8,14 +8,17 @@ has all of them but the output of ranks, which has logs of its own; ``docs/event
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Union
+from typing import ClassVar, Union
 
 from . import answers, clean_answers, deep_answers, launch_answers
 from .answers import AgentEvent
-from .codec import REQUIRED, AnyText, encode
-from .counts import counted
+from .codec import REQUIRED, encode
+from .deep_report import DeepReport
+from .json_values import AnyText
 from .launch_answers import Departure, FailureRecord, Lingering, Vanished
-from .problem import Problem, ProblemCode
+from .output_loss import OutputLoss
+from .planned_transfer import PlannedGroup, StagingForecast
+from .problem import Problem
 from .words import PhaseName
 
 
@@ -26,7 +29,7 @@ class DriverEvent:
     event: ClassVar[str]
     """Its name in a line."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the event as a JSON object, without the fields that have their default."""
         return {"event": self.event, **encode(self, short=True)}
 
@@ -63,56 +66,6 @@ class PhaseEnds(DriverEvent):
     """The phase."""
     seconds: float = field(default=0.0, metadata=REQUIRED)
     """Time that it took."""
-
-
-@dataclass(frozen=True)
-class StagingWork:
-    """The work of one node for its environment."""
-
-    sent: int
-    """Bytes that are sent to it."""
-    bytes: int
-    """Bytes that it writes."""
-    files: int
-    """Files that it writes."""
-    linked: int = field(default=0, metadata=REQUIRED)
-    """Files that it has already, and takes by hard link."""
-
-    def __post_init__(self) -> None:
-        """Refuse counts below zero.
-
-        Raises:
-            ValueError: there is one.
-        """
-        if min(self.sent, self.bytes, self.files, self.linked) < 0:
-            raise ValueError("a count is below zero")
-
-
-@dataclass(frozen=True)
-class PlannedGroup:
-    """Nodes that get their environment in the same way."""
-
-    nodes: tuple[str, ...]
-    """Their names."""
-    how: str
-    """``present``: the environment is there; ``shared``: they read the bundle where it lies;
-    ``broadcast``: it is sent to them."""
-    bytes: int = field(default=0, metadata=REQUIRED)
-    """Size of the file that is sent."""
-    layers: tuple[str, ...] = field(default=(), metadata=REQUIRED)
-    """Names of the layers in it: packages, the project and assets."""
-    work: StagingWork | None = field(default=None, metadata=REQUIRED)
-    """The work of each node; null if there is none, or it is not known."""
-
-
-@dataclass(frozen=True)
-class StagingForecast:
-    """The expected time until the ranks run."""
-
-    measured: bool
-    """True if the rates were measured on earlier jobs, and not assumed."""
-    seconds: dict[str, float]
-    """Seconds by phase, and ``total``."""
 
 
 @dataclass(frozen=True)
@@ -233,94 +186,6 @@ class OutputsCollected(DriverEvent):
     """Files that changed on the way, and the reasons."""
     problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED)
     """The reasons why something went wrong."""
-
-
-@dataclass(frozen=True)
-class OutputLoss:
-    """Output that is in no log; its size is known in bytes or in frames."""
-
-    node: str = field(default="", metadata=REQUIRED)
-    """The node whose ranks wrote it."""
-    rank: int | None = field(default=None, metadata=REQUIRED)
-    """The rank that wrote it; null where that is unknown, or for the launcher."""
-    why: AnyText = field(default="", metadata=REQUIRED)
-    """The reason, in words."""
-    code: ProblemCode = ProblemCode.OUTPUT_LOST
-    """The kind of problem that it is."""
-    bytes: int | None = None
-    """Bytes that are lost, where they were counted."""
-    frames: int | None = None
-    """Frames of messages that are lost, where bytes were not counted."""
-
-    def __str__(self) -> str:
-        """Return the loss in words: ``rank 3 (120 bytes)``."""
-        source = "the node's ranks" if self.rank is None else f"rank {self.rank}"
-        return f"{source} ({self._amount()})"
-
-    def _amount(self) -> str:
-        if self.bytes is not None:
-            return counted(self.bytes, "byte")
-        if self.frames is not None:
-            return f"{counted(self.frames, 'frame')} of messages"
-        return "some frames of messages"
-
-
-@dataclass(frozen=True)
-class NodePair:
-    """The network between two nodes, as ranks of both have measured it."""
-
-    a: str
-    """One node."""
-    b: str
-    """The other."""
-    gb_per_s: float
-    """10^9 bytes a second, one way."""
-    latency_us: float
-    """Microseconds that a few bytes take, one way."""
-
-
-@dataclass(frozen=True)
-class AllReduceMeasured:
-    """The measurements of an all-reduce over all ranks."""
-
-    world_size: int
-    """The number of ranks."""
-    nodes: tuple[str, ...]
-    """The nodes, in the order of their ranks."""
-    backend: str
-    """``gloo`` or ``nccl``."""
-    bytes: int
-    """Size of the tensor."""
-    seconds: float
-    """Time that the all-reduce took."""
-    gb_per_s: float
-    """Bytes of the tensor by that time, in 10^9 bytes a second."""
-    pairs: tuple[NodePair, ...]
-    """The pairs of nodes that were measured."""
-
-
-@dataclass(frozen=True)
-class ClockOffset:
-    """A node's clock against the driver's, in seconds."""
-
-    ahead: float
-    """Seconds by which it is ahead; negative if it is behind."""
-    give_or_take: float
-    """The uncertainty of that."""
-
-
-@dataclass(frozen=True)
-class DeepReport:
-    """The measurements of ``verify --deep``."""
-
-    connect_seconds: dict[str, float] | None = None
-    """Time in which each node has connected to the head; absent where all are one machine."""
-    clocks: dict[str, ClockOffset] | None = None
-    """The clock of each node; absent where all are one machine."""
-    all_reduce: AllReduceMeasured | None = field(default=None, metadata=REQUIRED)
-    """The all-reduce; null where there was none, or it failed."""
-    skipped: str = field(default="", metadata=REQUIRED)
-    """The reason why there was none; empty if there was one."""
 
 
 @dataclass(frozen=True)

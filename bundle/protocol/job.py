@@ -13,10 +13,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from .codec import DecodeError, decode, encode
+from .codec import decode, encode
 from .digest import Digest
+from .json_values import DecodeError
 from .problem import NodeError, Problem, ProblemCode
 from .rates import Rates
 from .requires import Requires
@@ -133,7 +133,7 @@ class Job:
         settings = self.launch
         return not (settings.launcher is Launcher.SRUN or settings.pass_env or settings.elastic)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the job as a JSON object."""
         return {"v": VERSION, **encode(self)}
 
@@ -143,7 +143,7 @@ class Job:
         return parse(raw if isinstance(raw, dict) else {})
 
 
-def parse(raw: Mapping[str, Any]) -> Job:
+def parse(raw: Mapping[str, object]) -> Job:
     """Read a job.
 
     Raises:
@@ -168,7 +168,7 @@ def parse(raw: Mapping[str, Any]) -> Job:
     return job
 
 
-def _require_all_fields(raw: Mapping[str, Any]) -> None:
+def _require_all_fields(raw: Mapping[str, object]) -> None:
     """Refuse a job in which a field is missing, also one that has a default: another wrote it.
 
     Raises:

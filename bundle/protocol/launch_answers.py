@@ -1,4 +1,4 @@
-"""What a node reports of its ranks."""
+"""A node's report on its ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .answers import AgentEvent, Answer
-from .codec import REQUIRED, WRITTEN, AnyText
+from .codec import REQUIRED, WRITTEN
+from .json_values import AnyText
 
 
 @dataclass(frozen=True)

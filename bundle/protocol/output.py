@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any
 
 
 def encoded(data: bytes) -> dict[str, str]:
@@ -20,10 +19,10 @@ def encoded(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode("ascii")}
 
 
-def decoded(event: Mapping[str, Any]) -> bytes:
+def decoded(event: Mapping[str, object]) -> bytes:
     """Return the bytes that an event holds."""
     if "base64" in event:
-        return base64.b64decode(event["base64"])
+        return base64.b64decode(str(event["base64"]))
     return str(event["text"]).encode(errors="replace")
 
 

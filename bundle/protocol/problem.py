@@ -11,7 +11,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
 
 from .words import Word
 
@@ -201,15 +200,19 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.where}: {self.without_place}" if self.where else self.without_place
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields as a JSON object, and the words where they are known."""
-        raw = {"code": self.code.value, "where": self.where, "values": dict(self.values)}
-        if _table() is not None:
-            raw.update(what=self.what, why=self.why, fix=self.fix)
-        return raw
+        fields: dict[str, object] = {
+            "code": self.code.value,
+            "where": self.where,
+            "values": dict(self.values),
+        }
+        if _table() is None:
+            return fields
+        return {**fields, "what": self.what, "why": self.why, "fix": self.fix}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Problem:
+    def from_json(cls, raw: Mapping[str, object]) -> Problem:
         """Read :meth:`to_json`'s output; one of another version is shown in its own words.
 
         Raises:
@@ -221,7 +224,10 @@ class Problem:
         table = _table()
         if table is not None:
             return table.read(raw)  # type: ignore[no-any-return]
-        return cls(ProblemCode(raw["code"]), raw["where"], raw["values"])
+        values = raw["values"]
+        if not isinstance(values, Mapping):
+            raise TypeError("its values are no object")
+        return cls(ProblemCode(raw["code"]), str(raw["where"]), values)
 
 
 @functools.lru_cache(maxsize=None)

@@ -7,7 +7,6 @@ with the driver: agents of a Slurm step are sent neither it nor the wordings.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from .environment_wordings import ENVIRONMENT_WORDINGS
 from .job_wordings import JOB_WORDINGS
@@ -49,7 +48,7 @@ def ending_problem(ending: str, job_id: str) -> Problem:
     return Problem(code, where, {"job": job_id})
 
 
-def read(raw: Mapping[str, Any]) -> Problem:
+def read(raw: Mapping[str, object]) -> Problem:
     """Read a problem from JSON; see :meth:`Problem.from_json`."""
     if not isinstance(raw, Mapping):
         raise TypeError("it is no object")
@@ -66,7 +65,7 @@ def read(raw: Mapping[str, Any]) -> Problem:
 _KNOWN = {code.value for code in ProblemCode}
 
 
-def _text(raw: Mapping[str, Any], key: str) -> str:
+def _text(raw: Mapping[str, object], key: str) -> str:
     if not isinstance(raw[key], str):
         raise TypeError(f"{key} is no text")
     return str(raw[key])

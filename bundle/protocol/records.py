@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .answers import AgentEvent
-from .codec import DecodeError, decode
+from .codec import decode
 from .events import OF_AGENTS, OF_DRIVER, DriverEvent, Event, OutputShown
+from .json_values import DecodeError
 from .requests import VERSION
 
 _BY_NAME: dict[str, type[DriverEvent] | type[AgentEvent]] = {
@@ -32,7 +32,7 @@ class Record:
     phase: str = ""
     """The phase of an agent's event; empty for others."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the line as a JSON object."""
         phase = {"phase": self.phase} if self.phase else {}
         head = {"v": VERSION, "job_id": self.job_id, "time": self.time, **phase}
@@ -64,7 +64,7 @@ def read_record(raw: object) -> Record | None:
     return Record(event, _text(raw, "job_id"), _time(raw), _text(raw, "phase"))
 
 
-def _shown_at_once(raw: Mapping[str, Any]) -> OutputShown | None:
+def _shown_at_once(raw: Mapping[str, object]) -> OutputShown | None:
     """Return undamaged output without the codec, as there may be a million lines of it."""
     node, rank = raw.get("node"), raw.get("rank")
     lines, head = raw.get("lines"), raw.get("head")
@@ -77,12 +77,12 @@ def _shown_at_once(raw: Mapping[str, Any]) -> OutputShown | None:
     return OutputShown(node, rank, tuple(lines), head)
 
 
-def _text(raw: Mapping[str, Any], key: str) -> str:
+def _text(raw: Mapping[str, object], key: str) -> str:
     value = raw.get(key)
     return value if isinstance(value, str) else ""
 
 
-def _time(raw: Mapping[str, Any]) -> float | None:
+def _time(raw: Mapping[str, object]) -> float | None:
     value = raw.get("time")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

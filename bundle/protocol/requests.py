@@ -8,10 +8,11 @@ travel as one :class:`StepMessage`. :class:`RequestReader` is an agent's side of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from .codec import REQUIRED, DecodeError, decode, encode
+from .codec import REQUIRED, decode, encode
 from .job import Job
+from .json_values import DecodeError
 from .problem import NodeError, Problem, ProblemCode
 
 _T = TypeVar("_T")
@@ -35,7 +36,7 @@ class AgentRequest:
     nodes_here: int
     """The number of nodes that share one machine."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the request as a JSON object, without the fields that have their default."""
         return {"v": VERSION, "phase": self.phase, **encode(self, short=True)}
 
@@ -167,7 +168,7 @@ class CollectRequest(PlacedRequest):
 
     phase: ClassVar[str] = "collect"
 
-    place: str
+    directory: str
     """The directory that they are in."""
 
 

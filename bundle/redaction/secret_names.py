@@ -140,6 +140,8 @@ _COMPOUND_PREFIXES = {
     "tokens": _SECRET_TOKEN_PREFIXES,
 }
 """First parts of a compound word, by its ending."""
+_SECRET_PAIRS = {"token": _SECRET_TOKEN_PREFIXES, "key": _SECRET_KEY_PREFIXES}
+"""Kinds that a word means anywhere, by that word, where one of these stands before it."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,10 @@ def is_secret(name: str) -> bool:
     words = _words(raw)
     if not words or words[0] == "no" or words[-1] in _DESCRIPTIVE_ENDINGS:
         return False
-    if words[0] == "auth" or "token" in words[:-1]:
-        return True
+    return words[0] == "auth" or "token" in words[:-1] or _has_infix(name)
+
+
+def _has_infix(name: str) -> bool:
     letters = name.lower().replace("_", "").replace("-", "")
     return any(infix in letters for infix in _INFIXES)
 
@@ -238,11 +242,9 @@ def _kind_of_inner_words(words: Sequence[str]) -> str:
     if any(first + second in _KIND_OF_WORD for first, second in pairs):
         return "secret"
     # ``GITHUB_TOKEN_PROD``, ``API_KEY_PROD``; the pair at the end has been judged already.
-    inner = pairs[:-1]
-    if any(second == "token" and first in _SECRET_TOKEN_PREFIXES for first, second in inner):
-        return "token"
-    if any(second == "key" and first in _SECRET_KEY_PREFIXES for first, second in inner):
-        return "key"
+    for kind, prefixes in _SECRET_PAIRS.items():
+        if any(second == kind and first in prefixes for first, second in pairs[:-1]):
+            return kind
     return ""
 
 

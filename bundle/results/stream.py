@@ -18,7 +18,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..protocol.codec import AnyText, DecodeError, decode
+from ..protocol.codec import decode
+from ..protocol.json_values import AnyText, DecodeError
 
 VERSION = 2
 LINE_LIMIT = 16 << 20

@@ -208,7 +208,7 @@ def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mappin
         NodeError: no directory fits; every candidate is listed with all that is wrong with it.
     """
     named = (env.get(ROOT_VARIABLE) or setting) != "auto"
-    candidates = named_places(setting, env) if named else automatic_places(env)
+    candidates = named_bases(setting, env) if named else automatic_bases(env)
     refused, code = [], ProblemCode.NO_PLACE
     for source, path in candidates:
         reasons, room_reasons = _faults(path, needed_bytes, needed_inodes, shared_ok=named)
@@ -220,7 +220,7 @@ def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mappin
     raise NodeError(Problem(code, os.uname().nodename, {"why": "; ".join(refused)}))
 
 
-def automatic_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the candidates in order, with the source of each; each directory once."""
     seen = set()
     for source, path in (
@@ -235,7 +235,7 @@ def automatic_places(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield source, path
 
 
-def named_places(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the one candidate that the user named, with the node's variables filled in."""
     named = env.get(ROOT_VARIABLE)
     if named:

@@ -12,6 +12,9 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 
 MAX_HOSTS = 65536  # MAX_SLURM_NODES in slurm.h is of this order; guards against a typing slip
 
+_BALANCED = re.compile(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*")
+_TERM = re.compile(r"(?:^|,)([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)")
+"""A part of a list, after the comma before it."""
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 _NUMBERED = re.compile(r"([^\[\],\s]*?)(\d+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -85,23 +88,11 @@ def matches(pattern: str, host: str) -> bool:
     return host in names or host.partition(".")[0] in names
 
 
-def _terms(text: str) -> Iterator[str]:
-    """Yield the parts of a list between the commas outside brackets."""
-    term = ""
-    in_brackets = False
-    for char in text.strip():
-        if char == "," and not in_brackets:
-            yield term
-            term = ""
-            continue
-        term += char
-        if char in "[]":
-            if in_brackets == (char == "["):
-                raise _error(text, "its brackets do not match")
-            in_brackets = not in_brackets
-    if in_brackets:
+def _terms(text: str) -> list[str]:
+    """Return the parts of a list between the commas outside brackets."""
+    if not _BALANCED.fullmatch(text):
         raise _error(text, "its brackets do not match")
-    yield term
+    return _TERM.findall(text.strip())
 
 
 def _pieces(text: str, term: str) -> Iterator[list[str]]:

@@ -17,31 +17,20 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Callable, Union
 
 from ..redaction.masking import masked
 from . import open_files
-from .parent_death import end_with_parent, prctl
+from .descendants import MARK, members_of, waited_for
+from .parent_death import end_with_parent
 
 log = logging.getLogger(__name__)
 
 TAIL_LINES = 15
-MARK = "STAGER_PROCESS"
-"""The variable by which :func:`stop` finds descendants that left for a session of their own.
 
-It holds one token for each :func:`start` on the way from the first process, joined by slashes. A
-process that has lost it, as by ``env -i``, is found where :func:`adopt_orphans` was called.
-"""
-
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 10.0
 _SERIAL_NUMBERS = itertools.count()
-_waited_for: set[int] = set()
-"""Processes from :func:`start` whose exit status nobody has collected yet."""
-_adopting = [False]
-"""True if orphans become children of this process; a list, as it changes."""
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 
@@ -131,7 +120,7 @@ class Process(subprocess.Popen[bytes]):
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
         except ChildProcessError:  # SIGCHLD is ignored, or another thread was quicker
             self.returncode = 0 if self.returncode is None else self.returncode
-            _waited_for.discard(self.pid)
+            waited_for.discard(self.pid)
             return self.returncode
         if ended is None:
             return None
@@ -139,7 +128,7 @@ class Process(subprocess.Popen[bytes]):
         self.returncode = ended.si_status if exited else -ended.si_status
         with suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
-        _waited_for.discard(self.pid)
+        waited_for.discard(self.pid)
         return self.returncode
 
 
@@ -239,44 +228,8 @@ def start(
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise ProcessError(argv, None, reason=f"cannot be started ({why})") from exc
     process.mark = mark
-    _waited_for.add(process.pid)
+    waited_for.add(process.pid)
     return process
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended; :func:`stop` ends them, too.
-
-    It is for a process that looks after the user's programs: these may start others in a session of
-    their own and without our variable, and leave them behind. A process that calls this must not
-    start processes in one thread and stop others in another at the same time: a new child could be
-    mistaken for an orphan. A program that replaces this one (``execve``) keeps the role.
-    """
-    call = prctl()
-    _adopting[0] = call is not None and call(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-
-
-def reap_orphans() -> None:
-    """Collect orphans that have ended: an adopted zombie stays until it is waited for.
-
-    It costs one system call where there are none.
-    """
-    while _adopting[0]:
-        try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None or not _is_orphan(ended.si_pid):
-                return  # its own waiter takes it soon, and those behind it come next time
-        except (ChildProcessError, ProcessLookupError):
-            return
-        with suppress(ChildProcessError):  # another thread was quicker
-            os.waitpid(ended.si_pid, os.WNOHANG)
-
-
-def _is_orphan(child: int) -> bool:
-    """Return True if a child was adopted, not started or forked by this process.
-
-    Forked children stay in our session, which none of those started here ever rejoins.
-    """
-    return child not in _waited_for and os.getsid(child) != os.getsid(0)
 
 
 def stop(process: subprocess.Popen[bytes], grace: float) -> int:
@@ -306,7 +259,7 @@ def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
         leader_ended = process.poll() is not None
         if leader_ended or killing:
             # A child that becomes an orphan during the search may be missed once.
-            members = _members(process.pid, mark) or _members(process.pid, mark)
+            members = members_of(process.pid, mark) or members_of(process.pid, mark)
             if leader_ended and not members:
                 return
             if leader_ended:
@@ -315,52 +268,8 @@ def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
             if killing:  # parents first, as a rule: a shell would report the end of its children
                 _signal_each(sorted(members), signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    members = _members(process.pid, mark)
+    members = members_of(process.pid, mark)
     log.warning("processes of group %d do not end: %s", process.pid, sorted(members))
-
-
-def _members(group: int, mark: str) -> set[int]:
-    """Return the living processes of a group or session, those with the mark, and orphans.
-
-    If several processes are stopped, the orphans belong to the one that is stopped first.
-    """
-    reap_orphans()
-    members = set()
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        pid = int(name)
-        if pid == os.getpid():
-            continue
-        with suppress(OSError):  # it ended meanwhile, or belongs to another user
-            if _is_member(pid, group, mark):
-                members.add(pid)
-    return members
-
-
-def _is_member(pid: int, group: int, mark: str) -> bool:
-    """Return True for a living process of a group or session, with a mark, or an orphan of ours.
-
-    Raises:
-        OSError: it has ended, or belongs to another user.
-    """
-    line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    # proc(5): the name, in parentheses, may hold anything; then state ppid pgrp session
-    state, parent, process_group, session = line.rpartition(")")[2].split()[:4]
-    if state in "ZX":
-        return False
-    if group in (int(process_group), int(session)):
-        return True
-    if _adopting[0] and int(parent) == os.getpid() and _is_orphan(pid):
-        return True
-    return bool(mark) and mark in _marks(Path(f"/proc/{pid}/environ").read_bytes())
-
-
-def _marks(environ: bytes) -> list[str]:
-    """Return the tokens in an environment as /proc shows it."""
-    prefix = f"{MARK}=".encode()
-    for item in environ.split(b"\0"):
-        if item.startswith(prefix):
-            return item[len(prefix) :].decode(errors="replace").split("/")
-    return []
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

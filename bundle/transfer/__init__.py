@@ -1,1 +1,1 @@
-"""How layers reach the nodes: the plan, its forecast, and staging on one node."""
+"""The way of layers to the nodes: the plan, its forecast, and staging on one node."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ..format.manifest import Layer
-from ..protocol.events import StagingWork
+from ..protocol.planned_transfer import StagingWork
 from ..protocol.rates import ASSUMED, Rates
 
 BLOCK = 8 << 20

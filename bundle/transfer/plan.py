@@ -9,9 +9,10 @@ from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
 from ..protocol.answers import PreflightAnswer
 from ..protocol.counts import counted, sized
-from ..protocol.events import PlannedGroup, StagingWork
+from ..protocol.planned_transfer import PlannedGroup, StagingWork
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED, Rates
+from ..protocol.words import Stage
 from .forecast import Nodes, Staging, staging, staging_work
 
 PRESENT, SHARED, BROADCAST = "present", "shared", "broadcast"
@@ -62,7 +63,7 @@ class Plan:
 
 def make_plan(
     facts: Mapping[str, PreflightAnswer],
-    stage: str,
+    stage: Stage,
     manifest: Manifest | None,
     size: int,
     rates: Rates = ASSUMED,
@@ -72,7 +73,7 @@ def make_plan(
 
     Args:
         facts: each node's answer to the preflight.
-        stage: ``auto``, ``always`` or ``never``.
+        stage: the rule by which the bundle is sent.
         manifest: the bundle's; None if the driver cannot read the bundle.
         size: length of the bundle's file in bytes.
         rates: the measured speeds of the cluster.
@@ -81,24 +82,18 @@ def make_plan(
     Returns:
         The plan, and the nodes that cannot be served.
     """
-    ready = [node for node in facts if facts[node].ready]
-    waiting = [node for node in facts if node not in ready]
-    blind = [node for node in waiting if facts[node].rate is None]
-    groups = _by_root(waiting, facts)
+    nodes = _Nodes.of(facts)
+    groups = _by_root(nodes.waiting, facts)
     if manifest is not None:
         groups = [_with_content(group, facts, manifest, size) for group in groups]
     model = _Model(facts, rates, sharing)
-    why, send = _choose(waiting, blind, stage, model, groups)
-    problems: dict[str, Problem] = {}
-    if stage == "never":
-        problems = {node: _invisible(node) for node in blind}
-    elif send and manifest is None:  # requested, or some node cannot read the bundle
-        problems = {node: _nothing_to_send(node) for node in blind or waiting}
-    if not send or manifest is None:
+    choice = _choose(nodes, stage, model, groups)
+    problems = _unserved(nodes, stage, sending_nothing=choice.send and manifest is None)
+    if not choice.send or manifest is None:
         groups = _reading(groups, problems)
-    present = [replace(group, how=PRESENT) for group in _by_root(ready, facts)]
+    present = [replace(group, how=PRESENT) for group in _by_root(nodes.ready, facts)]
     staged = tuple(model.staged(group) for group in groups)
-    return Plan((*present, *groups), why, staged), problems
+    return Plan((*present, *groups), choice.why, staged), problems
 
 
 def where(nodes: Collection[str], facts: Mapping[str, PreflightAnswer], sharing: int = 1) -> Nodes:
@@ -113,6 +108,36 @@ def where(nodes: Collection[str], facts: Mapping[str, PreflightAnswer], sharing:
 def excerpt_size(members: Sequence[tuple[str, int]]) -> int:
     """Return the length of a file with some of a bundle's members, given with their sizes."""
     return len(END) + sum(BLOCK + length + padding(length) for _, length in members)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """The nodes of a job, as the preflight found them."""
+
+    ready: list[str]
+    """Those that have the environment."""
+    waiting: list[str]
+    """The others."""
+    blind: list[str]
+    """Those of the others that cannot read the bundle where it lies."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, PreflightAnswer]) -> _Nodes:
+        """Return the nodes that have answered, by what they need."""
+        ready = [node for node, answer in facts.items() if answer.ready]
+        waiting = [node for node, answer in facts.items() if not answer.ready]
+        blind = [node for node in waiting if facts[node].rate is None]
+        return cls(ready, waiting, blind)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The choice between sending the bundle and reading it where it lies."""
+
+    why: str
+    """The reason, in one line."""
+    send: bool
+    """True if it is sent."""
 
 
 class _Model:
@@ -138,41 +163,55 @@ class _Model:
         return staging(group.work, nodes, self._rates, rate)
 
 
-def _choose(
-    waiting: Sequence[str],
-    blind: Sequence[str],
-    stage: str,
-    model: _Model,
-    groups: Sequence[NodeGroup],
-) -> tuple[str, bool]:
-    """Choose whether the bundle is sent; return the reason in one line, and the choice."""
-    if not waiting:
-        return "nothing travels: every node has the environment", False
-    nodes = counted(len(waiting), "node")
-    if stage == "never":
-        return f"{nodes} read the shared bundle: staging is off", False
-    if stage == "always":
-        return f"broadcast to {nodes}: staging is asked for", True
-    if blind:
-        return f"broadcast to {nodes}: {_first_names(blind)} cannot see the bundle", True
+def _choose(nodes: _Nodes, stage: Stage, model: _Model, groups: Sequence[NodeGroup]) -> _Choice:
+    """Choose whether the bundle is sent."""
+    if not nodes.waiting:
+        return _Choice("nothing travels: every node has the environment", send=False)
+    count = counted(len(nodes.waiting), "node")
+    if stage == Stage.NEVER:
+        return _Choice(f"{count} read the shared bundle: staging is off", send=False)
+    if stage == Stage.ALWAYS:
+        return _Choice(f"broadcast to {count}: staging is asked for", send=True)
+    if nodes.blind:
+        names = _first_names(nodes.blind)
+        return _Choice(f"broadcast to {count}: {names} cannot see the bundle", send=True)
     if any(group.work is None for group in groups):
-        return f"{nodes} read the shared bundle: the first node cannot see it", False
-    return _choose_by_speed(waiting, model, groups)
+        why = f"{count} read the shared bundle: the first node cannot see it"
+        return _Choice(why, send=False)
+    return _choose_by_speed(nodes.waiting, model, groups)
 
 
-def _choose_by_speed(
-    waiting: Sequence[str], model: _Model, groups: Sequence[NodeGroup]
-) -> tuple[str, bool]:
-    nodes = counted(len(waiting), "node")
+def _choose_by_speed(waiting: Sequence[str], model: _Model, groups: Sequence[NodeGroup]) -> _Choice:
+    count = counted(len(waiting), "node")
     slowest, rate = model.slowest(waiting)
     # All nodes read at the same time; files are sent one after the other.
     reading = max(model.staged(replace(group, how=SHARED)).seconds for group in groups)
     sending = sum(model.staged(group).seconds for group in groups)
     speed = f"{sized(int(rate))}/s on {slowest}, about {reading:.1f} s"
     if reading > sending:
-        why = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
-        return f"broadcast to {nodes}: {why}", True
-    return f"{nodes} read the shared bundle ({speed}; sending would take {sending:.1f} s)", False
+        slow = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
+        return _Choice(f"broadcast to {count}: {slow}", send=True)
+    why = f"{count} read the shared bundle ({speed}; sending would take {sending:.1f} s)"
+    return _Choice(why, send=False)
+
+
+def _unserved(nodes: _Nodes, stage: Stage, *, sending_nothing: bool) -> dict[str, Problem]:
+    """Return the nodes that cannot get the bundle.
+
+    Args:
+        nodes: all nodes.
+        stage: the rule by which the bundle is sent.
+        sending_nothing: True if the bundle is to be sent, and the driver cannot read it.
+    """
+    if stage == Stage.NEVER:
+        return _each_with(ProblemCode.BUNDLE_INVISIBLE, nodes.blind)
+    if sending_nothing:  # requested, or some node cannot read the bundle
+        return _each_with(ProblemCode.NOTHING_TO_SEND, nodes.blind or nodes.waiting)
+    return {}
+
+
+def _each_with(code: ProblemCode, nodes: Sequence[str]) -> dict[str, Problem]:
+    return {node: Problem(code, node) for node in nodes}
 
 
 def _by_root(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[NodeGroup]:
@@ -201,26 +240,29 @@ def _with_content(
 ) -> NodeGroup:
     """Add the parts of the bundle that at least one node of the group is missing."""
     missing = _missing_layers(group, facts, manifest)
-    if len(missing) == len(manifest.layers):
-        return replace(
-            group,
-            layers=tuple(layer.name for layer in manifest.layers),
-            bytes=size,
-            work=staging_work(manifest.layers, manifest.layers, size),
-        )
-    names = {name for layer in missing for name, _ in layer.members}
-    have_wheel = all(facts[node].has_wheel for node in group.nodes)
-    if manifest.decompressor is not None and not have_wheel:
-        names.add(manifest.decompressor.name)
-    members = [member for member in manifest.members() if member[0] in names]
-    sent = excerpt_size(members)
+    members: tuple[str, ...] | None = None
+    if len(missing) < len(manifest.layers):
+        have_wheel = all(facts[node].has_wheel for node in group.nodes)
+        excerpt = _excerpt(manifest, missing, have_wheel=have_wheel)
+        members = tuple(name for name, _ in excerpt)
+        size = excerpt_size(excerpt)
     return replace(
         group,
-        members=tuple(name for name, _ in members),
+        members=members,
         layers=tuple(layer.name for layer in missing),
-        bytes=sent,
-        work=staging_work(missing, manifest.layers, sent),
+        bytes=size,
+        work=staging_work(missing, manifest.layers, size),
     )
+
+
+def _excerpt(
+    manifest: Manifest, layers: Sequence[Layer], *, have_wheel: bool
+) -> list[tuple[str, int]]:
+    """Return the members of some layers with their sizes, and the decompressor if it is needed."""
+    names = {name for layer in layers for name, _ in layer.members}
+    if manifest.decompressor is not None and not have_wheel:
+        names.add(manifest.decompressor.name)
+    return [(name, size) for name, size in manifest.members() if name in names]
 
 
 def _missing_layers(
@@ -236,11 +278,3 @@ def _missing_layers(
 def _first_names(nodes: Sequence[str]) -> str:
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return ", ".join(nodes[:3]) + more
-
-
-def _invisible(node: str) -> Problem:
-    return Problem(ProblemCode.BUNDLE_INVISIBLE, node)
-
-
-def _nothing_to_send(node: str) -> Problem:
-    return Problem(ProblemCode.NOTHING_TO_SEND, node)

@@ -15,12 +15,12 @@ from bundle.protocol.events import (
     OutputsCollected,
     OutputShown,
     PhaseBegins,
-    PlannedGroup,
     Remark,
     StrayLines,
     TransferPlan,
 )
 from bundle.protocol.launch_answers import Lingering, Started
+from bundle.protocol.planned_transfer import PlannedGroup
 from bundle.protocol.records import Record
 from bundle.protocol.words import Action, Allocation, PhaseName
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
-
-from bundle.protocol.codec import encode
 
 from ..core.printable import visible
 
@@ -76,7 +75,7 @@ def _rows(estimate: Estimate) -> Iterator[tuple[int, str, list[str]]]:
         }
         for case, phases in cases.items():
             if phases is not None:
-                seconds = encode(phases)
+                seconds = asdict(phases)
                 yield forecast.nodes, case, [_seconds(seconds[name]) for name in PHASES]
         for name, total in forecast.shared.items():
             blank = [""] * (len(PHASES) - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted
-from bundle.protocol.events import StagingWork
+from bundle.protocol.planned_transfer import StagingWork
 from bundle.redaction.masking import masked
 from bundle.transfer.forecast import (
     WIDEST,

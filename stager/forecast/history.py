@@ -15,7 +15,8 @@ from statistics import median
 from bundle.protocol.answers import UnpackAnswer
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.counts import counted
-from bundle.protocol.events import FileSent, PhaseEnds, PlannedGroup, StagingWork, TransferPlan
+from bundle.protocol.events import FileSent, PhaseEnds, TransferPlan
+from bundle.protocol.planned_transfer import PlannedGroup, StagingWork
 from bundle.protocol.rates import ASSUMED, Rates
 from bundle.protocol.records import Record
 from bundle.protocol.words import PhaseName

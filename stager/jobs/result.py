@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from bundle.protocol.answers import ProbeAnswer
-from bundle.protocol.events import JobBegins, JobEnds, OutputLoss, OutputsCollected, TransferPlan
+from bundle.protocol.events import JobBegins, JobEnds, OutputsCollected, TransferPlan
 from bundle.protocol.job import Job
+from bundle.protocol.output_loss import OutputLoss
 from bundle.protocol.problem import Problem
 from bundle.protocol.records import Record
 

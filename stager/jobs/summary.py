@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.protocol.events import DeepReport, OutputLoss, OutputsCollected, TransferPlan
+from bundle.protocol.deep_report import DeepReport
+from bundle.protocol.events import OutputsCollected, TransferPlan
 from bundle.protocol.job import Job
+from bundle.protocol.output_loss import OutputLoss
 from bundle.protocol.problem import Problem
 from bundle.protocol.words import Launcher
 

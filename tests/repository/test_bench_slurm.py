@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import broadcasts, forecasts
 from benchmarks.rounds import Samples
-from bundle.protocol.events import StagingWork
+from bundle.protocol.planned_transfer import StagingWork
 from bundle.transfer.forecast import Nodes, staging
 from stager.forecast.history import Seen
 

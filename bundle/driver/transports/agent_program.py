@@ -30,6 +30,7 @@ DRIVERS = frozenset(
     f"bundle/{name}"
     for name in (
         *("__main__", "protocol/agent_events", "protocol/events", "protocol/records"),
+        *("protocol/planned_transfer", "protocol/deep_report", "protocol/output_loss"),
         *("checks/findings", "checks/network_agreement", "checks/node_lines"),
         "format/partial_bundle",
         *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),
@@ -43,7 +44,8 @@ OF_PHASES = {
     "clean": ("environment/clean", "protocol/clean_answers"),
     "deep": ("checks/reachability", "checks/deep_node", "checks/deep", "protocol/deep_answers"),
     "launch": (
-        *("launch/wrapper", "launch/watch", "launch/early_torchrun", "launch/output_reader"),
+        *("launch/wrapper", "launch/watch", "launch/early_torchrun"),
+        *("launch/output_reader", "launch/recent_output"),
         *("launch/commands", "launch/choices"),
         *("launch/rank_monitor", "launch/run_ranks", "launch/rank_results"),
         "protocol/launch_answers",

@@ -25,9 +25,7 @@ class Answers:
         step_id: the id of the step, as an agent that is ready gives it.
     """
 
-    def __init__(
-        self, requests: Requests, tasks: int, on_event: OnEvent, phase: str = "unpack"
-    ) -> None:
+    def __init__(self, requests: Requests, tasks: int, on_event: OnEvent, phase: str) -> None:
         """Begin with no answer.
 
         Args:

@@ -16,7 +16,7 @@ from typing import IO, cast
 from ...channel.agent_channel import AGAIN, END
 from ...channel.frames import FrameReader, Gap
 from ...system import processes
-from . import slurm_commands
+from . import slurm_faults
 
 OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
@@ -68,7 +68,7 @@ class DriverChannel:
         """Lines that no source is known to have sent."""
         self._unsent = bytearray(first)
         self._errors = self._parsed_errors = b""
-        self._faults: dict[str, slurm_commands.StepFault] = {}
+        self._faults: dict[str, slurm_faults.StepFault] = {}
         self._gone: dict[str, set[int]] = {}
         self._closing = False
         """True once standard input is to end when all is sent."""
@@ -118,7 +118,7 @@ class DriverChannel:
         return self._errors.decode(errors="replace")
 
     @property
-    def faults(self) -> dict[str, slurm_commands.StepFault]:
+    def faults(self) -> dict[str, slurm_faults.StepFault]:
         """The faults that Slurm reported, by node."""
         self._parse_errors()
         return self._faults
@@ -133,8 +133,8 @@ class DriverChannel:
         """Parse standard error, if it has grown since."""
         if self._parsed_errors is not self._errors:
             text = self.errors
-            self._faults = slurm_commands.step_faults(text)
-            self._gone = slurm_commands.ended_tasks(text)
+            self._faults = slurm_faults.step_faults(text)
+            self._gone = slurm_faults.ended_tasks(text)
             self._parsed_errors = self._errors
 
     def losses(self) -> dict[str, int]:

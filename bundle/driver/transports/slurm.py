@@ -12,7 +12,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import IO, cast
 
@@ -22,12 +22,12 @@ from ...launch import output_reader
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
-from . import slurm_commands
+from . import slurm_commands, slurm_faults
 from .agent_program import factored, request_line
 from .answers import Answers
 from .driver_channel import DriverChannel
 from .phase_run import SECONDS, LaunchLimit, Limit, PhaseRun, TimeLimit
-from .sbcast import Sending
+from .sbcast import Broadcaster
 from .step_starter import StepStarter
 from .timeouts import CONTROLLER_SECONDS, Waiting, Watch, endings
 from .transport import Delivery, Ended, OnEvent, Requests, Transfer, saving_note
@@ -40,8 +40,6 @@ _HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0
 _HOLD_SECONDS = 180.0
 """Time after which ranks that are held back begin although not all nodes have said a word."""
 _FOLLOWED = ProblemCode.NO_ANSWER_FOLLOWED
-_TICK_SECONDS = 0.02
-"""The pause between two looks at a running broadcast."""
 
 
 class SlurmTransport:
@@ -58,7 +56,8 @@ class SlurmTransport:
         self._controller_seconds, self._ask_seconds = CONTROLLER_SECONDS, _ASK_SECONDS
         self._starter = StepStarter(job)
         self._variables = self._starter.variables
-        self._version = slurm_commands.version(self._ask("srun", "--version"))
+        version = slurm_commands.version(self._ask("srun", "--version"))
+        self._broadcaster = Broadcaster(self._variables, version)
         self._session: DriverChannel | None = None
         """The step that all phases share."""
         self._session_nodes: frozenset[str] = frozenset()
@@ -72,14 +71,8 @@ class SlurmTransport:
         joins = phase != "launch" or self._job.one_step
         if not joins:
             self.close()
-        waiting = Waiting(on_event, self._controller_seconds)
         try:
-            while True:
-                run = self._run_once(phase, requests, on_event, joins=joins)
-                refused = run.step.ended and not run.answers.answered
-                if not (refused and waiting.again(run.step.errors)):
-                    break
-                self.close()
+            run = self._run_until_begun(phase, requests, on_event, joins=joins)
             ended = {**endings(requests, run.step), **run.watch.lost}
         except BaseException:
             self.close()
@@ -87,6 +80,18 @@ class SlurmTransport:
         if not joins or run.step.ended:
             self.close()
         return self._run_on_the_rest(run, requests, on_event, ended)
+
+    def _run_until_begun(
+        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
+    ) -> PhaseRun:
+        """Run a phase; again while Slurm's controller does not answer, so that it cannot begin."""
+        waiting = Waiting(on_event, self._controller_seconds)
+        while True:
+            run = self._run_once(phase, requests, on_event, joins=joins)
+            refused = run.step.ended and not run.answers.answered
+            if not (refused and waiting.again(run.step.errors)):
+                return run
+            self.close()
 
     def _run_once(
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
@@ -143,16 +148,16 @@ class SlurmTransport:
         ``srun`` names the nodes that it cannot reach, and ``sinfo`` has those that Slurm gave up;
         of these the reason is noted in ``ended``.
         """
-        silent = {node for node in requests if node not in answers.answered}
-        followed = {node for node in silent if ended[node].problem is _FOLLOWED}
+        silent = {node: ended[node] for node in requests if node not in answers.answered}
+        followed = _with_problem(silent, _FOLLOWED)
         if followed and answers.phase != "launch":
             return requests.keys() - followed
-        blocking = {node for node in silent if ended[node].problem in slurm_commands.UNREACHABLE}
-        if not blocking and not answers.answered:
-            down = self._down(requests)
-            ended.update(down)
-            blocking = set(down)
-        return blocking
+        blocking = _with_problem(silent, *slurm_faults.UNREACHABLE)
+        if blocking or answers.answered:
+            return blocking
+        down = self._down(requests)
+        ended.update(down)
+        return set(down)
 
     def _down(self, nodes: Collection[str]) -> dict[str, Ended]:
         """Return those of an allocation's nodes that Slurm lost before anything ran on them."""
@@ -230,7 +235,7 @@ class SlurmTransport:
                     step = open_here.enter_context(self._starter.start("unpack", requests, 1))
                 watch = Watch("unpack", requests, on_event, self._variables)
                 run = PhaseRun(step, Answers(requests, 1, watch.take, "unpack"), watch)
-                failed, seconds = self._send(transfer, run, waiting)
+                failed, seconds = self._broadcaster.send(transfer, run, waiting)
                 if not waiting.again(step.errors if step.ended else ""):
                     break
             open_here.enter_context(contextlib.closing(watch))
@@ -251,41 +256,6 @@ class SlurmTransport:
             run.watch.look(lost)
             if time.monotonic() > deadline:
                 step.finish(answers.take, self._grace)
-
-    def _send(
-        self, transfer: Transfer, run: PhaseRun, waiting: Waiting
-    ) -> tuple[dict[str, str], float]:
-        """Send as soon as all agents are ready, and tell them when all has come, or none will.
-
-        Returns:
-            The nodes that were not reached, with the reasons, and the seconds that it took.
-        """
-        deadline = time.monotonic() + SECONDS["unpack"]
-        if not _all_ready(run, deadline):
-            return {}, 0.0  # how each node's agent ended says why
-        started = time.monotonic()
-        failed = self._broadcast(transfer, run, waiting, deadline)
-        run.step.tell(agent_channel.STOP if failed else agent_channel.GO)
-        return failed, time.monotonic() - started
-
-    def _broadcast(
-        self, transfer: Transfer, run: PhaseRun, waiting: Waiting, deadline: float
-    ) -> dict[str, str]:
-        """Send the file to all nodes of a step; return those that it did not reach, and why."""
-        step, answers = run.step, run.answers
-        width = slurm_commands.fanout(len(answers.nodes), self._version)
-        argv = slurm_commands.broadcast_argv(
-            transfer.source, transfer.target, answers.step_id, width
-        )
-        while True:
-            with Sending(argv, self._variables) as sending:
-                while not (step.ended or sending.ended):
-                    if time.monotonic() > deadline:
-                        return {"": "it was not done in time"}
-                    step.pump(answers.take, _TICK_SECONDS)
-                failed = sending.failed
-            if step.ended or not waiting.again(failed.get("", "")):
-                return failed
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         """Run a phase on one node whose agent answers with a stream of bytes."""
@@ -338,19 +308,12 @@ def _job_of(requests: Requests) -> Job:
     return next(iter(requests.values())).job
 
 
+def _with_problem(ended: Mapping[str, Ended], *problems: ProblemCode) -> set[str]:
+    return {node for node, end in ended.items() if end.problem in problems}
+
+
 def _release(step: DriverChannel, answers: Answers, until: float) -> None:
     """Let ranks begin that are held back, once all nodes are there or the time is over."""
     if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
         answers.held = False
         step.tell(agent_channel.GO)
-
-
-def _all_ready(run: PhaseRun, deadline: float) -> bool:
-    """Wait until all agents are ready for the file; return whether they are."""
-    step, answers = run.step, run.answers
-    while not step.ended and not answers.ready >= answers.nodes:
-        step.pump(answers.take)
-        if answers.answered or step.faults or time.monotonic() > deadline:
-            step.tell(agent_channel.STOP)  # it is known already that it cannot be done
-            return False
-    return not step.ended

@@ -18,7 +18,7 @@ from ...protocol.events import Remark
 from ...protocol.launch_answers import RanksEnded
 from ...protocol.problem import Problem, ProblemCode
 from ...system import processes
-from . import slurm_commands
+from . import slurm_commands, slurm_faults
 from .driver_channel import DriverChannel
 from .transport import Ended, Event, OnEvent, Requests
 
@@ -39,9 +39,9 @@ _DESERTED = "stager-deserted "
 _LOOK = f"""\
 of() {{ grep -sqzx "$1=$2" "$3/environ"; }}
 of SLURM_STEP_ID "$SLURM_STEP_ID" "/proc/$$" || exit 0
-for place in /proc/[0-9]*; do
-    if of SLURM_JOB_ID "$SLURM_JOB_ID" "$place" && of SLURM_STEP_ID '[0-9]*' "$place" &&
-        ! of SLURM_STEP_ID "$SLURM_STEP_ID" "$place"; then exit 0; fi
+for process in /proc/[0-9]*; do
+    if of SLURM_JOB_ID "$SLURM_JOB_ID" "$process" && of SLURM_STEP_ID '[0-9]*' "$process" &&
+        ! of SLURM_STEP_ID "$SLURM_STEP_ID" "$process"; then exit 0; fi
 done
 echo "{_DESERTED}$SLURMD_NODENAME" >&2
 """
@@ -55,7 +55,7 @@ class Waiting:
         self,
         on_event: Callable[[Remark], None],
         seconds: float = CONTROLLER_SECONDS,
-        fault: Callable[[str], str] = slurm_commands.controller_fault,
+        fault: Callable[[str], str] = slurm_faults.controller_fault,
     ) -> None:
         """Begin; nothing is waited for yet.
 
@@ -97,7 +97,7 @@ class Waiting:
 
     def _is_settling(self, errors: str, now: float) -> bool:
         """Return whether it is back, but knows little of the nodes until they have registered."""
-        if not self._until or not slurm_commands.not_created(errors):
+        if not self._until or not slurm_faults.not_created(errors):
             return False
         self._settled = self._settled or now + _SETTLING_SECONDS
         return now < self._settled
@@ -179,8 +179,8 @@ class Watch:
             return
         errors = look.errors()
         self.close()
-        for node, fault in slurm_commands.step_faults(errors).items():
-            if fault.problem in slurm_commands.UNREACHABLE:
+        for node, fault in slurm_faults.step_faults(errors).items():
+            if fault.problem in slurm_faults.UNREACHABLE:
                 reason = _words(node, fault.problem, fault.values)
                 self._lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": reason})
         deserted = _deserted_nodes(errors)
@@ -244,12 +244,12 @@ class _Look:
 
 def endings(requests: Requests, step: DriverChannel) -> dict[str, Ended]:
     """Return how each node's part of a step has ended, for the case that it gave no answer."""
-    general = slurm_commands.general_fault(step.code, step.errors)
+    general = slurm_faults.general_fault(step.code, step.errors)
     endings = {}
     for node in requests:
         fault = step.faults.get(node, general)
         code = fault.status
         if code is None:  # srun itself may have ended well
-            code = step.code or int(fault.problem in slurm_commands.UNREACHABLE)
+            code = step.code or int(fault.problem in slurm_faults.UNREACHABLE)
         endings[node] = Ended(code, fault.problem, fault.values)
     return endings

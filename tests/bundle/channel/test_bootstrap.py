@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zlib
@@ -152,6 +153,7 @@ def test_the_shells_part_tells_that_there_is_no_python(tmp_path: Path) -> None:
     old = tmp_path / "python3"
     old.write_text("#!/bin/sh\nexit 1\n")  # one that is too old ends like this
     old.chmod(0o755)
+    (tmp_path / "cat").symlink_to(shutil.which("cat") or "/bin/cat")  # it reads the input
     argv = slurm_commands.starter("print(1)", "preflight", ["/no/python"])
     env = {"PATH": str(tmp_path), "SLURMD_NODENAME": "n07", "SLURM_PROCID": "3"}
     done = subprocess.run(argv, env=env, capture_output=True, check=False)

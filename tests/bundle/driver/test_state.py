@@ -16,6 +16,7 @@ import pytest
 
 from bundle.driver import driver
 from bundle.driver.logs import Logs
+from bundle.driver.output_logs import problems_of
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
 from bundle.protocol.agent_events import RankOutput, answer_class
@@ -79,7 +80,7 @@ def asked(state: State, phase: str, *events: Event, **ended: Ended) -> None:
     transport = state.transport
     assert isinstance(transport, Scripted)
     transport.events, transport.ended = list(events), ended
-    state.ask(phase, lambda node: CollectRequest(*state.common(node), "/r", "", place=node))
+    state.ask(phase, lambda node: CollectRequest(*state.common(node), "/r", "", directory=node))
 
 
 def said(node: str, *, ok: bool = True, phase: str = "launch", **more: Any) -> Answer:
@@ -278,9 +279,9 @@ def test_a_log_that_cannot_be_written_is_told_and_costs_nothing(job: Job) -> Non
     state = state_of(job)
     state.log_line("n1", "lost")
     assert state.logs.fault == "demo.4711.n1.0.out: Is a directory"
-    assert state.losses() == []  # it was the driver's
+    assert state.output.losses() == []  # it was the driver's
     state.take("launch", RankOutput("n1", 0, b"so is this", of_ranks=True))
-    (loss,) = state.losses()
+    (loss,) = state.output.losses()
     assert (loss.node, loss.rank, loss.bytes) == ("n1", 0, 10)
 
 
@@ -321,7 +322,7 @@ def sent(node: str, counts: dict[str, int], task: int | None = None) -> Answer:
 def test_all_that_was_sent_has_come(job: Job) -> None:
     outputs = [RankOutput(node, 0, b"12345", of_ranks=True) for node in NODES]
     state = lose(job, *outputs, *(sent(node, {"0": 5}) for node in NODES))
-    assert state.losses() == []
+    assert state.output.losses() == []
 
 
 def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
@@ -331,16 +332,16 @@ def test_bytes_that_did_not_come_are_counted_by_rank(job: Job) -> None:
         sent("n2", {"3": 10, "": 4}, task=0),
         FramesLost("n2", "0", 2),  # the same, less exactly
     )
-    found = [(loss.node, loss.rank, loss.bytes) for loss in state.losses()]
+    found = [(loss.node, loss.rank, loss.bytes) for loss in state.output.losses()]
     assert found == [("n2", 3, 7), ("n2", None, 4)]
-    (first, second) = state.loss_problems(state.losses())["n2"]
+    (first, second) = problems_of(state.output.losses(), state.left_out)["n2"]
     assert "output of rank 3 (7 bytes) is lost" in str(first)
     assert "output of the node's ranks (4 bytes) is lost" in str(second)
 
 
 def test_frames_of_one_that_never_answered_are_counted(job: Job) -> None:
     state = lose(job, FramesLost("n3", "2", 5))
-    (loss,) = state.losses()
+    (loss,) = state.output.losses()
     assert (loss.node, loss.rank, loss.frames) == ("n3", None, 5)
 
 

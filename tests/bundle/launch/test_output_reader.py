@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import output_reader
-from bundle.launch.output_reader import Outputs, RecentOutput
+from bundle.launch.output_reader import Outputs
+from bundle.launch.recent_output import KEPT, RecentOutput
 from bundle.protocol.problem import NodeError
 from bundle.system import signals
 from tests.support.processes import living
@@ -152,7 +153,7 @@ def test_each_line_is_its_own_ranks(tmp_path: Path) -> None:
     assert {rank: list(lines) for rank, lines in recent.by_rank.items()} == {
         n + 4: [f"{n} line {k}" for k in range(200, 400)] for n in range(3)
     }
-    assert len(recent.tail) == output_reader.KEPT
+    assert len(recent.tail) == KEPT
 
 
 def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from bundle.protocol import answers, clean_answers, deep_answers, launch_answers
 from bundle.protocol.answers import AgentEvent, Answer, UnpackAnswer
-from bundle.protocol.codec import DecodeError, decode, encode
+from bundle.protocol.codec import decode, encode
 from bundle.protocol.facts import HostFacts
+from bundle.protocol.json_values import DecodeError
 from bundle.protocol.requests import VERSION
 from tests.support.generated import generated
 

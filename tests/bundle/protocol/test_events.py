@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from bundle.protocol.answers import AgentEvent
-from bundle.protocol.events import (
-    OF_AGENTS,
-    OF_DRIVER,
-    DriverEvent,
-    JobEnds,
-    OutputLoss,
-    TransferPlan,
-)
+from bundle.protocol.events import OF_AGENTS, OF_DRIVER, DriverEvent, JobEnds, TransferPlan
+from bundle.protocol.output_loss import OutputLoss
 from bundle.protocol.records import Record, read_record
 from tests.support.generated import generated
 

@@ -9,38 +9,23 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.digest import Digest
 from bundle.protocol.job import VERSION, Job, Launch, load, parse
 from bundle.protocol.problem import NodeError
 from bundle.protocol.rates import ASSUMED, Rates
-from bundle.protocol.requires import Requires
-from bundle.protocol.words import Action, Allocation, Backend, Launcher
+from bundle.protocol.words import Action, Allocation
+from tests.support.jobs import LAUNCH, PLAIN
 
-JOB = Job(
-    id="4711",
-    name="demo",
+JOB = replace(
+    PLAIN,
     allocation=Allocation.LOCAL,
     nodes=("local1", "local2"),
-    bundle="/shared/demo.pkgs.tar",
-    bundle_id=Digest.of(b"bundle"),
-    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
-    room=(1000, 20),
-    packages=("torch",),
-    imports=("torch",),
-    node_root="auto",
-    run_dir="/home/me/project",
-    log_dir="/home/me/slurm_logs",
-    action=Action.RUN,
-    import_modules=False,
     python_hints=("/usr/bin/python3.11",),
-    launch=Launch(
+    launch=replace(
+        LAUNCH,
         command=("-m", "trainer", "--name", "mit Leerzeichen"),
         nproc_per_node=None,
-        launcher=Launcher.TORCHRUN,
-        backend=Backend.AUTO,
         interface={"node0[1-3]": "ens1f1"},
         omp_num_threads=2,
-        max_restarts=0,
     ),
 )
 

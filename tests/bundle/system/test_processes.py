@@ -230,7 +230,11 @@ Path(sys.argv[1]).write_text(f"{left.pid}\\n")
 
 def adopting(code: str, *args: str) -> str:
     """What code writes that runs where orphans are adopted, which a test's own process is not."""
-    begin = "import os, sys, time\nfrom bundle.system import processes\nprocesses.adopt_orphans()\n"
+    begin = (
+        "import os, sys, time\n"
+        "from bundle.system import descendants, processes\n"
+        "descendants.adopt_orphans()\n"
+    )
     argv = python(begin + code, *args)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -270,7 +274,7 @@ def test_orphans_that_end_by_themselves_are_reaped(tmp_path: Path) -> None:
         "def children(): return open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
         "while ended.poll() is None: time.sleep(0.01)\n"
         "while children() and time.monotonic() < until:\n"
-        "    processes.reap_orphans()\n"
+        "    descendants.reap_orphans()\n"
         "    time.sleep(0.01)\n"
         "print(children(), ended.returncode)",
         *started,

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from bundle.protocol.codec import decode, encode
-from bundle.protocol.events import AllReduceMeasured
+from bundle.protocol.deep_report import AllReduceMeasured
 from bundle.protocol.words import Action
 from stager.console import Console, network
 from stager.jobs.result import Outcome

@@ -9,7 +9,7 @@ import pytest
 
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.codec import encode
-from bundle.protocol.events import StagingWork
+from bundle.protocol.planned_transfer import StagingWork
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.requires import Requires
 from bundle.protocol.words import Action, Launcher

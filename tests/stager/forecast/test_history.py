@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.events import StagingWork
+from bundle.protocol.planned_transfer import StagingWork
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.records import Record
 from bundle.transfer.forecast import Nodes, a_step, staging

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports import slurm_commands
+from bundle.driver.transports import slurm_commands, slurm_faults
 from bundle.driver.transports.slurm_commands import Step
 from bundle.protocol.digest import Digest
 from bundle.protocol.job import Job
@@ -293,14 +293,14 @@ FOLLOWS = "srun ended it, as node02 had failed"
     ],
 )
 def test_what_went_wrong_with_a_step(name: str, faults: dict[str, str]) -> None:
-    found = slurm_commands.step_faults(sample(name))
+    found = slurm_faults.step_faults(sample(name))
     whys = {node: Problem(fault.problem, node, fault.values).why for node, fault in found.items()}
     assert whys == faults
 
 
 @pytest.mark.parametrize("name", ["limit", "scancel", "wait"])
 def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
-    found = slurm_commands.step_faults(sample(name))
+    found = slurm_faults.step_faults(sample(name))
     assert set(found) == ({"node02", "node03"} if name == "wait" else {"node01", "node02"})
 
 
@@ -319,7 +319,7 @@ def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
     ],
 )
 def test_what_went_wrong_with_a_broadcast(name: str, why: dict[str, str]) -> None:
-    assert slurm_commands.broadcast_faults(sample(name)) == why
+    assert slurm_faults.broadcast_faults(sample(name)) == why
 
 
 @pytest.mark.parametrize(
@@ -374,6 +374,6 @@ def test_a_job_that_goes_back_into_the_queue(
 
 
 def test_names_that_are_no_names_do_no_harm() -> None:
-    assert slurm_commands.step_faults("srun: error: n[1-: task 0: Killed\n") == {}
-    assert slurm_commands.step_faults("srun: error: Node failure on n[1-\n") == {}
-    assert slurm_commands.broadcast_faults("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n") == {}
+    assert slurm_faults.step_faults("srun: error: n[1-: task 0: Killed\n") == {}
+    assert slurm_faults.step_faults("srun: error: Node failure on n[1-\n") == {}
+    assert slurm_faults.broadcast_faults("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n") == {}

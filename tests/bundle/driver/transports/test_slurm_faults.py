@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.driver.transports.slurm_commands import (
-    PATIENCE,
+from bundle.driver.transports.slurm_commands import PATIENCE, Step, patience, step_argv
+from bundle.driver.transports.slurm_faults import (
     UNREACHABLE,
-    Step,
     StepFault,
     general_fault,
-    patience,
-    step_argv,
     step_faults,
 )
 from bundle.protocol.problem import Problem, ProblemCode
