@@ -208,7 +208,7 @@ def _planned(prepared: Prepared, argv: tuple[str, ...]) -> PlannedJob:
 
 
 def _refuse_impossible(prepared: Prepared) -> None:
-    """Refuse a job for which the cluster has no such nodes: it would wait for ever."""
+    """Refuse a job for which the cluster has no such nodes: it would wait forever."""
     from .slurm.capacity import refuse_impossible
     from .slurm.request import request
     from .slurm.script import submit_environment
@@ -279,7 +279,7 @@ def _clean_nodes(
     driver = way(prepared, os.environ)
     if options.dry_run and driver.asks_slurm:
         command = shlex.join(masked(driver.argv))
-        listener.note(f"what the nodes have is known inside an allocation: {command}")
+        listener.note(f"what the nodes have can be seen only inside an allocation: {command}")
         return None, []
     keep = nodes_keep(manifest.id, (), everything=everything)
     outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(keep)), bundle=path)

@@ -108,7 +108,7 @@ class UnpackAnswer(Answer):
     mended: Problem | None = None
     """The damage of the environment that was there before."""
     lacking: bool = False
-    """True if layers are missing that were not sent: an older environment has gone meanwhile."""
+    """True if layers are missing that were not sent: an older environment has since been removed."""
     arrived: Digest | None = None
     """Of a damaged file that was sent, the digest of the bytes that arrived."""
 

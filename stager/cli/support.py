@@ -37,7 +37,7 @@ class PackFlags:
     ] = None
     max_log_bytes: Annotated[
         int,
-        typer.Option("--max-log-bytes", min=1, help="Of a longer log the middle is left out."),
+        typer.Option("--max-log-bytes", min=1, help="The middle of a longer log is left out."),
     ] = _LOG_BYTES
     hide_names: Annotated[
         bool,
@@ -94,7 +94,7 @@ def _show_archive(console: Console, archive: Supported) -> None:
         console.note(kinds)
     for line in archive.left_out:
         console.note(f"left out: {line}")
-    console.say("look through it before you send it: README.txt in it says what was done")
+    console.say("review it before you send it: README.txt in it says what was done")
 
 
 def _show_listing(console: Console, listing: SupportListing, limit: int) -> None:

@@ -123,8 +123,8 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
     found = re.fullmatch(r"(\d+)(?:;(\S+))?", last)
     if found is None:
         raise StagerError(
-            f"sbatch did not say which job it made: {done.stdout.strip()[:200]!r}",
-            hint="`squeue --me` shows whether it was made",
+            f"sbatch did not report the job's number: {done.stdout.strip()[:200]!r}",
+            hint="`squeue --me` shows whether the job exists",
         )
     return Submitted(job_id=found[1], cluster=found[2] or "")
 
@@ -134,7 +134,7 @@ def _refused(exc: CommandError) -> StagerError:
     lines = exc.completed.stderr.splitlines()
     errors = [message.text for message in map(messages.read, lines) if message.kind == "error"]
     return StagerError(
-        f"Slurm does not take the batch job: {'; '.join(errors) or exc.message}",
+        f"Slurm rejected the batch job: {'; '.join(errors) or exc.message}",
         hint=messages.hint_for(" ".join(lines)),
         context=[] if errors else exc.context,
     )
@@ -167,7 +167,7 @@ def follow(
     try:
         _wait(submitted, look, note)
     except KeyboardInterrupt:
-        note(f"job {submitted.job_id} goes on; scancel {submitted.job_id} ends it")
+        note(f"job {submitted.job_id} keeps running; scancel {submitted.job_id} ends it")
         raise
     deadline = time.monotonic() + LATE_SECONDS
     while outcome.result is None and time.monotonic() < deadline:

@@ -92,7 +92,7 @@ def carry_out(
         raise messages.failure(driven.said, ended.returncode, job.log_dir)
     raise JobError(
         f"job {job.id} ended without a result (exit status {ended.returncode})",
-        hint=f"see what is above, and the logs in {job.log_dir}",
+        hint=f"see the messages above, and the logs in {job.log_dir}",
         context=driven.said[-15:],
     )
 

@@ -257,7 +257,7 @@ def _bundle_contents(attempt: Attempt) -> BundleContents | None:
     except (BundleError, OSError, ValueError) as exc:
         return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
     if manifest.id != wanted:
-        return BundleContents(path=path, missing="another bundle is there now")
+        return BundleContents(path=path, missing="a different bundle is there now")
     parts = [
         BundlePart(
             name=f"{layer.name} {layer.version}".strip(),

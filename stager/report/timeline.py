@@ -30,14 +30,14 @@ _NAMES = {
 }
 """The title of each phase."""
 _MEANINGS = {
-    "preflight": "until the node had answered what it has, and lacks",
-    "place": "the decision, and the sending of the bundle",
+    "preflight": "until the node had reported what it has and what it lacks",
+    "place": "planning, and sending the bundle",
     "unpack": "until the environment was there",
     "probe": "until it was checked",
     "deep": "until every file was read again",
     "launch": "until the ranks' launcher was started",
     "train": "until it had ended, its imports included",
-    "all_reduce": "until all ranks had talked",
+    "all_reduce": "until all ranks had exchanged data",
     "clean": "until old environments were gone",
 }
 _STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}

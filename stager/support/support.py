@@ -119,7 +119,8 @@ def support(
         except OSError as exc:
             raise StagerError(
                 f"cannot gather the files: {exc.strerror or exc}",
-                hint="they wait in $TMPDIR until the archive is written: it needs room",
+                hint="they are kept in $TMPDIR until the archive is written: make sure that it "
+                "has room",
             ) from exc
         top = gathering.top
         target = _target(options.output, top)

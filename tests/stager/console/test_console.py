@@ -208,7 +208,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         )
     )  # fmt: skip
     err = capsys.readouterr().err
-    assert EXPECTED.replace("expected", "expected on 3 nodes with nothing there yet") in err
+    assert EXPECTED.replace("expected", "expected on 3 nodes that have nothing of it yet") in err
     assert "  (rates measured on earlier jobs)" in err
 
 
@@ -226,7 +226,7 @@ def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
     Console().event(record(**event))
     assert capsys.readouterr().err.splitlines() == [
         "  n1: 3 files, 2.5 MB: /tmp/w -> /home/me/p",
-        "  out was there already; this one is out.1",
+        "  out existed already; this one is out.1",
         "warning: n1: it does not fit; needs 2 GB, 1 GB are free; free some",
     ]
 

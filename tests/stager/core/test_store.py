@@ -68,7 +68,7 @@ def test_a_file_where_a_folder_belongs(store: Store) -> None:
 def test_a_folder_where_a_file_belongs(store: Store) -> None:
     (store.programs / "a.pyz").mkdir()
     with (
-        pytest.raises(StagerError, match="is a directory, though a file belongs") as caught,
+        pytest.raises(StagerError, match="is a directory, but a file is expected") as caught,
         store.publishing(store.programs / "a.pyz") as partial,
     ):
         partial.write_bytes(b"x")
