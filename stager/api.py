@@ -18,7 +18,7 @@ from .config.load import load as load_config
 from .core.errors import ConfigError
 from .forecast.results import PlannedJob
 from .jobs.job import JobOptions
-from .jobs.result import Outcome
+from .jobs.outcome import Outcome
 from .jobs.summary import RunResult, SubmittedJob, VerifyResult, run_result, verify_result
 from .pipeline import CleanOptions, JobListener, SilentListener
 

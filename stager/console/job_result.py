@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..cleanup.result import CleanResult
     from ..diagnosis.failure import FirstFailure
-    from ..jobs.result import Outcome
+    from ..jobs.outcome import Outcome
 
 _LOSSES = (
     ProblemCode.OUTPUT_LOST,

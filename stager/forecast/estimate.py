@@ -211,7 +211,7 @@ def _staged(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
 def _verdict(payable: dict[str, int | None]) -> str:
     """Return a line that says from how many nodes on staging to empty nodes pays."""
     parts = [f"against {name} {_from(count)}" for name, count in payable.items()]
-    return f"staging pays off: {', '.join(parts)}"
+    return f"staging pays: {', '.join(parts)}"
 
 
 def _from(count: int | None) -> str:

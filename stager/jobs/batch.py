@@ -19,8 +19,8 @@ from ..logs.events import parse_line
 from ..pack.existing import node_program
 from ..slurm import messages
 from .driver import OnEvent
+from .outcome import Outcome
 from .prepare import Prepared, script_facts
-from .result import Outcome
 from .summary import submitted_job
 
 SUBMIT_SECONDS = 120

@@ -119,7 +119,7 @@ def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, small: Proj
     assert path in text
     assert "its sha256 begins with" in text
     assert "the next `stager verify` or `stager run` makes it again" in text
-    assert "hint: without it: --exclude=node02" in said.splitlines()
+    assert "hint: to leave it out: --exclude=node02" in said.splitlines()
     assert installed(cluster, "node02", report) == ""
     assert installed(cluster, "node03", report) == path
 

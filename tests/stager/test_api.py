@@ -90,7 +90,7 @@ def test_a_dry_run_that_would_ask_slurm_is_refused_with_the_way_out(
 def test_the_words_of_options_are_checked(ready: Project, tmp_path: Path) -> None:
     project = stager.load(ready.root)
     options = stager.JobOptions(launcher="mpirun", log_dir=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(stager.StagerError, match="'mpirun' is none of torchrun, srun"):
+    with pytest.raises(stager.StagerError, match="'mpirun' is not one of torchrun, srun"):
         project.verify(options)
 
 

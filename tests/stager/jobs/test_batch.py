@@ -16,7 +16,7 @@ from bundle.protocol.records import read_record
 from stager.core.errors import JobError, StagerError
 from stager.jobs import batch
 from stager.jobs.batch import Submission, Submitted, follow, submit
-from stager.jobs.result import Outcome
+from stager.jobs.outcome import Outcome
 from tests.support.outcomes import slurm_outcome
 
 

@@ -85,7 +85,7 @@ def test_commands(line: str, command: str, values: dict[str, Any]) -> None:
         ),
         ("torchrun --nnodes=$SLURM_NNODES t.py", ["--nodes or [cluster] nodes sets it"]),
         ("torchrun --nproc-per-node= t.py", ["the shell has not expanded it"]),
-        ("torchrun --nproc-per-node=auto t.py", ["becomes: one rank a GPU"]),
+        ("torchrun --nproc-per-node=auto t.py", ["becomes: one rank for each GPU"]),
         ("torchrun -r3 -t 1 t.py", ["--redirects is left out", "--tee is left out"]),
         ("python -u -W ignore -X dev t.py", ["python -u -W -X: left out"]),
         ("python -m torch.distributed.launch t.py", ["LOCAL_RANK"]),
