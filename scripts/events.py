@@ -51,7 +51,7 @@ A job begins with `job` and ends with `result`. Each phase is between its `begin
 the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job
 that Slurm has put back into the queue continues in the same file with another `job`.
 """
-_KEPT_BY_DRIVER = (Ready,)
+FOR_THE_DRIVER = (Ready,)
 """Messages of agents to the driver alone: it never passes them on."""
 _WORDS = {
     "str": "text",
@@ -75,7 +75,7 @@ def page() -> str:
         "Those with `ok` are answers: the end of a node's part in a phase. They have these keys,\n"
         f"and more:\n\n{_table(Answer)}\n",
     ]
-    parts += [_section(kind) for kind in OF_AGENTS if kind not in _KEPT_BY_DRIVER]
+    parts += [_section(kind) for kind in OF_AGENTS if kind not in FOR_THE_DRIVER]
     parts += ["## Values in events\n", *(_value_section(kind) for kind in _values())]
     return "\n".join(parts)
 

@@ -25,7 +25,6 @@ T = TypeVar("T")
 WordT = TypeVar("WordT", bound=Word)
 
 RESOLVERS = ("auto", "uv", "pip-tools")
-ALLOCATIONS = ("auto", "slurm", "local")
 
 LogDir = Annotated[Path | None, typer.Option("--log-dir", help="Default: ~/slurm_logs.")]
 NprocPerNode = Annotated[
@@ -215,6 +214,7 @@ def job_options(
     """Return the options of a job; a value that cannot be used is a usage error."""
     from ..config import checks
     from ..jobs.job import JobOptions
+    from ..slurm.request import ALLOCATIONS
 
     name = checks.matching(checks.VARIABLE)
     nodes = 'a node list without blanks, as in "node02,node[05-07]"'

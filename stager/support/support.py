@@ -21,14 +21,13 @@ from ..logs.files import JobFiles
 from ..redaction.known_values import KnownValues
 from ..redaction.pseudonyms import Pseudonyms
 from ..redaction.redact import Redactor
+from . import LOG_BYTES
 from .archive import ArchiveWriter
 from .contents import SMALL, ArchiveContents, ArchiveItem, contents
 from .evidence import UnfitError, opened, redacted, size_of, whole
 from .known_secrets import of_environment, of_settings
 from .metadata import Describe, Listed, as_json, cleaned, readme, versions
 
-LOG_BYTES = 5_000_000
-"""Bytes of a log that go in; of a longer one its beginning and its end."""
 Step = Callable[[str, int, int], None]
 """Called with the name of what is read, how many are done, and of how many."""
 _NAME = "stager-support-"
