@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .protocol.problem import NodeError
-from .protocol.words import Allocation
+from .protocol.words import EXIT_INTERRUPTED, Allocation
 
 if TYPE_CHECKING:
     from .environment import unpack
@@ -100,7 +100,7 @@ def _drive(path: str) -> int:
         return driver.drive(job, begun)
     except signals.Stopped:  # before there was a log for the message
         print("stager: the job was told to end before it had begun", file=sys.stderr)
-        return driver.EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
 def _agent(phase: str, handle: int | None) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from bundle.protocol.answers import AgentEvent, Answer  # noqa: E402
+from bundle.protocol.answers import AgentEvent, Answer, Ready  # noqa: E402
 from bundle.protocol.events import OF_AGENTS, OF_DRIVER, PRINTED_ONLY, DriverEvent  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "events.md"
@@ -49,8 +49,10 @@ absent where its value is null, false or empty.
 
 A job begins with `job` and ends with `result`. Each phase is between its `begin` and `end`; what
 the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job
-that Slurm has put back into the queue goes on in the same file with another `job`.
+that Slurm has put back into the queue continues in the same file with another `job`.
 """
+FOR_THE_DRIVER = (Ready,)
+"""Messages of agents to the driver alone: it never passes them on."""
 _WORDS = {
     "str": "text",
     "AnyText": "text",
@@ -73,7 +75,7 @@ def page() -> str:
         "Those with `ok` are answers: the end of a node's part in a phase. They have these keys,\n"
         f"and more:\n\n{_table(Answer)}\n",
     ]
-    parts += [_section(kind) for kind in OF_AGENTS]
+    parts += [_section(kind) for kind in OF_AGENTS if kind not in FOR_THE_DRIVER]
     parts += ["## Values in events\n", *(_value_section(kind) for kind in _values())]
     return "\n".join(parts)
 

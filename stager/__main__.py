@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Importing takes longer than many commands. A Ctrl-C meanwhile ends the process as it would end any
-# other, without a traceback; `_signal` is built in, and `signal` would be an import of its own.
+# Importing takes longer than many commands. A Ctrl-C until then ends the process as it would end
+# any other, without a traceback; `_signal` is built in, and `signal` would be an import of its own.
 import _signal  # type: ignore[import-not-found]
 import gc
 import sys

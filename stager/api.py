@@ -18,7 +18,7 @@ from .config.load import load as load_config
 from .core.errors import ConfigError
 from .forecast.results import PlannedJob
 from .jobs.job import JobOptions
-from .jobs.result import Outcome
+from .jobs.outcome import Outcome
 from .jobs.summary import RunResult, SubmittedJob, VerifyResult, run_result, verify_result
 from .pipeline import CleanOptions, JobListener, SilentListener
 
@@ -121,7 +121,7 @@ def _word(kind: type[_Word], value: str | None, option: str) -> _Word | None:
     except ValueError:
         allowed = ", ".join(kind)
         raise ConfigError(
-            f"{option}: {value!r} is none of {allowed}", hint=f"use {kind.__name__} of stager"
+            f"{option}: {value!r} is not one of {allowed}", hint=f"use {kind.__name__} of stager"
         ) from None
 
 
@@ -130,6 +130,6 @@ def _of_kind(kind: type[_Result], ended: object) -> _Result:
     if isinstance(ended, kind):
         return ended
     raise ConfigError(
-        "a dry run has no result where Slurm would have to be asked for nodes",
-        hint="`plan()` returns what would be asked; inside an allocation a dry run looks at nodes",
+        "a dry run has no result where nodes would have to be requested from Slurm",
+        hint="`plan()` returns the request; inside an allocation a dry run examines the nodes",
     )

@@ -22,10 +22,10 @@ from .config.load import Config
 from .core.errors import StagerError
 from .core.store import Store
 from .forecast import history
-from .jobs.driver import OnEvent, carry_out
+from .jobs.driver import OnEvent, run_driver
 from .jobs.job import JobOptions, numbered
-from .jobs.prepare import Prepared, bundle_of, named_bundle, prepare, source_of, way
-from .jobs.result import Outcome
+from .jobs.outcome import Outcome
+from .jobs.prepare import Prepared, bundle_of, driver_start, named_bundle, prepare, source_of
 from .jobs.scripts import refuse_absent
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def verify(
     Raises:
         StagerError: an expected failure before the job began, or a job without a result.
     """
-    return _carry_out(config, options, Action.VERIFY, listener)
+    return _run_job(config, options, Action.VERIFY, listener)
 
 
 def run(
@@ -140,10 +140,10 @@ def run(
     Raises:
         StagerError: see :func:`verify`.
     """
-    return _carry_out(config, options, Action.RUN, listener)
+    return _run_job(config, options, Action.RUN, listener)
 
 
-def _carry_out(
+def _run_job(
     config: Config, options: JobOptions, action: Action, listener: JobListener
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Take a job from its options to its end: bundle, preparation, nodes, driver."""
@@ -155,13 +155,13 @@ def _carry_out(
     with history.kept(store, listener.event) as listen:
         if source == "sbatch":
             return _submit(prepared, options, listener, listen)
-        driver = way(prepared, os.environ)
-        if driver.asks_slurm:
+        start = driver_start(prepared, os.environ)
+        if start.asks_slurm:
             if options.dry_run:
-                return _planned(prepared, driver.argv)
+                return _planned(prepared, start.argv)
             _refuse_impossible(prepared)
         outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
-        carry_out(outcome, prepared.config, driver, listen, listener.talk)
+        run_driver(outcome, prepared.config, start, listen, listener.talk)
         return outcome
 
 
@@ -208,7 +208,7 @@ def _planned(prepared: Prepared, argv: tuple[str, ...]) -> PlannedJob:
 
 
 def _refuse_impossible(prepared: Prepared) -> None:
-    """Refuse a job for which the cluster has no such nodes: it would wait for ever."""
+    """Refuse a job for which the cluster has no such nodes: it would wait forever."""
     from .slurm.capacity import refuse_impossible
     from .slurm.request import request
     from .slurm.script import submit_environment
@@ -276,10 +276,10 @@ def _clean_nodes(
     source = source_of(options, config, batch=False)
     path, manifest = named_bundle(config, options.bundle, options.bundle_id)
     prepared = prepare(config, options, (path, manifest), action=Action.CLEAN, source=source)
-    driver = way(prepared, os.environ)
-    if options.dry_run and driver.asks_slurm:
-        command = shlex.join(masked(driver.argv))
-        listener.note(f"what the nodes have is known inside an allocation: {command}")
+    start = driver_start(prepared, os.environ)
+    if options.dry_run and start.asks_slurm:
+        command = shlex.join(masked(start.argv))
+        listener.note(f"what the nodes have can be seen only inside an allocation: {command}")
         return None, []
     keep = nodes_keep(manifest.id, (), everything=everything)
     outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(keep)), bundle=path)
@@ -291,7 +291,7 @@ def _clean_nodes(
         listener.event(record)
 
     listener.job(outcome.job, path)
-    carry_out(outcome, prepared.config, driver, listen, listener.talk)
+    run_driver(outcome, prepared.config, start, listen, listener.talk)
     return outcome, items
 
 

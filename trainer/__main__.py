@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         work(world)
     except stopping.TrainingStopped as stop:
         if world.is_first:
-            dist.say(f"{stop}: the same command with --resume at its end goes on from there")
+            dist.say(f"{stop}: to continue, add --resume to the same command")
         dist.stop(world)
         return stopping.STOPPED
     except KeyboardInterrupt:

@@ -131,7 +131,7 @@ def _loop_options(parser: argparse.ArgumentParser) -> None:
         help="auto: bfloat16 where the hardware has it (default: auto)",
     )
     add("--save-every", type=_count, metavar="N", help="a checkpoint every N steps, too")
-    add("--keep", type=_count, default=3, metavar="N", help="checkpoints that stay (default: 3)")
+    add("--keep", type=_count, default=3, metavar="N", help="checkpoints to keep (default: 3)")
 
 
 def _cifar10_options(parser: argparse.ArgumentParser) -> None:
@@ -162,7 +162,7 @@ WORKLOADS = {
     ),
     "cifar10": Workload(
         module="cifar10",
-        summary="a ResNet-18 that tells ten kinds of things apart",
+        summary="a ResNet-18 that sorts photos into ten classes",
         data_help="npz file with x_train, y_train, x_test and y_test, or its folder",
         add_options=_cifar10_options,
         defaults=(15, 32, "cifar10_out"),
@@ -200,7 +200,7 @@ def parse(argv: Sequence[str]) -> Options:
     if argv and not argv[0].startswith("-") and argv[0] not in WORKLOADS:
         near = difflib.get_close_matches(argv[0], [*WORKLOADS, "all-reduce"], n=1)
         guess = f"; did you mean {near[0]!r}?" if near else ""
-        parser.error(f"no workload {argv[0]!r} (there is: {', '.join(WORKLOADS)}){guess}")
+        parser.error(f"no workload {argv[0]!r} (there are: {', '.join(WORKLOADS)}){guess}")
     found, unknown = parser.parse_known_args(argv)
     if unknown:
         one = names.choices[found.workload]
@@ -240,7 +240,7 @@ def check(options: Options) -> None:
     if options.vocab is not None and not options.vocab.is_file():
         problems.append(f"--vocab {options.vocab}: there is no such file")
     if options.out.exists() and not options.out.is_dir():
-        problems.append(f"--out {options.out}: this is a file, and has to be a folder")
+        problems.append(f"--out {options.out}: this is a file, and must be a folder")
     if problems:
         raise TrainerError(
             "\n".join(problems),
@@ -284,7 +284,7 @@ def _path(text: str) -> Path:
         path = Path(text).expanduser()
         path.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no path: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a path: {error}") from error
     return path
 
 
@@ -295,7 +295,7 @@ def _count(text: str) -> int:
 def _width(text: str) -> int:
     number = _whole_number(text, least=_WIDTH_STEP)
     if number % _WIDTH_STEP:
-        raise argparse.ArgumentTypeError(f"{text} is no multiple of {_WIDTH_STEP}")
+        raise argparse.ArgumentTypeError(f"{text} is not a multiple of {_WIDTH_STEP}")
     return number
 
 

@@ -22,7 +22,7 @@ from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import NodeError, Problem
 from ..protocol.problem_table import ending_problem
-from ..protocol.words import Allocation
+from ..protocol.words import EXIT_INTERRUPTED, EXIT_JOB, Allocation
 from ..system import open_files, signals
 from . import collect
 from .logs import Logs
@@ -32,9 +32,6 @@ from .state import NodesFailed, State
 from .transports import slurm_commands
 from .transports.local import LocalTransport
 from .transports.transport import Transport
-
-EXIT_JOB = 3
-EXIT_INTERRUPTED = 130
 
 NodeProblems = dict[str, "tuple[Problem, ...]"]
 """The problems of each node."""

@@ -109,7 +109,7 @@ class UnpackAnswer(Answer):
     mended: Problem | None = None
     """The damage of the environment that was there before."""
     lacking: bool = False
-    """True if layers are missing that were not sent: an older environment has gone meanwhile."""
+    """True if layers that were not sent are missing: an older environment has been removed."""
     arrived: Digest | None = None
     """Of a damaged file that was sent, the digest of the bytes that arrived."""
 
@@ -147,7 +147,10 @@ class TidyAnswer(Answer):
 
 @dataclass(frozen=True)
 class Ready(AgentEvent):
-    """An agent waits for a word: for a file, or to let its ranks begin."""
+    """An agent waits for a file, or for permission to start its ranks.
+
+    The driver keeps this to itself: no job's events have it.
+    """
 
     event: ClassVar[str] = "ready"
 

@@ -10,8 +10,8 @@ from .words import FailureClass
 
 _REBUILD = "stage it again; if this persists, build the bundle again"
 _SEE_SPACE = (
-    "see the space, the inodes and the permissions there, or name another place with [cluster] "
-    "node-root or $STAGER_NODE_ROOT"
+    "check the free space, the inodes and the permissions there, or name another place with "
+    "[cluster] node-root or $STAGER_NODE_ROOT"
 )
 _SEE_PTH = "unset PYTHONPATH and check the environment for .pth files"
 _OR_EXCLUDE = "; or leave the node out with --exclude={where}"
@@ -22,11 +22,11 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         "the bundle cannot be read", fix="check the path, or make the bundle with `stager build`"
     ),
     ProblemCode.BUNDLE_DISK_FAULT: Wording(
-        "the bundle cannot be read", fix="see whether the disk there is sound"
+        "the bundle cannot be read", fix="see whether the disk there works"
     ),
     ProblemCode.BUNDLE_DAMAGED: Wording(
         "the bundle is damaged or not a bundle",
-        fix="copy it again, or make it anew with `stager build`",
+        fix="copy it again, or build it again with `stager build`",
         failure_class=FailureClass.DAMAGED_COPY,
         meaning="the file changed after it was built. Copy it again",
     ),
@@ -38,7 +38,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.BUNDLE_OF_OTHER_VERSION: Wording(
         "the bundle was made by another version of stager",
-        fix="make it anew with `stager build`, or use the version that made it",
+        fix="build it again with `stager build`, or use the version that made it",
     ),
     ProblemCode.NO_ZSTD: Wording(
         "this Python has no zstd and the bundle brings none",
@@ -76,39 +76,39 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         failure_class=FailureClass.DISK_FULL,
     ),
     ProblemCode.INCOMING_UNWRITABLE: Wording(
-        "the bundle cannot be received", fix="see the space and the permissions there"
+        "the bundle cannot be received", fix="check the free space and the permissions there"
     ),
     ProblemCode.INCOMING_DISK_FULL: Wording(
         "the bundle cannot be received",
-        fix="see the space and the permissions there",
+        fix="check the free space and the permissions there",
         failure_class=FailureClass.DISK_FULL,
     ),
     ProblemCode.BUNDLE_CUT_OFF: Wording(
         "the bundle could not be sent",
-        "the rest of it did not come",
-        "see the problem named first",
+        "the rest of it did not arrive",
+        "see the problem that is reported first",
     ),
     ProblemCode.BUNDLE_NOT_ARRIVED: Wording(
         "the bundle could not be sent",
         "{arrived} of {size} bytes had arrived",
-        "see the problem named first",
+        "see the problem that is reported first",
     ),
     ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM: Wording(
         "the bundle could not be sent",
         "{arrived} of {size} bytes had arrived, {free} are free",
-        "see the problem named first",
+        "see the problem that is reported first",
         FailureClass.DISK_FULL,
     ),
     ProblemCode.BUNDLE_NOT_SENT: Wording(
         "the bundle could not be sent to the node",
         "sbcast says: {why}",
-        "see the space and the permissions in {incoming} there" + _OR_EXCLUDE,
-        meaning="`sbcast` failed there, and failed again when tried with this node alone",
+        "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
+        meaning="`sbcast` to it failed, and failed again when tried with this node alone",
     ),
     ProblemCode.BUNDLE_NOT_SENT_NO_ROOM: Wording(
         "the bundle could not be sent to the node",
         "sbcast says: {why}",
-        "see the space and the permissions in {incoming} there" + _OR_EXCLUDE,
+        "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
         FailureClass.DISK_FULL,
         meaning="the disk there is full, of which Slurm says only `Unspecified error`. The line "
         "shows how much had arrived and how much is free",
@@ -116,7 +116,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.BUNDLE_NOT_SENT_NETWORK: Wording(
         "the bundle could not be sent to the node",
         "sbcast says: {why}",
-        "look at the network to {where}: `sinfo -N -n {where}`, `ping {where}`" + _OR_EXCLUDE,
+        "check the network to {where}: `sinfo -N -n {where}`, `ping {where}`" + _OR_EXCLUDE,
     ),
     ProblemCode.COPY_DAMAGED_TWICE: Wording(
         "the copy of the bundle was damaged on its way, twice",
@@ -145,7 +145,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.ENVIRONMENT_GONE: Wording(
         "the environment is gone",
-        "it has been removed, as `stager clean` does with what is not in use",
+        "it was removed, as `stager clean` does with what is not in use",
         "start again",
     ),
     ProblemCode.UNPACKING_FAILED: Wording(
@@ -162,7 +162,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.UNPACKING_ENDED: Wording(
         "an unpacking process ended",
         "exit status {status}",
-        "see what is above; usually it was told to end",
+        "see the messages above; usually it received SIGTERM",
     ),
     # The environment as it is found.
     ProblemCode.ENVIRONMENT_DAMAGED: Wording(
@@ -177,7 +177,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.ENVIRONMENT_TAKEN_AWAY: Wording(
         "the environment is damaged",
-        fix="it has been taken away there: the next `stager verify` or `stager run` makes it anew",
+        fix="it was removed there: the next `stager verify` or `stager run` makes it again",
         failure_class=FailureClass.DAMAGED_COPY,
     ),
     ProblemCode.DAMAGE_IN_USE: Wording(
@@ -221,7 +221,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.MODULE_NOT_IMPORTED: Wording(
         "the module cannot be imported",
-        fix="run stager exec -- python -c 'import {where}' there to see all of it",
+        fix="run stager exec -- python -c 'import {where}' there to see the whole error",
     ),
 }
 """By code."""

@@ -9,7 +9,7 @@ from .wording import Wording
 from .words import FailureClass
 
 _SEE_CODES = "the ranks have ended as their exit codes say; run it again if the logs matter"
-_KEPT = "what arrived in full is kept; the rest is still on the node, if that is there"
+_KEPT = "what arrived in full is kept; the rest is still on the node, if the node is up"
 _ROOM_THERE = "make room there; {files} still at {source}"
 
 JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
@@ -33,11 +33,12 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.ALLOCATION_UNUSABLE: Wording(
         "the Slurm allocation cannot be used",
-        fix="see who has set SLURM_JOB_ID and SLURM_JOB_NODELIST: they are not Slurm's own",
+        fix="find out what has set SLURM_JOB_ID and SLURM_JOB_NODELIST: the values are not "
+        "Slurm's own",
     ),
     ProblemCode.TOO_FEW_NODES: Wording(
         "the allocation has too few nodes",
-        "job {job} has {nodes}, {least} are asked for",
+        "job {job} has {nodes}, and {least} are required",
         "use --nodes {nodes}, or ask Slurm for more",
     ),
     ProblemCode.NODE_LIST_UNREADABLE: Wording(
@@ -45,7 +46,7 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
         fix="write it as Slurm does, for example n[01-03,07],login1",
     ),
     ProblemCode.SRUN_NOT_STARTED: Wording(
-        "srun cannot be started", fix="see whether the allocation still stands"
+        "srun cannot be started", fix="check whether the allocation still exists"
     ),
     ProblemCode.SLURM_COMMAND_FAILED: Wording(
         "{command} failed",
@@ -59,11 +60,11 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
         "the launcher cannot start", fix="stage the environment again"
     ),
     ProblemCode.PIPES_NOT_MADE: Wording(
-        "the ranks' pipes cannot be made", fix="see the space and the inodes there"
+        "the ranks' pipes cannot be made", fix="check the free space and the inodes there"
     ),
     ProblemCode.PIPES_DISK_FULL: Wording(
         "the ranks' pipes cannot be made",
-        fix="see the space and the inodes there",
+        fix="check the free space and the inodes there",
         failure_class=FailureClass.DISK_FULL,
     ),
     ProblemCode.PIPES_OVER_LIMIT: Wording(
@@ -83,18 +84,18 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.RANKS_CANNOT_TALK: Wording(
         "the ranks cannot talk",
-        fix="look at the network between the nodes (cable, MTU, firewall), name the interface with "
+        fix="check the network between the nodes (cable, MTU, firewall), name the interface with "
         "[launch] interface in stager.toml, or leave the node out with --exclude",
     ),
     ProblemCode.NOTHING_MEASURED: Wording(
-        "the ranks have measured nothing",
-        "no line of theirs begins with {prefix}",
+        "the ranks measured nothing",
+        "none of their lines begins with {prefix}",
         "see the logs in {log_dir}",
     ),
     # Its output and its results.
     ProblemCode.OUTPUT_LOST: Wording(
         "output of {source} is lost",
-        "it did not come through srun whole, and was not there any more to be sent again",
+        "it did not come through srun intact, and was no longer there to be sent again",
         _SEE_CODES,
     ),
     ProblemCode.OUTPUT_NOT_LOGGED: Wording("output of {source} is lost", fix=_SEE_CODES),
@@ -102,8 +103,8 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
         "output of {source} is lost", fix=_SEE_CODES, failure_class=FailureClass.DISK_FULL
     ),
     ProblemCode.RUN_DIR_MISSING: Wording(
-        "the outputs cannot be looked for",
-        fix="see whether the job, or a cleaner of temporary files, removed it",
+        "the outputs cannot be collected",
+        fix="check whether the job, or a cleanup of temporary files, removed it",
     ),
     ProblemCode.TOO_MANY_OUTPUTS: Wording(
         "the outputs could not be sent",
@@ -111,17 +112,18 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
         "name directories, not every file",
     ),
     ProblemCode.OUTPUTS_NOT_SENT: Wording(
-        "the outputs could not be sent", fix="see why the other end went away"
+        "the outputs could not be sent", fix="find out why the other end closed the connection"
     ),
     ProblemCode.NO_RESULTS: Wording(
-        "no results came", fix="see the node's log; the results are still there if the node is"
+        "no results arrived",
+        fix="see the node's log; the results are still on the node, if it is up",
     ),
     ProblemCode.NO_PLACE_FOR_RESULTS: Wording("no place for results", fix=_ROOM_THERE),
     ProblemCode.RESULTS_TOO_LARGE: Wording(
         "the results do not fit", fix=_ROOM_THERE, failure_class=FailureClass.DISK_FULL
     ),
     ProblemCode.RESULTS_UNWRITABLE: Wording(
-        "the results cannot be written", fix="see who may write there, and how full it is"
+        "the results cannot be written", fix="check the permissions and the free space there"
     ),
     ProblemCode.RESULTS_INCOMPLETE: Wording("the results are not complete", fix=_KEPT),
     ProblemCode.RESULTS_CUT_BY_DISK: Wording(
@@ -136,8 +138,8 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.JOB_TIME_LIMIT: Wording(
         "the time limit was reached, and Slurm ended the job",
         "",
-        "ask for more with --time (cluster.time); a script that goes on from its checkpoint can "
-        "be put into the queue again: stager script --requeue",
+        "ask for more with --time (cluster.time); a script that resumes from its checkpoint can "
+        "be requeued: stager script --requeue",
         FailureClass.TIME_LIMIT,
         meaning="Slurm checks every half minute, so the end may come a little late",
     ),
@@ -148,7 +150,7 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
         FailureClass.KILLED,
     ),
     ProblemCode.JOB_REQUEUED: Wording(
-        "Slurm put the job back into the queue (scontrol requeue, or a node that cannot go on)",
+        "Slurm put the job back into the queue (scontrol requeue, or a failed node)",
         "",
         "it starts again by itself; `squeue --start --jobs={job}` shows when",
         FailureClass.KILLED,
@@ -156,7 +158,7 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.JOB_NODE_FAILURE: Wording(
         "a node of the job was lost",
         "",
-        "leave it out with --exclude, or let the job go on without it: --nodes MIN:MAX",
+        "leave it out with --exclude, or let the job continue without it: --nodes MIN:MAX",
         FailureClass.NODE_FAILURE,
     ),
     ProblemCode.JOB_PREEMPTED: Wording(

@@ -17,7 +17,7 @@ _EXCLUDE_WRONG = (
 )
 _NO_ANSWER = "{phase} gave no answer"
 _SEE_LOG = "see its log in {log_dir}"
-_SEE_SINFO = "see whether it is up (sinfo -N -n {where}), or leave it out with --exclude={where}"
+_SEE_SINFO = "check whether it is up (sinfo -N -n {where}), or leave it out with --exclude={where}"
 
 NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     # Its directories.
@@ -32,7 +32,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         "no directory on this node can hold the environment",
         fix=_MOVE_IT,
         failure_class=FailureClass.DISK_FULL,
-        meaning="each candidate is listed with what is wrong with it; one at least lacks room",
+        meaning="each candidate is listed with what is wrong with it; at least one lacks space",
     ),
     ProblemCode.UNSET_VARIABLE: Wording(
         "no directory can be chosen for the environment",
@@ -47,7 +47,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.NODE_ROOT_BASE_REFUSED: Wording("cannot hold the node root", fix=_MOVE_IT),
     ProblemCode.NOT_A_NODE_ROOT: Wording(
-        "cannot be cleaned", "it does not have the name of our node root", _MOVE_IT
+        "cannot be cleaned", "it is not named like a node root of stager", _MOVE_IT
     ),
     ProblemCode.NOT_REMOVED: Wording(
         "cannot be removed", fix="remove {where} by hand, then clean again"
@@ -113,18 +113,18 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         "no interface has this address", "on {host} there are: {listed}", _LINK_SETTING
     ),
     ProblemCode.NO_ADDRESS_FOR_OTHERS: Wording(
-        "other nodes cannot be told an address of this host",
+        "this host has no address that other nodes can be given",
         "on {host} there are: {listed}",
         _LINK_SETTING,
         meaning="on the head node its own name resolves to itself (`127.0.1.1` in `/etc/hosts`), "
         "and it has several addresses, or none",
     ),
     ProblemCode.NO_FREE_PORT: Wording(
-        "none of {span} ports from {preferred} on can be listened on",
-        "the last answer was: {why}",
-        "end what is left of earlier jobs on this node",
+        "none of the {span} ports from {preferred} up can be used",
+        "the last error was: {why}",
+        "end the processes that earlier jobs left on this node",
         FailureClass.PORT,
-        meaning="the job's port and the next 63 are in use on the head node, by something that "
+        meaning="the job's port and the next 63 are in use on the head node, by processes that "
         "earlier jobs left there",
     ),
     ProblemCode.NAMES_UNRESOLVED: Wording(
@@ -134,13 +134,13 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         FailureClass.NAME_RESOLUTION,
     ),
     ProblemCode.NAMES_LEAD_BACK: Wording(
-        "names of nodes lead back to the node itself",
+        "names of nodes resolve to the node itself",
         "{names}",
-        "take them off the loopback lines (127.0.1.1) of /etc/hosts there",
+        "remove them from the loopback lines (127.0.1.1) of /etc/hosts there",
         FailureClass.NAME_RESOLUTION,
     ),
     ProblemCode.NAMES_DIFFER: Wording(
-        "names of nodes lead elsewhere than from the other nodes",
+        "names of nodes resolve to other addresses than on the other nodes",
         "{names}",
         "correct /etc/hosts or the DNS cache there",
         FailureClass.NAME_RESOLUTION,
@@ -148,11 +148,11 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.CLOCK_WRONG: Wording(
         "the clock is wrong",
         "it is {seconds} s {side} the others (give or take {uncertainty} s)",
-        "have its time service looked at (chronyc tracking), or exclude the node",
+        "check its time service (chronyc tracking), or exclude the node",
     ),
     ProblemCode.HEAD_PORT_TAKEN: Wording(
         "the head node cannot listen on the job's port",
-        fix="end what is left of earlier jobs on this node; `ss -tlnp` there names it",
+        fix="end the processes that earlier jobs left on this node; `ss -tlnp` there names them",
         failure_class=FailureClass.PORT,
     ),
     ProblemCode.HEAD_IS_ANOTHER: Wording(
@@ -162,17 +162,18 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.HEAD_MUTE: Wording(
         "the head node cannot be reached",
-        "from {host}: the connection stands, but in {seconds} s nobody answered",
+        "from {host}: the connection was accepted, but nothing answered within {seconds} s",
         "another program may listen on that port: end it, or start the job again",
     ),
     ProblemCode.HEAD_REFUSES: Wording(
         "the head node cannot be reached",
-        "from {host}: refused for {seconds} s: nobody listens there, or a firewall refuses",
-        "see whether the head node still runs, and what its firewall refuses",
+        "from {host}: refused for {seconds} s: nothing listens there, or a firewall rejects "
+        "connections",
+        "check whether the head node is up, and what its firewall rejects",
     ),
     ProblemCode.HEAD_SILENT: Wording(
         "the head node cannot be reached",
-        "from {host}: no answer within {seconds} s, as when a firewall drops what is sent",
+        "from {host}: no answer within {seconds} s, as when a firewall drops packets",
         "let the nodes reach one another on ports 61000 to 65535, or name the interface with "
         "[launch] interface in stager.toml",
     ),
@@ -213,7 +214,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         "srun ended it, as {first} had failed",
         _SEE_LOG,
         FailureClass.NODE_FAILURE,
-        meaning="nothing is wrong with this node; look at the other one",
+        meaning="nothing is wrong with this node; see the other one",
         follows=True,
     ),
     ProblemCode.NO_ANSWER_NO_STEP: Wording(
@@ -221,7 +222,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.NO_ANSWER_NO_START: Wording(
         _NO_ANSWER,
-        "Slurm can start nothing there ({why})",
+        "Slurm cannot start anything there ({why})",
         _SEE_SINFO,
         FailureClass.NODE_FAILURE,
         meaning="the node does not answer Slurm: it went down after the job got it, or `slurmd` "
@@ -237,18 +238,18 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.NO_ANSWER_UNREACHABLE: Wording(
         _NO_ANSWER,
-        "others are done, and it cannot be reached any more: {why}",
-        "see whether it is up and its network works (sinfo -N -n {where}, ping {where}), or leave "
-        "it out with --exclude={where}",
+        "the other nodes are done, and it can no longer be reached: {why}",
+        "check whether it is up and its network works (sinfo -N -n {where}, ping {where}), or "
+        "leave it out with --exclude={where}",
         FailureClass.NODE_FAILURE,
         meaning="the node or its network is gone, and Slurm has not noticed yet; an empty step "
         "could not be started on it",
     ),
     ProblemCode.NO_ANSWER_DESERTED: Wording(
         _NO_ANSWER,
-        "others are done, and nothing of the job runs there any more",
-        "see on {where} what ended slurmstepd and the job's processes: `dmesg` shows the "
-        "out-of-memory killer's work; or leave the node out with --exclude={where}",
+        "the other nodes are done, and nothing of the job still runs there",
+        "find out on {where} what ended slurmstepd and the job's processes: `dmesg` lists what "
+        "the out-of-memory killer ended; or leave the node out with --exclude={where}",
         FailureClass.NODE_FAILURE,
     ),
 }

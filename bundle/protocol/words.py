@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import enum
 
+EXIT_JOB = 3
+"""Exit status of a job that failed, on a node or in a rank."""
+EXIT_INTERRUPTED = 130
+"""Exit status that a shell gives a command ended by Ctrl-C."""
+
 
 class Word(str, enum.Enum):
     """A text out of a few; it reads, and goes into JSON, as its value."""
@@ -73,12 +78,9 @@ class PhaseName(Word):
     ALL_REDUCE = "all_reduce"
     LAUNCH = "launch"
     COLLECT = "collect"
-    TIDY = "tidy"
     CLEAN = "clean"
     SESSION = "session"
     """Phases that one agent is asked for one after the other."""
-    EARLY = "early"
-    """The start of the launcher before all other phases; it has no answer."""
 
 
 class Ending(Word):

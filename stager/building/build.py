@@ -212,7 +212,7 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
     if not path.exists() or not read_lock(path, spec.target).is_current(spec):
         raise BundleError(
             f"the requirements of {config.name} have changed since its bundle was made",
-            hint="make it anew with `stager build`",
+            hint="build it again with `stager build`",
         )
     listener.note("the project has changed since its bundle was made: building it again")
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
@@ -271,8 +271,8 @@ def _current_lock(config: Config, spec: Spec, store: Store, options: BuildOption
     if options.locked:
         state = "is not what the requirements ask for" if path.exists() else "does not exist"
         raise ResolveError(
-            f"the lock {path} {state}, and --locked forbids making it anew",
-            hint="run `stager lock`, look at the difference, and build again",
+            f"the lock {path} {state}, and --locked forbids making it again",
+            hint="run `stager lock`, review the difference, and build again",
         )
     return _make_lock(config, spec, store, options)
 
@@ -295,7 +295,7 @@ def _decompressor(
     except WheelError as exc:
         (file,) = lock.files
         raise WheelError(
-            "the zstd decompressor that every bundle carries cannot be had",
+            "the zstd decompressor that every bundle carries cannot be obtained",
             hint=f"put {file.filename} into {store.wheels}, or build once where an index has it",
             context=exc.context or (exc.message,),
         ) from exc

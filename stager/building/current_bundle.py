@@ -68,7 +68,7 @@ def newest_bundle(config: Config) -> ChosenBundle:
     if newest.id is None:
         raise BundleError(
             f"{newest.path} was made by an older version of stager",
-            hint="make it anew with `stager build`",
+            hint="build it again with `stager build`",
         )
     return ChosenBundle(path=newest.path, id=newest.id)
 
@@ -84,7 +84,7 @@ def _newest(config: Config, store: Store) -> Newest:
 
 
 def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
-    """Return the project's newest bundle, made anew if files of the project have changed.
+    """Return the project's newest bundle, made again if files of the project have changed.
 
     That is quick and needs no network: the store has the packages' layers. Changed requirements
     are left to ``stager build``.

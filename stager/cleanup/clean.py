@@ -107,7 +107,8 @@ def plan(store: Store, rules: Rules, now: float) -> tuple[UnusedItem, ...]:
     except OSError as exc:
         raise StagerError(
             f"{exc.filename or store.root}: {exc.strerror or exc}",
-            hint="make it readable; without it nobody knows what is needed, so nothing is removed",
+            hint="make it readable; without it stager cannot tell what is needed, so nothing is "
+            "removed",
         ) from exc
 
 
@@ -192,7 +193,7 @@ class _Plan:
     def _notes(self) -> Iterator[UnusedItem]:
         """Yield the notes of projects that are gone."""
         for path in self.unreadable:
-            yield _item("note", path, "it cannot be understood")
+            yield _item("note", path, "it cannot be read")
         for note in self.abandoned:
             yield _item("note", note.path, f"{note.settings.parent} is gone")
 
@@ -205,7 +206,7 @@ class _Plan:
         if not self.rules.keep_newest:
             return "it is not in use"
         newest = {note.bundle for note in self.alive}
-        return "" if path.name in newest else "it is no project's newest"
+        return "" if path.name in newest else "it is not a project's newest bundle"
 
     def _seals(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
         """Yield the seals of other bundles than these."""

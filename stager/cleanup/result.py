@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bundle.protocol.clean_answers import CleanAnswer
 
-from ..jobs.result import Outcome
+from ..jobs.outcome import Outcome
 from .clean import UnusedItem
 
 

@@ -11,24 +11,24 @@ from bundle.protocol.words import Action
 if TYPE_CHECKING:
     from ..console import Console
     from ..jobs.job import JobOptions
-    from ..jobs.result import Outcome
+    from ..jobs.outcome import Outcome
 
 
-def carried_out(console: Console, action: Action, options: JobOptions) -> Outcome:
+def job_outcome(console: Console, action: Action, options: JobOptions) -> Outcome:
     """Return what became of a job; one that is only planned or submitted ends the command here.
 
     ``diagnose`` hears of a command that fails before its job begins.
     """
     from .. import pipeline
     from ..forecast.results import PlannedJob
+    from ..jobs.outcome import Outcome
     from ..jobs.prepare import project
-    from ..jobs.result import Outcome
     from ..logs.files import default_folder
     from ..logs.refused import remembered
 
-    carry_out = pipeline.run if action is Action.RUN else pipeline.verify
+    verb = pipeline.run if action is Action.RUN else pipeline.verify
     with remembered(default_folder(options.log_dir), action.value):
-        ended = carry_out(project(options.bundle, options.bundle_id), options, console)
+        ended = verb(project(options.bundle, options.bundle_id), options, console)
     if isinstance(ended, Outcome):
         return ended
     if console.as_json:

@@ -51,7 +51,7 @@ def logs(
     log_dir: LogDir = None,
     choice: LineFlags,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on while the job runs.")
+        bool, typer.Option("-f", "--follow", help="Keep reading while the job runs.")
     ] = False,
     talk: Talk,
 ) -> None:
@@ -74,5 +74,5 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         return None if text is None else re.compile(text)
     except re.error as exc:
         raise typer.BadParameter(
-            f"{text!r} is no regular expression: {exc}", param_hint="--grep"
+            f"{text!r} is not a regular expression: {exc}", param_hint="--grep"
         ) from None

@@ -25,7 +25,6 @@ T = TypeVar("T")
 WordT = TypeVar("WordT", bound=Word)
 
 RESOLVERS = ("auto", "uv", "pip-tools")
-ALLOCATIONS = ("auto", "slurm", "local")
 
 LogDir = Annotated[Path | None, typer.Option("--log-dir", help="Default: ~/slurm_logs.")]
 NprocPerNode = Annotated[
@@ -126,7 +125,7 @@ class LaunchFlags:
         str | None, typer.Option(help="auto, always or never: whether to send the bundle.")
     ] = None
     min_nodes: Annotated[
-        int | None, typer.Option("--min-nodes", min=1, help="Leave bad nodes out down to so many.")
+        int | None, typer.Option("--min-nodes", min=1, help="Leave bad nodes out, but keep N.")
     ] = None
     log_dir: LogDir = None
     pass_env: Annotated[
@@ -155,7 +154,7 @@ class BatchFlags:
     def check(self) -> None:
         """Refuse ``--wait`` alone: a job that is not submitted is always waited for."""
         if self.wait and not self.batch:
-            raise typer.BadParameter("it goes with --batch", param_hint="--wait")
+            raise typer.BadParameter("it needs --batch", param_hint="--wait")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +163,11 @@ class ScriptFlags:
 
     requeue: Annotated[
         bool,
-        typer.Option("--requeue", help="Go on after the time limit, from the job's checkpoint."),
+        typer.Option("--requeue", help="Requeue at the time limit; resume from a checkpoint."),
     ] = False
     no_embed: Annotated[
         bool,
-        typer.Option("--no-embed", help="Take the program out of the bundle, which nodes can see."),
+        typer.Option("--no-embed", help="Take the node program from the bundle, which nodes see."),
     ] = False
 
 
@@ -215,6 +214,7 @@ def job_options(
     """Return the options of a job; a value that cannot be used is a usage error."""
     from ..config import checks
     from ..jobs.job import JobOptions
+    from ..slurm.request import ALLOCATIONS
 
     name = checks.matching(checks.VARIABLE)
     nodes = 'a node list without blanks, as in "node02,node[05-07]"'
@@ -284,7 +284,7 @@ def one_of(allowed: tuple[str, ...], text: str | None, option: str) -> str | Non
     """Return an option's value; one that is not allowed is a usage error."""
     if text is None or text in allowed:
         return text
-    raise typer.BadParameter(f"{text!r} is none of {', '.join(allowed)}", param_hint=option)
+    raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}", param_hint=option)
 
 
 def word_of(kind: type[WordT], text: str | None, option: str) -> WordT | None:

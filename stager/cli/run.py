@@ -9,7 +9,7 @@ import typer
 from bundle.protocol.words import Action
 
 from .grouped import grouped
-from .job import carried_out
+from .job import job_outcome
 from .options import BatchFlags, Command, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
 
@@ -32,7 +32,7 @@ def run(
     options = replace(options, command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
-        outcome = carried_out(console, Action.RUN, options)
+        outcome = job_outcome(console, Action.RUN, options)
         if talk.json:
             console.emit(run_result(outcome))
         raise typer.Exit(console.ran(outcome))

@@ -11,6 +11,7 @@ import typer
 
 from bundle.protocol.counts import counted
 
+from ..support import LOG_BYTES
 from .grouped import grouped
 from .options import JobArgument, LogDir, Talk, job_files
 from .program import app, boundary
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from ..diagnosis.failure import Diagnosis
     from ..support.support import Supported, SupportListing, SupportOptions
 
-_LOG_BYTES = 5_000_000
 _QUIET_SECONDS = 2.0
 """Seconds after which progress is shown."""
 
@@ -37,8 +37,8 @@ class PackFlags:
     ] = None
     max_log_bytes: Annotated[
         int,
-        typer.Option("--max-log-bytes", min=1, help="Of a longer log the middle is left out."),
-    ] = _LOG_BYTES
+        typer.Option("--max-log-bytes", min=1, help="The middle of a longer log is left out."),
+    ] = LOG_BYTES
     hide_names: Annotated[
         bool,
         typer.Option("--hide-names", help="Stand-ins for users, machines and addresses, too."),
@@ -94,7 +94,7 @@ def _show_archive(console: Console, archive: Supported) -> None:
         console.note(kinds)
     for line in archive.left_out:
         console.note(f"left out: {line}")
-    console.say("look through it before you send it: README.txt in it says what was done")
+    console.say("review it before you send it: README.txt in it says what was done")
 
 
 def _show_listing(console: Console, listing: SupportListing, limit: int) -> None:

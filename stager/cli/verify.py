@@ -10,7 +10,7 @@ import typer
 from bundle.protocol.words import Action
 
 from .grouped import grouped
-from .job import carried_out
+from .job import job_outcome
 from .options import BatchFlags, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
 from .program import app, boundary
 
@@ -34,7 +34,7 @@ def verify(
     options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
     console = talk.console()
     with boundary(console):
-        outcome = carried_out(console, Action.VERIFY, replace(options, deep=deep))
+        outcome = job_outcome(console, Action.VERIFY, replace(options, deep=deep))
         if talk.json:
             console.emit(verify_result(outcome))
         raise typer.Exit(console.verified(outcome))

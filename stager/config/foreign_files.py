@@ -108,7 +108,7 @@ def misread(text: str, folders: Iterable[Path]) -> str:
     else:
         return ""
     return (
-        f"{name} {why}, so it is not asked from a package index; {remedy(name)}; "
+        f"{name} {why}, so it is not looked up in a package index; {remedy(name)}; "
         f'if you mean a package of this name, write "{name}>=0"'
     )
 

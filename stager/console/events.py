@@ -138,7 +138,7 @@ class Events(Reports):
         what = f"{counted(event.files, 'file')}, {sized(event.bytes)}"
         self.say(f"  {event.node}: {what}: {event.source} -> {event.target}")
         for old, new in event.renamed.items():
-            self.say(f"  {old} was there already; this one is {new}")
+            self.say(f"  {old} existed already; this one is {new}")
         for problem in event.problems:
             self._write(f"warning: {event.node}: {problem}", "warning")
 
@@ -154,7 +154,7 @@ class Events(Reports):
         if self.verbose or record.phase == PhaseName.LAUNCH:
             first = next(iter(event.lines), "")
             lines = counted(event.count, "line")
-            self.note(f"{lines} came through srun from no agent; the first: {first}")
+            self.note(f"{lines} came through srun, but not from an agent; the first: {first}")
 
     @_show.register(Lingering)
     def _show_lingering(self, event: Lingering, record: Record) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..cleanup.result import CleanResult
     from ..diagnosis.failure import FirstFailure
-    from ..jobs.result import Outcome
+    from ..jobs.outcome import Outcome
 
 _LOSSES = (
     ProblemCode.OUTPUT_LOST,
@@ -163,7 +163,7 @@ class Console(Events, JobLogs):
         """Show the option that leaves nodes out, unless none would be left."""
         pronoun = "it" if len(bad) == 1 else "them"
         if bad and len(bad) < len(outcome.job.nodes) and outcome.job.allocation is Allocation.SLURM:
-            self._write(f"hint: without {pronoun}: --exclude={','.join(bad)}", "good")
+            self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")
 
     def _show_table(self, outcome: Outcome) -> None:
         """Show the facts of the nodes, on a terminal."""

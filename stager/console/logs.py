@@ -151,7 +151,7 @@ def _without_failure(diagnosis: Diagnosis) -> str:
         return "it ended well"
     if diagnosis.ok is None and diagnosis.job_id:
         logs = counted(diagnosis.read, "log")
-        return f"nothing failed as far as its {logs} can tell; it may still run"
+        return f"nothing failed as far as its {logs} can tell; it may still be running"
     if diagnosis.interrupted:
         return "it was interrupted by its user, and nothing had failed by then"
     return f"no failure was recognised in {counted(diagnosis.read, 'file')} there"

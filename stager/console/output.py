@@ -23,14 +23,14 @@ PHASES = {
     "layers": "Making the layers",
     "bundle": "Writing the bundle",
     "proof": "Proving that nothing is missing offline",
-    "preflight": "Looking at the nodes",
+    "preflight": "Examining the nodes",
     "place": "Placing the bundle",
     "unpack": "Unpacking",
     "probe": "Checking the environment",
-    "deep": "Reading every file, and trying the network",
-    "all_reduce": "Letting all ranks talk",
+    "deep": "Reading every file, and testing the network",
+    "all_reduce": "Testing communication between all ranks",
     "launch": "Running",
-    "collect": "Bringing the results home",
+    "collect": "Collecting the results",
     "clean": "Removing environments",
 }
 _STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "1"}

@@ -57,8 +57,8 @@ class Reports(Output):
         self.data(shlex.join(job.argv))
         self.expected(encode(job.forecast))
         self.say(
-            f"nothing was asked of Slurm; at most {sized(job.bytes_at_most)} would be sent: "
-            "what the nodes have already is known inside an allocation",
+            f"nothing was requested from Slurm; at most {sized(job.bytes_at_most)} would be sent: "
+            "what the nodes already have can be seen only inside an allocation",
             "good",
         )
 
@@ -75,7 +75,7 @@ class Reports(Output):
 
         where = ""
         if "nodes" in forecast:
-            where = f" on {counted(forecast['nodes'], 'node')} with nothing there yet"
+            where = f" on {counted(forecast['nodes'], 'node')} that have nothing of it yet"
         self.say(f"  expected{where}: {phases(forecast['seconds'])}")
         self.say(f"  (rates {'measured on earlier jobs' if forecast['measured'] else 'assumed'})")
 

@@ -50,7 +50,7 @@ class DigestCache:
             ) from exc
         if not stat.S_ISREG(status.st_mode):
             raise StagerError(
-                f"{path} is not a file, though a file belongs there",
+                f"{path} is not a file, but a file is expected there",
                 hint="move it away and run the command again",
             )
         key = str(path.relative_to(self._store.root))

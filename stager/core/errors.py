@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bundle.protocol import words
 from bundle.redaction.masking import without_url_secrets
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
-EXIT_JOB = 3
-EXIT_INTERRUPTED = 130
-"""Exit status that a shell gives a command ended by Ctrl-C."""
+EXIT_JOB = words.EXIT_JOB
+EXIT_INTERRUPTED = words.EXIT_INTERRUPTED
 
 
 class StagerError(Exception):

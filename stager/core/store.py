@@ -163,8 +163,8 @@ class Store:
                 culprit = exc.filename
                 if isinstance(culprit, str) and not Path(culprit).is_relative_to(folder):
                     raise StagerError(
-                        f"cannot read {culprit}, of which {final.name} is made: {exc.strerror}",
-                        hint="check that it is there and readable",
+                        f"cannot read {culprit}, which {final.name} is made of: {exc.strerror}",
+                        hint="check that it exists and is readable",
                     ) from exc
                 raise cannot_write(final, exc) from exc
             finally:
@@ -248,7 +248,7 @@ class Store:
         except OSError as exc:
             if exc.filename == str(path) != str(self.root) and exc.errno == errno.EEXIST:
                 raise StagerError(
-                    f"{path} is not a directory, though a directory belongs there",
+                    f"{path} is not a directory, but a directory is expected there",
                     hint="move it away and run the command again",
                 ) from exc
             raise cannot_write(path, exc) from exc
@@ -311,14 +311,14 @@ def cannot_write(path: Path, exc: OSError) -> StagerError:
         )
     if exc.errno == errno.EISDIR:
         return StagerError(
-            f"{path} is a directory, though a file belongs there",
+            f"{path} is a directory, but a file is expected there",
             hint="move it away and run the command again",
         )
     advice = "check the permissions"
     if exc.errno == errno.EACCES:
         advice += (
-            " (a root that a group shares has the mode 2770, and each of its users opens their own "
-            "files to the others with their next build)"
+            " (a root that a group shares needs mode 2770; the next build of each user gives the"
+            " others access to that user's files)"
         )
     return StagerError(
         f"cannot write {path}: {exc.strerror or exc}",

@@ -221,5 +221,5 @@ def _seen(raw: object) -> Seen:
         raise ValueError("nothing was sent")
     for time in (job.step, job.stage, job.send, job.unpack):
         if time is not None and time < 0:
-            raise ValueError(f"a time is {time!r}")
+            raise ValueError(f"{time!r} is not a valid time")
     return job

@@ -20,8 +20,8 @@ from ..logs.events import parse_line
 from ..pack.existing import node_program
 from ..slurm import messages
 from .driver import OnEvent
+from .outcome import Outcome
 from .prepare import Prepared, script_facts
-from .result import Outcome
 from .summary import submitted_job
 
 SUBMIT_SECONDS = 120
@@ -124,8 +124,8 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
     found = re.fullmatch(r"(\d+)(?:;(\S+))?", last)
     if found is None:
         raise StagerError(
-            f"sbatch did not say which job it made: {done.stdout.strip()[:200]!r}",
-            hint="`squeue --me` shows whether it was made",
+            f"sbatch did not report the job's number: {done.stdout.strip()[:200]!r}",
+            hint="`squeue --me` shows whether the job exists",
         )
     return Submitted(job_id=found[1], cluster=found[2] or "")
 
@@ -135,7 +135,7 @@ def _refused(exc: CommandError) -> StagerError:
     lines = exc.completed.stderr.splitlines()
     errors = [message.text for message in map(messages.read, lines) if message.kind == "error"]
     return StagerError(
-        f"Slurm does not take the batch job: {'; '.join(errors) or exc.message}",
+        f"Slurm rejected the batch job: {'; '.join(errors) or exc.message}",
         hint=messages.hint_for(" ".join(lines)),
         context=[] if errors else exc.context,
     )
@@ -168,7 +168,7 @@ def follow(
     try:
         _wait(submitted, look, note)
     except KeyboardInterrupt:
-        note(f"job {submitted.job_id} goes on; scancel {submitted.job_id} ends it")
+        note(f"job {submitted.job_id} keeps running; scancel {submitted.job_id} ends it")
         raise
     deadline = time.monotonic() + LATE_SECONDS
     while outcome.result is None and time.monotonic() < deadline:

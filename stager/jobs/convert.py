@@ -109,7 +109,7 @@ def _launched(words: list[str]) -> Converted:
     if program == "accelerate-launch":
         return _accelerate(arguments)
     if program.startswith("-") and program != "-m":
-        raise ConfigError(f"{program} is no script", hint=_hint())
+        raise ConfigError(f"{program} is not a script", hint=_hint())
     return Converted(command=tuple(words))
 
 
@@ -122,8 +122,8 @@ def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
     given = {option.name: option.value for option in options}
     if old and "use-env" not in given:
         notes.append(
-            f"{program} would add --local-rank=N to the script's arguments; here a rank reads its"
-            " place from the variable LOCAL_RANK"
+            f"{program} would add --local-rank=N to the script's arguments; here a rank reads "
+            "its local rank from the variable LOCAL_RANK"
         )
     nproc, backend, more = _nproc(program, given.get("nproc-per-node"))
     nnodes, about_nodes = _nnodes(program, "nnodes", given.get("nnodes", "1"))
@@ -165,8 +165,8 @@ def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
         value = given.get(name, "no")
         if value != "no":
             raise ConfigError(
-                f"{_ACCELERATE} --{name} {value}: it reaches the script by a variable, which a"
-                " command cannot carry",
+                f"{_ACCELERATE} --{name} {value}: it reaches the script as an environment "
+                "variable, which cannot be part of a command",
                 hint=f"leave it out and set {variable}={value} before stager runs: your"
                 " variables reach the ranks",
             )
@@ -198,7 +198,7 @@ def _is_module(options: Sequence[Given]) -> bool:
 
 def _nproc(program: str, text: str | None) -> tuple[int | None, Backend | None, list[str]]:
     """Return the ranks of a node, the backend that this asks for, and notes."""
-    one_a_gpu = "one rank a GPU, and one on a node without"
+    one_a_gpu = "one rank for each GPU, and one on a node without GPUs"
     if text is None:
         return None, None, []
     if text in ("auto", "gpu"):
@@ -208,7 +208,7 @@ def _nproc(program: str, text: str | None) -> tuple[int | None, Backend | None, 
         why = f"{program} --nproc-per-node {text} is left out; say how many with --nproc-per-node N"
         return None, Backend.GLOO if text == "cpu" else None, [f"{why} (default: {one_a_gpu})"]
     if _variable(text):
-        why = f"{program} --nproc-per-node {text} is left out: no shell has filled it in"
+        why = f"{program} --nproc-per-node {text} is left out: the shell has not expanded it"
         return None, None, [f"{why} (default: {one_a_gpu})"]
     return _positive(program, "nproc-per-node", text), None, []
 
@@ -216,12 +216,14 @@ def _nproc(program: str, text: str | None) -> tuple[int | None, Backend | None, 
 def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:
     """Return the fewest and most nodes, ``N`` or ``MIN:MAX``, and notes; None for one node."""
     if _variable(text):
-        return None, [f"{program} --{name} {text} is left out: --nodes or [cluster] nodes says it"]
+        return None, [f"{program} --{name} {text} is left out: --nodes or [cluster] nodes sets it"]
     first, colon, second = text.partition(":")
     fewest = _positive(program, name, first)
     most = _positive(program, name, second) if colon else fewest
     if most < fewest:
-        raise ConfigError(f"{program} --{name} {text}: the first number is the smaller one")
+        raise ConfigError(
+            f"{program} --{name} {text}: the first number must not be larger than the second"
+        )
     return (None if most == 1 else (fewest, most)), []
 
 
@@ -237,7 +239,7 @@ def _number(program: str, name: str, given: Mapping[str, str]) -> int | None:
 
 def _positive(program: str, name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ConfigError(f"{program} --{name} {text}: not a number from 1 on")
+        raise ConfigError(f"{program} --{name} {text}: not a number of 1 or more")
     return int(text)
 
 
@@ -252,7 +254,7 @@ def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
     if words[:1] == ["env"]:
         words.pop(0)
         if words and words[0].startswith("-"):
-            raise ConfigError(f"env {words[0]}: cannot be carried over", hint=_hint())
+            raise ConfigError(f"env {words[0]}: cannot be converted", hint=_hint())
     while words and (match := _ASSIGNMENT.match(words[0])):
         names.append(match.group(1))
         words.pop(0)

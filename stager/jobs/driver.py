@@ -27,7 +27,7 @@ from ..logs.events import parse_line
 from ..pack.compiled_program import compiled_program
 from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..slurm import messages
-from .result import Outcome
+from .outcome import Outcome
 
 OnEvent = Callable[[Record], None]
 OnTalk = Callable[[str], None]
@@ -38,7 +38,7 @@ _TELL_PID = f'echo "{_DRIVER}$$" >&2; exec "$@"'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class DriverStart:
     """The command that starts the driver."""
 
     argv: tuple[str, ...] = ()
@@ -52,15 +52,15 @@ class Way:
         return bool(self.argv)
 
 
-def carry_out(
-    outcome: Outcome, config: Config, way: Way, on_event: OnEvent, on_talk: OnTalk
+def run_driver(
+    outcome: Outcome, config: Config, start: DriverStart, on_event: OnEvent, on_talk: OnTalk
 ) -> None:
     """Start the driver and follow it to its end.
 
     Args:
         outcome: the job and its bundle; it learns from the events.
         config: the project's settings; its store keeps the node program.
-        way: the command that starts the driver.
+        start: the command that starts the driver.
         on_event: called with each event as it comes.
         on_talk: called with each other line of Slurm's commands and the driver.
 
@@ -76,10 +76,10 @@ def carry_out(
     # Held open while the job waits for nodes, too, so that no cleaning removes the bundle.
     with opened(outcome.bundle, asked), _job_file(outcome.job) as file:
         driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
-        ended = driven.run(way, driver)
+        ended = driven.run(start, driver)
     if ended.interrupted and outcome.ended_by == Ending.CANCELLED:  # by this process
         outcome.result = replace(outcome.ending, interrupted=True, ended_by="")
-    if outcome.ended_by and messages.time_is_up(driven.said):
+    if outcome.ended_by and messages.time_is_up(driven.output):
         # To the driver it may have looked like scancel.
         outcome.result = replace(outcome.ending, ended_by=Ending.TIME_LIMIT)
     if outcome.result is not None:
@@ -88,12 +88,12 @@ def carry_out(
         outcome.result = JobEnds(ok=False, interrupted=True)
         return
     job = outcome.job
-    if way.asks_slurm:
-        raise messages.failure(driven.said, ended.returncode, job.log_dir)
+    if start.asks_slurm:
+        raise messages.failure(driven.output, ended.returncode, job.log_dir)
     raise JobError(
         f"job {job.id} ended without a result (exit status {ended.returncode})",
-        hint=f"see what is above, and the logs in {job.log_dir}",
-        context=driven.said[-15:],
+        hint=f"see the messages above, and the logs in {job.log_dir}",
+        context=driven.output[-15:],
     )
 
 
@@ -101,34 +101,34 @@ class _Driven:
     """A driver, as it runs.
 
     Attributes:
-        said: the lines of it and of Slurm's commands that are no events.
+        output: the lines of it and of Slurm's commands that are not events.
     """
 
     def __init__(self, outcome: Outcome, on_event: OnEvent, on_talk: OnTalk) -> None:
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._outcome, self._on_event, self._on_talk = outcome, on_event, on_talk
         self._pid: int | None = None
 
-    def run(self, way: Way, driver: Sequence[str]) -> Streamed:
+    def run(self, start: DriverStart, driver: Sequence[str]) -> Streamed:
         """Start it, as soon as Slurm's controller answers, and follow it to its end."""
-        if not way.asks_slurm:
-            return stream(driver, self.take, on_talk=self.talk, environment=way.environment)
+        if not start.asks_slurm:
+            return stream(driver, self.take, on_talk=self.talk, environment=start.environment)
         from bundle.driver.transports.timeouts import Waiting
 
         waiting = Waiting(lambda remark: self._on_event(Record(remark)), fault=messages.unsent)
         while True:
-            self.said.clear()
+            self.output.clear()
             ended = stream(
-                [*way.argv, "sh", "-c", _TELL_PID, "stager", *driver],
+                [*start.argv, "sh", "-c", _TELL_PID, "stager", *driver],
                 self.take,
                 on_talk=self.talk,
-                environment=way.environment,
+                environment=start.environment,
                 end_it=self.end,
             )
             if ended.interrupted or ended.returncode == 0 or self._pid is not None:
                 return ended
             try:
-                if not waiting.again("\n".join(self.said)):
+                if not waiting.again("\n".join(self.output)):
                     return ended
             except KeyboardInterrupt:
                 return replace(ended, interrupted=True)
@@ -137,7 +137,7 @@ class _Driven:
         """Take a line of its standard output."""
         record = parse_line(line)
         if record is None:
-            self.said.append(line)
+            self.output.append(line)
             return
         self._outcome.take(record)
         self._on_event(record)
@@ -147,7 +147,7 @@ class _Driven:
         if line.startswith(_DRIVER):
             self._pid = int(line.removeprefix(_DRIVER))
             return
-        self.said.append(line)
+        self.output.append(line)
         self._on_talk(line)
 
     def end(self, salloc: int) -> None:

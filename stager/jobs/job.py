@@ -236,12 +236,12 @@ def _refuse_command(command: tuple[str, ...]) -> None:
         )
     if command[0] in INTERPRETERS:
         raise ConfigError(
-            f"{command[0]} is no script: ranks are started by the environment's own Python",
+            f"{command[0]} is not a script: ranks are started by the environment's own Python",
             hint=f"leave it out: stager run -- {shlex.join(masked(command[1:])) or 'train.py'}",
         )
     if command[0].startswith("-") and command[0] != "-m":
         raise ConfigError(
-            f"{command[0]} is no script; what follows the two dashes replaces project.command",
+            f"{command[0]} is not a script; what follows the two dashes replaces project.command",
             hint="name the script too: stager run -- train.py " + shlex.join(masked(command)),
         )
 
@@ -250,7 +250,8 @@ def _refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> 
     """Refuse a launcher that does not exist here, or not in the bundle."""
     if launcher is Launcher.SRUN and not slurm:
         raise ConfigError(
-            "launch.launcher: srun starts ranks through Slurm, which a local allocation has not",
+            "launch.launcher: srun starts ranks through Slurm, which a local allocation does "
+            "not have",
             hint='use launcher = "torchrun"',
         )
     if launcher is Launcher.TORCHRUN and "torch" not in {layer.name for layer in manifest.layers}:
@@ -276,7 +277,7 @@ def _make_log_dir(log_dir: Path, mode: LogMode) -> None:
         raise _unwritable(log_dir, exc) from exc
     if mode is LogMode.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(
-            f"cluster.log-mode: you are not in the group of {log_dir}, which has number {group}",
+            f"cluster.log-mode: you are not a member of the group of {log_dir} (number {group})",
             hint="give the directory to a group of yours with chgrp, name another directory with"
             ' --log-dir, or set log-mode = "private"',
         )

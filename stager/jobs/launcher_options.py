@@ -64,7 +64,7 @@ ACCELERATE: dict[str, Option] = {
     "tee": Option(takes=True, dropped=_LOGS, short="t"),
     **_values("role monitor-interval", _TORCHRUN),
     **_values("gpu-ids", "Slurm decides which GPUs a job gets"),
-    **_values("num-cpu-threads-per-process", "say it with [launch] omp-num-threads"),
+    **_values("num-cpu-threads-per-process", "set it with [launch] omp-num-threads"),
     **_flags("enable-cpu-affinity", "bind through Slurm, with [cluster] salloc-args"),
     "quiet": Option(dropped="stager run -q is quiet", short="q"),
     **_flags("debug", "set ACCELERATE_DEBUG_MODE=true before stager runs"),

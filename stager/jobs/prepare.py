@@ -23,7 +23,7 @@ from ..core.store import Store
 from ..pack.existing import ChosenBundle, made_here, manifest_of, with_id
 from ..slurm import request
 from ..slurm.request import Source
-from .driver import Way
+from .driver import DriverStart
 from .job import JobOptions, make_job, settle
 
 if TYPE_CHECKING:
@@ -150,18 +150,18 @@ def prepare(
     )
 
 
-def way(prepared: Prepared, env: Mapping[str, str]) -> Way:
+def driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
     """Return the command that starts the driver: here, or by ``salloc``.
 
     Raises:
         ConfigError: ``SALLOC_OPTS`` cannot be read.
     """
     if prepared.source != "salloc":
-        return Way()
+        return DriverStart()
     from ..slurm.script import submit_environment
 
     asked = request.request(prepared.config, env)
-    return Way(
+    return DriverStart(
         argv=request.salloc_argv(asked, ()),
         environment=submit_environment(env, prepared.job.launch.pass_env),
     )

@@ -14,7 +14,7 @@ from bundle.protocol.words import Launcher
 
 from ..diagnosis.failure import FirstFailure
 from .metrics import Figures
-from .result import Outcome
+from .outcome import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

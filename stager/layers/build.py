@@ -85,8 +85,9 @@ def _require_files(processes: int) -> None:
     needed, limit = 24 + 3 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < needed:
         raise StagerError(
-            f"too few files may be open to make the layers: {limit}, where {needed} are needed",
-            hint="allow more in this shell: ulimit -n 1024",
+            f"the limit of open files is too low to make the layers: it is {limit}, and "
+            f"{needed} are needed",
+            hint="raise it in this shell: ulimit -n 1024",
         )
 
 
@@ -140,7 +141,7 @@ def _usable(store: Store, key: Digest) -> bool:
         raise StagerError(
             f"{path}: {exc.strerror or exc}", hint="make it readable, or remove it"
         ) from exc
-    log.warning("the stored layer %s is damaged, or is another one, and is made again", key)
+    log.warning("the stored layer %s is damaged or is a different layer: making it again", key)
     remove(path)
     return False
 

@@ -123,7 +123,7 @@ class LayerWriter:
             size += len(chunk)
         known = self._files.get(path)
         if known is not None and known[3] != state.hexdigest():
-            raise WheelError(f"{path} is there twice, with different content")
+            raise WheelError(f"{path} occurs twice, with different content")
         self._files[path] = (offset, size, 0o755 if executable else 0o644, state.hexdigest())
         return Added(size=size, sha256=state.digest())
 
@@ -178,7 +178,7 @@ class LayerWriter:
         clashes += sorted(self._files.keys() & self._links.keys())
         if clashes:
             raise WheelError(
-                f"{what}: there is a file where there is also a directory or a link",
+                f"{what}: the same path is a file and also a directory or a link",
                 hint="no disk can hold both: pin another version of it",
                 context=clashes,
             )
@@ -218,7 +218,7 @@ def _tar_header(name: str, file: tuple[int, int, int, str] | None, target: str |
 
 
 def _compressed(pieces: Iterator[bytes], threads: int) -> Iterator[tuple[bytes, Frame]]:
-    """Compress each piece into a frame of its own; zstd lets other threads run meanwhile."""
+    """Compress each piece into a frame of its own; zstd lets other threads run during that."""
     own = threading.local()
 
     def compress(piece: bytes) -> tuple[bytes, Frame]:

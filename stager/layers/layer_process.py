@@ -119,7 +119,8 @@ def _outcome(
         fault = StagerError(
             f"the process that made the layer of {source.name} ended with status "
             f"{process.exitcode}",
-            hint="status -9 is usually a machine out of memory: free some, or give --jobs 1",
+            hint="status -9 usually means that the machine ran out of memory: free some, or use "
+            "--jobs 1",
         )
     process.join()
     connection.close()
@@ -185,7 +186,7 @@ def _add_tree(writer: LayerWriter, source: LayerSource, target: Target) -> None:
     for path, goal in tree.links:
         writer.link(f"{source.prefix}/{path}", goal)
     if digest_of(tree, digests) != source.digest:
-        raise _changed(source, "files of it have other contents than a moment ago")
+        raise _changed(source, "the contents of its files changed")
 
 
 def _add_module(
@@ -203,6 +204,6 @@ def _add_module(
 def _changed(source: LayerSource, how: str) -> StagerError:
     return StagerError(
         f"{source.kind} {source.name} changed while it was being packed: {how}",
-        hint="something else writes there; run the command again when it is done, or leave those "
-        "files out with project.exclude",
+        hint="another program is writing there; run the command again when it is done, or leave "
+        "those files out with project.exclude",
     )

@@ -84,8 +84,8 @@ class CompiledModules:
                 raise StagerError(
                     f"{self._wheel.name}: a process that compiled its modules ended with status "
                     f"{process.exitcode}",
-                    hint="status -9 is usually a machine out of memory: free some, or give "
-                    "--jobs 1",
+                    hint="status -9 usually means that the machine ran out of memory: free "
+                    "some, or use --jobs 1",
                 ) from None
             if isinstance(result, OSError):
                 raise result
@@ -104,7 +104,7 @@ class CompiledModules:
             digest: :func:`importlib.util.source_hash` of its source.
 
         Raises:
-            StagerError: it was made from another source, since the wheel has changed meanwhile;
+            StagerError: it was made from another source, since the wheel has changed since;
                 or it was not made, since the wheel could not be read.
             OSError: there was no room for it.
         """
@@ -113,7 +113,7 @@ class CompiledModules:
         if path not in self._places:
             raise StagerError(
                 f"{self._wheel.name}: {path} could not be compiled",
-                hint="run the command again; if it fails again, remove the wheel and build anew",
+                hint="run the command again; if it fails again, remove the wheel and build again",
                 context=self._faults,
             )
         place = self._places[path]
@@ -123,7 +123,7 @@ class CompiledModules:
         if data[DIGEST] != digest:
             raise StagerError(
                 f"{self._wheel.name}: {path} changed while it was being read",
-                hint="something else writes there; run the command again when it is done",
+                hint="another program is writing there; run the command again when it is done",
             )
         return data
 

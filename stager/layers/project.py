@@ -274,7 +274,9 @@ def _follow(
         goal = asset.path + real[len(asset.real) :]
         collector.link(path, posixpath.relpath("/" + goal, "/" + posixpath.dirname(path)))
     elif any(_is_within(folder, real) for folder in above):
-        collector.refuse(path, f"a link to {shown(real)}, which holds it: it would never end")
+        collector.refuse(
+            path, f"a link to {shown(real)}, which contains it: following it would never end"
+        )
     elif os.path.isdir(real):  # noqa: PTH112
         _walk_asset(collector, real, path, asset, above)
     else:
@@ -299,7 +301,8 @@ def _named(root: Path, patterns: Sequence[str]) -> tuple[list[_Asset], list[str]
             other, known = assets.setdefault(asset.path, (key, asset))
             if known.real != asset.real:
                 problems.append(
-                    f"{key}: {match!r} would go by the same name as {known.source!r} ({other})"
+                    f"{key}: {match!r} would be shipped under the same name as {known.source!r} "
+                    f"({other})"
                 )
     return [asset for _, asset in assets.values()], problems
 
@@ -320,13 +323,13 @@ def _asset(base: Path, match: str) -> _Asset | str:
         mode = Path(match).stat().st_mode
         real = os.path.realpath(match, strict=True)
     except OSError as exc:
-        return f"is a link that leads nowhere ({exc.strerror})"
+        return f"is a broken link ({exc.strerror})"
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         return f"is {kind_of(mode)}, not a file or a directory"
     projects = (str(base), os.path.realpath(base))
     for project in projects:
         if _is_within(project, match) or _is_within(project, real):
-            return "holds the project itself"
+            return "contains the project itself"
     for project in projects:
         if _is_within(match, project):
             path = os.path.relpath(match, project)

@@ -24,7 +24,7 @@ LINK_LIMIT = 40
 _PREFIX = "project"
 """Stands for the directory that a tree goes to in an environment, when its paths are measured."""
 _ABSOLUTE = "an absolute link, whose target the nodes may not have; left out"
-_OUTSIDE = "it leads outside, where the nodes may have something else; left out"
+_OUTSIDE = "it points outside, where the nodes may have something else; left out"
 _KINDS = (
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -104,7 +104,7 @@ class Collector:
             os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             known = self.files.get(path)
             if known is not None and not known.source.samefile(source):
-                self.refuse(path, f"{known.source} and {source} would both go there")
+                self.refuse(path, f"{known.source} and {source} would both be put there")
         except OSError as exc:
             self.refuse(path, exc.strerror or str(exc))
             return
@@ -114,7 +114,7 @@ class Collector:
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link; its target is checked when all files are known."""
         if self._has_usable_name(path) and self.links.setdefault(path, target) != target:
-            self.refuse(path, "two links would go there")
+            self.refuse(path, "two links would be put there")
 
     def refuse(self, path: str, reason: str) -> None:
         """Note why ``path`` cannot be shipped."""
@@ -132,9 +132,9 @@ class Collector:
         """
         folders = folders_of([*self.files, *self.links])
         for path in folders & (self.files.keys() | self.links.keys()):
-            self.refuse(path, "a directory, and something else of that name, would go there")
+            self.refuse(path, "a directory, and something else of that name, would be put there")
         for path in self.files.keys() & self.links.keys():
-            self.refuse(path, "a file and a link would both go there")
+            self.refuse(path, "a file and a link would both be put there")
         if self.refused:
             count = len(self.refused)
             some = "an entry" if count == 1 else counted(count, "entry", "entries")
@@ -182,8 +182,8 @@ def tree_digest(tree: Tree) -> Digest:
         digests = list(pool.map(content, tree.files))
     if unread:
         raise StagerError(
-            f"{len(unread)} of the files to be shipped cannot be read any more",
-            hint="something else removes or changes them; run the command again when it is done",
+            f"{len(unread)} of the files to be shipped can no longer be read",
+            hint="another program removes or changes them; run the command again when it is done",
             context=sorted(unread),
         )
     return digest_of(tree, digests)

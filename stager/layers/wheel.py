@@ -115,7 +115,7 @@ def add_wheel(
     except WheelError as exc:
         raise WheelError(
             f"{wheel.name}: {exc.message}",
-            hint=exc.hint or "the wheel is damaged or unsafe; ask its publisher for a sound one",
+            hint=exc.hint or "the wheel is damaged or unsafe; ask its publisher for a correct one",
             context=exc.context,
         ) from exc
     except DAMAGED as exc:
@@ -129,7 +129,7 @@ def add_wheel(
         reason = str(exc) or type(exc).__name__
         raise WheelError(
             f"{wheel.name}: not a valid wheel ({reason})",
-            hint="ask its publisher for a sound one, or choose another version",
+            hint="ask its publisher for an intact one, or choose another version",
         ) from exc
 
 
@@ -154,7 +154,7 @@ class _CheckedWheel(WheelFile):
         lines = self.read_dist_info("RECORD").splitlines()
         listed = {line[0] for line in parse_record_file(lines)}
         missing = sorted(listed.difference(self._zipfile.namelist()))
-        faults = [f"{name} is in RECORD and not in the wheel" for name in missing]
+        faults = [f"{name} is in RECORD but not in the wheel" for name in missing]
         try:
             self.validate_record(validate_contents=False)
         except InstallerError as exc:
@@ -228,7 +228,9 @@ class _LayerDestination(WheelDestination):
         record, self._source.record = self._source.record, None
         algorithm = _algorithm(record)
         if algorithm and algorithm not in _HASHES:
-            self._faults.append(f"{path}: RECORD has its {algorithm}, which proves nothing")
+            self._faults.append(
+                f"{path}: RECORD has only its {algorithm}, which is not a secure hash"
+            )
             return RecordEntry(path, None, None)
         # The layer computes a sha256 anyway; a file is read as a whole only to change it, to
         # compile it or to compute another hash.
@@ -259,7 +261,7 @@ class _LayerDestination(WheelDestination):
     ) -> None:
         """Write the installed RECORD, bytecode included, so that other tools can read it."""
         if not isinstance(records, list):
-            raise WheelError("installer gave no list of records")
+            raise WheelError("installer returned no list of records")
         for module in self._pending:
             self._take_bytecode(*module)
         site = self._places["purelib"]
@@ -333,7 +335,7 @@ class _LayerDestination(WheelDestination):
 def _damaged(wheel: Path, exc: Exception) -> WheelError:
     return WheelError(
         f"{wheel.name}: the archive is damaged or cut short ({exc})",
-        hint=f"remove {wheel} and run `stager build` again to download it afresh",
+        hint=f"remove {wheel} and run `stager build` again to download it again",
     )
 
 

@@ -42,7 +42,7 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
     for member in archive.infolist():
         faults += _name_faults(member, data_dir)
         if member.filename in seen:
-            faults.append(f"{member.filename} is there twice")
+            faults.append(f"{member.filename} occurs twice")
         seen.add(member.filename)
         faults += _kind_faults(member)
     if len(faults) > MOST_FAULTS:
@@ -65,10 +65,10 @@ def _name_faults(member: zipfile.ZipInfo, data_dir: str) -> list[str]:
         check_path(name)
     except LayerError as exc:
         faults.append(str(exc))
-    # A file of the first name would make installer 1.1 loop for ever, one of the second fail.
+    # A file of the first name would make installer 1.1 loop forever, one of the second fail.
     is_scheme = name == data_dir or (name.startswith(f"{data_dir}/") and name.count("/") == 1)
     if is_scheme and not member.is_dir():
-        faults.append(f"{name} is a file, where a directory belongs")
+        faults.append(f"{name} is a file, where a directory is expected")
     if "\\" in member.filename:
         faults.append(f"backslash in {member.filename!r}")
     return faults

@@ -68,7 +68,7 @@ def make_lock(
     if not is_valid_pylock_path(path):
         raise ConfigError(
             f"{path.name} is not a name for a lock",
-            hint="PEP 751 wants pylock.toml or pylock.NAME.toml",
+            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
         )
     scratch = store.scratch("lock")
     try:
@@ -259,7 +259,7 @@ def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
     """Return the same error, with the index that was left out."""
     if silent is None:
         return error
-    line = f"{silent}, which environment.torch-backend adds, gave no answer and was left out"
+    line = f"{silent}, which environment.torch-backend adds, did not answer and was left out"
     more = f"{error.hint}; or run it again where that index can be reached"
     context = (*error.context, line)
     return ResolveError(error.message, hint=more.removeprefix("; or "), context=context)
@@ -314,5 +314,5 @@ def _publish(path: Path, text: str) -> None:
     except OSError as exc:
         raise StagerError(
             f"cannot write {path}: {exc.strerror or exc}",
-            hint="the lock stands beside the project's settings; check the permissions there",
+            hint="the lock is written beside the project's settings; check the permissions there",
         ) from exc

@@ -162,7 +162,7 @@ def _require_pinned(files: list[ResolvedFile], allowed: set[str]) -> None:
     changed = [file.filename for file in files if file.sha256 and file.sha256 not in allowed]
     if changed:
         raise ResolveError(
-            "an index gave other files than it did a moment ago",
+            "the files on an index changed while the lock was being made",
             hint="run `stager lock` again",
             context=changed,
         )

@@ -43,8 +43,8 @@ def refuse_other_build(
     torch = dict(file.identity for file in files).get(canonicalize_name("torch"))
     if torch is not None and torch.local != backend:
         raise ResolveError(
-            f'torch-backend is "{backend}", but only torch {torch} can be had, which is not that '
-            "build",
+            f'torch-backend is "{backend}", but only torch {torch} is available, which is a '
+            "different build",
             hint=f"give an index or a --find-links folder with torch {torch.public}+{backend}",
         )
 
@@ -59,9 +59,9 @@ def refuse_other_files(files: Sequence[LockedFile], spec: Spec) -> None:
             )
     if others:
         raise ResolveError(
-            "other files than the hashes in the requirement files allow",
-            hint="an index offers another file of that version: name the index that the hashes are "
-            "of with --index-url in the requirement file, or write the hashes again",
+            "the hashes in the requirement files do not allow these files",
+            hint="an index offers a different file of that version: name the index that the "
+            "hashes come from with --index-url in the requirement file, or regenerate the hashes",
             context=others,
         )
 

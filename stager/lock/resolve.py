@@ -56,9 +56,7 @@ def solver_for(resolver: ResolverName) -> Solver:
     if resolver == "auto":
         resolver = "uv" if uv_command() else "pip-tools"
     if resolver not in solvers:
-        raise ResolveError(
-            f"no resolver is called {resolver!r}", hint="there are uv, pip-tools and auto"
-        )
+        raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv, pip-tools or auto")
     return solvers[resolver]()
 
 
@@ -73,7 +71,7 @@ def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> Resol
     target = request.target
     hint = "check the names; change the versions asked for, or environment.python and platform"
     if request.offline:
-        hint = "only the offline root was looked at; lock once without --offline"
+        hint = "only the offline root was searched; lock once without --offline"
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{counted(len(reasons), 'problem')}",

@@ -2,6 +2,11 @@
 
 Files that version control ignores do not count, nor do those that builds and tools leave behind:
 otherwise a build would change its own input, and every second lock would differ.
+
+Git is asked, and ``stager.layers.ignore`` is not, though that knows the patterns too. A file that
+git tracks although a pattern names it is part of the source, or its wheel could not be built; what
+a user's global excludes name is not, or an editor's files would change the digest. The project's
+layer (``stager.layers.project``) must be the same for every user: only its own files decide there.
 """
 
 from __future__ import annotations

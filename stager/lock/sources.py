@@ -38,7 +38,7 @@ def build_all(
         except StagerError as exc:
             problems.append(f"{source.label}: {exc.message}")
     if problems:
-        hint = "`pip wheel --no-deps` on each shows the whole story"
+        hint = "`pip wheel --no-deps` on each shows the full output"
         if pip.offline:
             hint += "; offline, their build backend has to be installed beside stager"
         raise ResolveError(
@@ -88,7 +88,7 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
     if not fits(wheels[0].name, pip.target):
         raise ResolveError(
             f"its wheel is {wheels[0].name}, which Python {pip.target.python} on "
-            f"{pip.target.platform} does not take; build it on such a machine"
+            f"{pip.target.platform} does not accept; build it on such a machine"
         )
     store.make_folder(keep)
     final = keep / wheels[0].name

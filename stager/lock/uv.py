@@ -158,7 +158,7 @@ def _refuse_redirection() -> None:
     names = [name for name in _REDIRECTING if os.environ.get(name)]
     if names:
         raise ResolveError(
-            f"{', '.join(names)}: set in the environment, so uv would lock something else than "
+            f"{', '.join(names)}: set in the environment, so uv would lock something other than "
             "what the project asks for",
             hint="unset it; limit versions with environment.constraints, choose PyTorch's index "
             "with environment.torch-backend, allow pre-releases with --pre in a requirement file",
@@ -183,8 +183,8 @@ def _for_target(target: Target) -> list[str]:
 
 
 def _files(answer: str, target: Target) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
-    data = toml.loads(answer, Path("the answer of uv"))
-    return select(data, target, base=Path("/"), source="the answer of uv")
+    data = toml.loads(answer, Path("uv's answer"))
+    return select(data, target, base=Path("/"), source="uv's answer")
 
 
 def _reason(output: str) -> str:
@@ -200,7 +200,7 @@ def _failed(output: str) -> ResolveError:
     text = re.sub(r"\s+", " ", output.replace("error:", "")).strip()[:1200]
     if "unexpected argument" in output or "invalid value" in output:
         return ResolveError(
-            "this uv does not know an option it needs",
+            "this version of uv lacks an option that stager needs",
             hint="upgrade it (`pip install -U uv`), or use --resolver pip-tools",
             context=[text],
         )

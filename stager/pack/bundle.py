@@ -227,7 +227,7 @@ def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None
             faults.append(f"{path}: a file in {_named(owner)}, a directory in {_named(layer)}")
     if faults:
         raise WheelError(
-            f"packages do not fit together: {counted(len(faults), 'file')} in each other's way",
+            f"packages conflict: {counted(len(faults), 'file')} of one would replace another's",
             hint="leave one of the packages out of the requirements, or pin versions that agree",
             context=faults,
         )
@@ -268,6 +268,6 @@ def _damaged(store: Store, layer: Layer, why: str) -> BundleError:
     path.unlink(missing_ok=True)
     return BundleError(
         f"the stored layer of {_named(layer)} is damaged ({why}); it has been removed",
-        hint="run `stager build` again: only this layer is made anew",
+        hint="run `stager build` again: only this layer is made again",
         context=[str(path)],
     )

@@ -37,7 +37,7 @@ def decompressor_lock(target: Target) -> Lock | None:
         except PylockSelectError as exc:
             raise ResolveError(
                 f"there is no zstd decompressor for Python {target.python} on {target.platform}",
-                hint="build for a Python from 3.9 on and a platform of manylinux or musllinux",
+                hint="build for Python 3.9 or newer and a manylinux or musllinux platform",
             ) from exc
         if not isinstance(file, PackageWheel) or file.path is None or package.version is None:
             raise ResolveError(f"{PINNED} does not hold wheels", hint="install stager again")

@@ -100,13 +100,13 @@ def _refuse_another(path: Path, actual: Digest, asked: str) -> None:
         raise BundleError(
             f"{path} is not the bundle that was asked for: its id is {actual}, expected {asked}",
             hint=f"{_SHOWN}; another id means another build, or a file that was changed on its "
-            "way: name the right file with --bundle, or copy it anew",
+            "way: name the right file with --bundle, or copy it again",
         )
     if named and not actual.startswith(named[1]):
         raise BundleError(
-            f"{path} does not hold the bundle that its name says: its id is {actual}",
-            hint="something was copied over it: make it anew with `stager build`, or give the "
-            "file the name that fits its id",
+            f"{path} does not hold the bundle that it is named after: its id is {actual}",
+            hint="another file was copied over it: build it again with `stager build`, or give "
+            "the file the name that matches its id",
         )
 
 
@@ -125,7 +125,7 @@ def with_id(store: Store, asked: str) -> ChosenBundle:
         what = "there is no bundle" if not paths else "there is more than one bundle"
         raise BundleError(
             f"{what} with the id {asked} in {store.root}",
-            hint=f"name the file with --bundle, as one that was carried here; {_SHOWN}",
+            hint=f"name the file with --bundle, for example one that was copied here; {_SHOWN}",
             context=list(map(str, paths)),
         )
     return ChosenBundle(path=paths[0], id=asked)

@@ -124,9 +124,9 @@ def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
     """Return why this machine cannot run the environment, whatever it holds; empty if it can."""
     host, needs = Target.of_host(), manifest.requires
     if (target.machine, needs.libc) != (host.machine, host.libc[0]):
-        return f"this machine is no {target.machine} with {needs.libc}"
+        return f"this machine is not {target.machine} with {needs.libc}"
     if tuple(map(int, needs.libc_version.split("."))) > host.libc[1]:
-        return f"{needs.libc} is older here than {needs.libc_version}"
+        return f"{needs.libc} is older than {needs.libc_version} here"
     if target.is_host_python or _has_python(target, run):
         return ""
     return f"there is no Python {target.python} here"
@@ -229,7 +229,7 @@ def _deny_network(run: Runner) -> tuple[list[str], str]:
         except StagerError:
             continue
         return ["unshare", *options, "--"], "unpacked and imported in a namespace with no network"
-    return [], "unpacked and imported with all proxies leading nowhere"
+    return [], "unpacked and imported with all proxies set to an address without a server"
 
 
 def _probe(

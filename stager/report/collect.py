@@ -30,7 +30,7 @@ from ..support.metadata import cleaned
 from .attempt import Attempt, last_attempt
 from .curves import Training, training
 from .nodes import Node, nodes
-from .phases import Passage, passage
+from .phases import JobPhases, job_phases
 
 
 class Verdict(Enum):
@@ -127,7 +127,7 @@ class ReportData:
     """What became of it."""
     diagnosis: Diagnosis | None
     """Its diagnosis; None where that could not be made."""
-    passage: Passage
+    phases: JobPhases
     """The phases of each node."""
     nodes: tuple[Node, ...]
     """The nodes."""
@@ -155,7 +155,7 @@ def collect(files: JobFiles) -> ReportData:
         facts=_facts(files, attempt),
         verdict=verdict,
         diagnosis=None if diagnosis is None else cleaned(diagnosis, Redactor()),
-        passage=passage(attempt, now if verdict is Verdict.RUNNING else None),
+        phases=job_phases(attempt, now if verdict is Verdict.RUNNING else None),
         nodes=nodes(attempt),
         training=training(files, attempt),
         contents=_bundle_contents(attempt),
@@ -257,7 +257,7 @@ def _bundle_contents(attempt: Attempt) -> BundleContents | None:
     except (BundleError, OSError, ValueError) as exc:
         return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
     if manifest.id != wanted:
-        return BundleContents(path=path, missing="another bundle is there now")
+        return BundleContents(path=path, missing="a different bundle is there now")
     parts = [
         BundlePart(
             name=f"{layer.name} {layer.version}".strip(),

@@ -176,7 +176,7 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of a file, one a line; a pipe or a link is no such file."""
     with suppress(OSError, ValueError):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        # As a descriptor first: nothing else can be opened under this name meanwhile.
+        # As a descriptor first: nothing else can be opened under this name in the meantime.
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             return

@@ -54,7 +54,7 @@ def page(data: ReportData) -> str:
     template = environment().get_template("page.html.j2")
     return template.render(
         data=data,
-        timeline=timeline(data.passage, data.first),
+        timeline=timeline(data.phases, data.first),
         training=[(curves, curve_charts(curves)) for curves in data.training.curves],
         columns=_columns(data.nodes),
         different=apart(data.nodes),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bundle.protocol.answers import Answer, Ready
-from bundle.protocol.events import Event, FileSent, JobBegins, NodesLeftOut, PhaseBegins, PhaseEnds
+from bundle.protocol.answers import Answer
+from bundle.protocol.events import Event, JobBegins, NodesLeftOut, PhaseBegins, PhaseEnds
 from bundle.protocol.launch_answers import Started
 
 from .attempt import Attempt
@@ -16,8 +16,7 @@ STAGING = ("preflight", PLACE, "unpack", "probe", "deep", LAUNCH)
 """The phases before the ranks run, in order."""
 PHASES = (*STAGING, TRAIN, "all_reduce", "clean")
 ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"
-_PLACES_TOO = ("unpack",)
-_SAID_BY = {"all_reduce": LAUNCH}
+_ANSWERED_BY = {"all_reduce": LAUNCH}
 """Phases whose answers have another's name."""
 
 
@@ -42,7 +41,7 @@ class PhaseSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePhases:
-    """A node's way through the job."""
+    """The phases of one node."""
 
     node: str
     """Its name."""
@@ -61,8 +60,8 @@ class NodePhases:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passage:
-    """All nodes' ways through the job."""
+class JobPhases:
+    """The phases of all nodes."""
 
     rows: tuple[NodePhases, ...] = ()
     """One a node, in the job's order."""
@@ -78,8 +77,8 @@ class Passage:
         return max(begins, default=None)
 
 
-def passage(attempt: Attempt, now: float | None = None) -> Passage:
-    """Return the ways of an attempt's nodes.
+def job_phases(attempt: Attempt, now: float | None = None) -> JobPhases:
+    """Return the phases of an attempt's nodes.
 
     Args:
         attempt: the events.
@@ -92,11 +91,11 @@ def passage(attempt: Attempt, now: float | None = None) -> Passage:
         end = at if end is None else max(at, end)
         collected.take(at, event)
     if begin is None or end is None:
-        return Passage()
+        return JobPhases()
     end = end if now is None or attempt.first is None else max(end, now)
     collected.close(end, OPEN)
     rows = (NodePhases(node=node, spans=tuple(spans)) for node, spans in collected.spans.items())
-    return Passage(rows=tuple(rows), begin=begin, end=end)
+    return JobPhases(rows=tuple(rows), begin=begin, end=end)
 
 
 @dataclass
@@ -115,18 +114,12 @@ class _Phase:
     begin: float
     answers: dict[str, _NodeAnswer] = field(default_factory=dict)
     started: dict[str, float] = field(default_factory=dict)
-    ready: dict[str, float] = field(default_factory=dict)
-    sent: list[float] = field(default_factory=list)
 
     def take(self, at: float, event: Event) -> None:
         """Learn from an event of this phase."""
-        if isinstance(event, FileSent):
-            self.sent.append(at)
-        elif isinstance(event, Ready):
-            self.ready[event.node] = at
-        elif isinstance(event, Started):
+        if isinstance(event, Started):
             self.started.setdefault(event.node, at)
-        elif isinstance(event, Answer) and event.event == _SAID_BY.get(self.name, self.name):
+        elif isinstance(event, Answer) and event.event == _ANSWERED_BY.get(self.name, self.name):
             before = self.answers.get(event.node)
             # Each task of a launch has its own answer; an unpacking is tried again.
             good = before is None or before.ok or event.event != LAUNCH
@@ -147,8 +140,6 @@ class _Phase:
             stop, state = end, silent
         else:
             stop, state = answer.at, ENDED if answer.ok else FAILED
-        if self.name in _PLACES_TOO and node in self.ready:
-            return self._placed(self.ready[node], stop, state)
         if self.name == LAUNCH and node in self.started:
             started = min(self.started[node], stop)
             return [
@@ -156,13 +147,6 @@ class _Phase:
                 _span(TRAIN, started, stop, state),
             ]
         return [_span(self.name, self.begin, stop, state)]
-
-    def _placed(self, ready: float, stop: float, state: str) -> list[PhaseSpan]:
-        """Return the spans of a node that was sent the bundle in this phase."""
-        sent = next((at for at in self.sent if at >= ready), None)
-        if sent is None or sent > stop:
-            return [_span(PLACE, ready, stop, state)]
-        return [_span(PLACE, ready, sent, ENDED), _span(self.name, sent, stop, state)]
 
 
 @dataclass

@@ -57,7 +57,9 @@ def _write(path: Path, data: bytes, mode: LogMode) -> None:
     final = path.resolve()  # a link stays one, and what it leads to is renewed
     hint = "name another one with --output"
     if final.exists() and not final.is_file():
-        raise StagerError(f"{path} is no file, and cannot become the report", hint=hint)
+        raise StagerError(
+            f"{path} is not a regular file, so the report cannot be written there", hint=hint
+        )
     try:
         with replacing(final, permissions.opener(mode)) as file:
             file.write(data)

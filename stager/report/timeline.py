@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bundle.protocol.counts import counted
 
 from .charts import AxisLabel, axis_labels, duration, percent, time_ticks
-from .phases import FAILED, OPEN, PHASES, SILENT, STAGING, TRAIN, NodePhases, Passage, PhaseSpan
+from .phases import FAILED, OPEN, PHASES, SILENT, STAGING, TRAIN, JobPhases, NodePhases, PhaseSpan
 
 _MOST = 40
 """Rows that are drawn; more cannot be looked over."""
@@ -30,14 +30,14 @@ _NAMES = {
 }
 """The title of each phase."""
 _MEANINGS = {
-    "preflight": "until the node had answered what it has, and lacks",
-    "place": "the decision, and the sending of the bundle",
-    "unpack": "until the environment was there",
+    "preflight": "until the node had reported what it has and what it lacks",
+    "place": "planning what to send",
+    "unpack": "sending and unpacking, until the environment was there",
     "probe": "until it was checked",
     "deep": "until every file was read again",
     "launch": "until the ranks' launcher was started",
     "train": "until it had ended, its imports included",
-    "all_reduce": "until all ranks had talked",
+    "all_reduce": "until all ranks had exchanged data",
     "clean": "until old environments were gone",
 }
 _STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}
@@ -162,22 +162,22 @@ class _Window:
         return (at - self.begin) / self.length
 
 
-def timeline(passage: Passage, first: str) -> Timeline | None:
+def timeline(job: JobPhases, first: str) -> Timeline | None:
     """Return the timeline of a job; None where no node has got into a phase.
 
     Args:
-        passage: the nodes' ways.
+        job: the phases of its nodes.
         first: the node that failed first; empty for none.
     """
-    if not any(row.spans for row in passage.rows):
+    if not any(row.spans for row in job.rows):
         return None
-    rows = chosen(passage.rows, first)
+    rows = chosen(job.rows, first)
     return Timeline(
-        legend=_legend(passage),
-        nodes=len(passage.rows),
+        legend=_legend(job),
+        nodes=len(job.rows),
         drawn=len(rows),
-        drawings=_drawings(passage, rows, first),
-        table=_table(passage),
+        drawings=_drawings(job, rows, first),
+        table=_table(job),
     )
 
 
@@ -189,21 +189,21 @@ def chosen(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
 
 
 def _drawings(
-    passage: Passage, rows: Sequence[NodePhases], first: str
+    job: JobPhases, rows: Sequence[NodePhases], first: str
 ) -> tuple[TimelineDrawing, ...]:
-    length = passage.end - passage.begin
-    whole = _drawing("The whole job", rows, _Window(passage.begin, max(length, 1e-3)), first)
-    running = passage.running
-    staging = 0.0 if running is None else running - passage.begin
+    length = job.end - job.begin
+    whole = _drawing("The whole job", rows, _Window(job.begin, max(length, 1e-3)), first)
+    running = job.running
+    staging = 0.0 if running is None else running - job.begin
     if not 0 < staging < length * _SHORT:
         return (whole,)
-    part = _Window(passage.begin, staging * 1.02)
+    part = _Window(job.begin, staging * 1.02)
     return whole, _drawing("Until the ranks ran, larger", rows, part, first)
 
 
-def _legend(passage: Passage) -> tuple[LegendEntry, ...]:
+def _legend(job: JobPhases) -> tuple[LegendEntry, ...]:
     """Return the meaning of the bars: the phases in use, and the signs of trouble."""
-    spans = [span for row in passage.rows for span in row.spans]
+    spans = [span for row in job.rows for span in row.spans]
     phases, states = {span.phase for span in spans}, {span.state for span in spans}
     entries = [
         LegendEntry(phase=phase, state="", name=_NAMES[phase], meaning=_MEANINGS[phase])
@@ -219,19 +219,19 @@ def _legend(passage: Passage) -> tuple[LegendEntry, ...]:
     return tuple(entries)
 
 
-def _table(passage: Passage) -> PhaseTable:
+def _table(job: JobPhases) -> PhaseTable:
     """Return the seconds of each node in each phase."""
-    in_use = {span.phase for row in passage.rows for span in row.spans}
+    in_use = {span.phase for row in job.rows for span in row.spans}
     phases = [phase for phase in PHASES if phase in in_use]
     rows = []
-    for row in passage.rows:
-        times = [tuple(_time(span, passage) for span in _of(row, phase)) for phase in phases]
+    for row in job.rows:
+        times = [tuple(_time(span, job) for span in _of(row, phase)) for phase in phases]
         rows.append((row.node, tuple(times)))
     return PhaseTable(phases=tuple(_NAMES[phase] for phase in phases), rows=tuple(rows))
 
 
-def _time(span: PhaseSpan, passage: Passage) -> PhaseTime:
-    begin = duration(span.begin - passage.begin)
+def _time(span: PhaseSpan, job: JobPhases) -> PhaseTime:
+    begin = duration(span.begin - job.begin)
     return PhaseTime(length=duration(span.seconds), state=_STATES.get(span.state, ""), begin=begin)
 
 

@@ -17,7 +17,7 @@ name=@name@
 log_dir=@log_dir@
 log_umask=@log_umask@
 program_sha256=@program_sha256@
-# Pythons to try, in this order; the driver runs on any one from 3.9 on.
+# Pythons to try, in this order; the driver runs on any of version 3.9 or newer.
 pythons=(
 @pythons@
 )
@@ -85,7 +85,7 @@ find_python() {
             return
         fi
     done
-    fail "no Python from 3.9 on was found (tried ${pythons[*]}); put one on PATH before sbatch \
+    fail "no Python 3.9 or newer was found (tried ${pythons[*]}); put one on PATH before sbatch \
 (module load, conda), or leave this node out with --exclude=$(uname -n)"
 }
 

@@ -1,4 +1,4 @@
-"""Requests that no partition could ever satisfy: Slurm would let them wait for ever."""
+"""Requests that no partition could ever satisfy: Slurm would let them wait forever."""
 
 from __future__ import annotations
 

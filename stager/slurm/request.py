@@ -83,8 +83,9 @@ def choose(asked: str, *, nodes: int, batch: bool, inside: str, found: Collectio
     """
     if asked not in ALLOCATIONS:
         raise ConfigError(
-            f"--allocation {asked}: it is none of {', '.join(ALLOCATIONS)}",
-            hint="auto takes Slurm where it is there; local makes nodes out of processes here",
+            f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
+            hint="auto uses Slurm where it is available; local runs nodes as processes on this "
+            "machine",
         )
     if asked == "local":
         return _local(batch)

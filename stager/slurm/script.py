@@ -2,7 +2,7 @@
 
 The script is complete. It carries the far side's program and the job's description, so that the
 nodes need neither ``stager`` nor the login node's home directory: bash, coreutils, gzip and any
-Python from 3.9 on will do. Its shell is ``batch.sh`` beside this file; here that template is filled
+Python 3.9 or newer will do. Its shell is ``batch.sh`` beside this file; here it is filled
 in. Launching the ranks is the driver's part, see ``bundle/driver/driver.py``.
 """
 

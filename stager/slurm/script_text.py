@@ -22,8 +22,8 @@ WIDTH = 98
 _READING_THE_BUNDLE = (
     "The first node must be able to read the bundle. Where it cannot, run `stager run` without"
     " --batch instead: through salloc the driver runs on the login node and sends the bundle"
-    " from there. Logs are written by the first node, to a directory of its own where it does"
-    " not see yours; Slurm itself writes none, as it would drop a job whose log it cannot open."
+    " from there. Logs are written by the first node, to a directory of its own if it cannot"
+    " see yours; Slurm itself writes none, because it would drop a job whose log it cannot open."
 )
 
 
@@ -64,7 +64,7 @@ def _purpose(facts: ScriptFacts) -> str:
     if not _launches(facts):
         return f"checks that {nodes} can run the bundle; nothing is launched."
     launch = facts.job.launch
-    ranks = "one rank a GPU, or one a node,"
+    ranks = "one rank for each GPU, or one for each node,"
     if launch.nproc_per_node is not None:
         ranks = f"{counted(launch.nproc_per_node, 'rank')} a node"
     return f"runs {ranks} on {nodes}, from each node's own disk ({launch.launcher})."
@@ -80,18 +80,19 @@ def _node_count(facts: ScriptFacts) -> str:
 def _overview(facts: ScriptFacts) -> str:
     last_step = ", and launches the ranks." if _launches(facts) else " and reports."
     return (
-        f"Written by stager {facts.version}. The nodes need no stager: bash, coreutils, gzip and a"
-        " Python from 3.9 on do. Only the first node runs this script. It starts the driver there,"
-        " which reaches the others through srun and sbcast: it checks every node, brings the bundle"
-        f" to the local disks that lack it, unpacks, probes{last_step}"
+        f"Written by stager {facts.version}. The nodes do not need stager; bash, coreutils,"
+        " gzip and Python 3.9 or newer are enough. Only the first node runs this script. It starts"
+        " the driver there, which reaches the others through srun and sbcast: it checks every node,"
+        " brings the bundle to the local disks that lack it, unpacks,"
+        f" probes{last_step}"
     )
 
 
 def _requeue_note(facts: ScriptFacts) -> str:
     return (
-        f"{facts.warning_seconds} s before the time limit Slurm sends USR1: the driver ends"
-        " the ranks with TERM and brings results home, and the job goes back into the queue, at"
-        f" most {MOST_RESTARTS} times. The training script must resume from its own checkpoint."
+        f"{facts.warning_seconds} s before the time limit Slurm sends USR1: the driver ends the"
+        " ranks with TERM and collects the results, and the job goes back into the queue, at most"
+        f" {MOST_RESTARTS} times. The training script must resume from its own checkpoint."
     )
 
 
@@ -108,8 +109,8 @@ def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
     yield "submit", "sbatch THIS_FILE"
     yield "follow", f"tail -F {log_dir}/{batch_log_name(name, 'JOBID')}"
     yield "cancel", "scancel JOBID"
-    yield "logs", f"{log_dir}/{name}.JOBID.NODE.RANK.out, one a rank"
-    yield "", f"{log_dir}/preflight.JOBID.txt, one line a node"
+    yield "logs", f"{log_dir}/{name}.JOBID.NODE.RANK.out, one for each rank"
+    yield "", f"{log_dir}/preflight.JOBID.txt, one line for each node"
     yield "", f"{log_dir}/events.JOBID.jsonl, everything, for programs"
 
 

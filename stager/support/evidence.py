@@ -46,21 +46,21 @@ def opened(path: Path, folder: Path) -> BinaryIO:
     """Open a regular file below a directory; a link is followed if it does not lead out of it.
 
     Raises:
-        UnfitError: it is no regular file, leads out of the directory, or cannot be read.
+        UnfitError: it is not a regular file, leads out of the directory, or cannot be read.
     """
     try:
         real = path.resolve(strict=True)
         if not real.is_relative_to(folder.resolve()):
-            raise UnfitError(f"{path.name}: a link that leads out of {folder}")
+            raise UnfitError(f"{path.name}: a link that points outside {folder}")
         # A pipe would block, a device may do anything: neither is opened to be read.
         handle = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
         raise UnfitError(f"{path.name}: {exc.strerror or exc}") from exc
     except RuntimeError as exc:  # links in a circle, before Python 3.13
-        raise UnfitError(f"{path.name}: a link that leads nowhere") from exc
+        raise UnfitError(f"{path.name}: a broken link") from exc
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise UnfitError(f"{path.name}: no regular file")
+        raise UnfitError(f"{path.name}: not a regular file")
     return os.fdopen(handle, "rb")
 
 

@@ -21,14 +21,13 @@ from ..logs.files import JobFiles
 from ..redaction.known_values import KnownValues
 from ..redaction.pseudonyms import Pseudonyms
 from ..redaction.redact import Redactor
+from . import LOG_BYTES
 from .archive import ArchiveWriter
 from .contents import SMALL, ArchiveContents, ArchiveItem, contents
 from .evidence import UnfitError, opened, redacted, size_of, whole
 from .known_secrets import of_environment, of_settings
 from .metadata import Describe, Listed, as_json, cleaned, readme, versions
 
-LOG_BYTES = 5_000_000
-"""Bytes of a log that go in; of a longer one its beginning and its end."""
 Step = Callable[[str, int, int], None]
 """Called with the name of what is read, how many are done, and of how many."""
 _NAME = "stager-support-"
@@ -119,7 +118,8 @@ def support(
         except OSError as exc:
             raise StagerError(
                 f"cannot gather the files: {exc.strerror or exc}",
-                hint="they wait in $TMPDIR until the archive is written: it needs room",
+                hint="they are kept in $TMPDIR until the archive is written: make sure that it "
+                "has room",
             ) from exc
         top = gathering.top
         target = _target(options.output, top)

@@ -94,7 +94,7 @@ class _Fetcher:
         """Bring every missing file into the store.
 
         Raises:
-            WheelError: files that cannot be had as locked; all of them.
+            WheelError: files that cannot be obtained as locked; all of them.
         """
         missing = [file for file in self.lock.files if not self.is_here(file)]
         if self.pip.offline:
@@ -116,15 +116,12 @@ class _Fetcher:
 
     def _error(self) -> WheelError:
         """Return one error with all problems."""
-        hint = (
-            "the lock is authoritative; `stager lock` makes a new one if its files "
-            "are really meant to have changed"
-        )
+        hint = "the lock is authoritative; if the files were meant to change, run `stager lock`"
         if self.pip.offline:
             hint = f"run once with a network, or put the files into {self.store.wheels}"
         many = counted(len(self.problems), "file")
         return WheelError(
-            f"{many} of {self.lock.path.name} cannot be had as locked",
+            f"{many} of {self.lock.path.name} cannot be obtained as locked",
             hint=hint,
             context=self.problems,
         )
@@ -270,7 +267,7 @@ class _Fetcher:
     def build_all(self, files: Sequence[LockedFile]) -> None:
         """Build the wheels of sdists."""
         for file in files:
-            self.progress(f"building a wheel of {file.name} {file.version}")
+            self.progress(f"building a wheel for {file.name} {file.version}")
             self.build(file)
 
     def build(self, file: LockedFile) -> None:

@@ -152,4 +152,4 @@ def test_a_dry_run_says_how_long_it_would_take(built: Project) -> None:
     assert report["forecast"]["seconds"]["total"] > report["forecast"]["seconds"]["stage"] > 0
     told = built.stager("verify", *options, env={"PATH": path})
     assert told.returncode == 0
-    assert "expected on 3 nodes with nothing there yet: preflight " in told.stderr
+    assert "expected on 3 nodes that have nothing of it yet: preflight " in told.stderr

@@ -48,7 +48,9 @@ def test_a_bundle_copied_over_anothers_name_does_not_run(
     first, second = two
     whole = manifest_of(second)
     shutil.copyfile(first, second)
-    with pytest.raises(BundleError, match="does not hold the bundle that its name says") as caught:
+    with pytest.raises(
+        BundleError, match="does not hold the bundle that it is named after"
+    ) as caught:
         manifest_of(second)
     assert str(second) in caught.value.message
     with pytest.raises(BundleError):

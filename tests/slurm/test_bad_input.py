@@ -65,7 +65,9 @@ def test_a_place_that_cannot_be_written(bench: Bench) -> None:
     finally:
         bench.cluster.on("node02", ["umount", place])
     (bench.place("node02") / "incoming" / f"job-{number}.0").rmdir()  # the agent could not
-    assert_named(said, "node02", "Read-only file system", "the space and the permissions there")
+    assert_named(
+        said, "node02", "Read-only file system", "the free space and the permissions there"
+    )
     bench.assert_clean()
 
 
@@ -89,7 +91,7 @@ def test_a_node_lost_before_the_launch(bench: Bench) -> None:
     said = bench.finish(started)
     assert said.code == 3, said.talk
     assert (said.failure["node"], said.failure["class"]) == ("node02", "node-failure")
-    assert "Slurm can start nothing there" in said.failure["cause"]
+    assert "Slurm cannot start anything there" in said.failure["cause"]
     assert "--exclude=node02" in said.failure["hint"]
     bench.assert_clean()
 
@@ -165,8 +167,8 @@ def test_a_port_that_is_taken(bench: Bench) -> None:
             assert said.code == 0, said.talk
             told = {event["node"]: event for event in bench.events("preflight")}
             assert told["node01"]["port"] == port + 1
-    assert_named(said, "node01", f"none of 64 ports from {port} on can be listened on")
-    assert "end what is left of earlier jobs" in said.problems("node01")
+    assert_named(said, "node01", f"none of the 64 ports from {port} up can be used")
+    assert "end the processes that earlier jobs left" in said.problems("node01")
     bench.assert_clean()
 
 

@@ -155,7 +155,7 @@ def test_a_node_without_python(cluster: Cluster, shared: Path) -> None:
         for program in hidden:
             cluster.on("node03", ["umount", program])
     assert status == 3
-    assert "stager: node03: no Python from 3.9 on was found" in log_of(shared, job)
+    assert "stager: node03: no Python 3.9 or newer was found" in log_of(shared, job)
     assert "--exclude=node03" in log_of(shared, job)
 
 

@@ -118,8 +118,8 @@ def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, small: Proj
     text = " ".join(problems(report)["node02"])
     assert path in text
     assert "its sha256 begins with" in text
-    assert "the next `stager verify` or `stager run` makes it anew" in text
-    assert "hint: without it: --exclude=node02" in said.splitlines()
+    assert "the next `stager verify` or `stager run` makes it again" in text
+    assert "hint: to leave it out: --exclude=node02" in said.splitlines()
     assert installed(cluster, "node02", report) == ""
     assert installed(cluster, "node03", report) == path
 
@@ -136,7 +136,7 @@ def test_a_node_with_another_address_for_a_name(cluster: Cluster, small: Project
     assert code == 3
     assert list(problems(report)) == ["node03"], said
     (text,) = problems(report)["node03"]
-    assert "names of nodes lead elsewhere than from the other nodes" in text
+    assert "names of nodes resolve to other addresses than on the other nodes" in text
     assert f"node02 is 10.99.99.9, not {cluster.address('node02')}" in text
     assert "--exclude=node03" in said
 
@@ -158,7 +158,7 @@ def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, small: Proje
     assert path in " ".join(found["node01"])
     assert "the head node cannot be reached" in found["node02"][0]
     assert "from node02: " in found["node02"][0]
-    assert "names of nodes lead back to the node itself; node01 is 127.0.1.1" in found["node03"][0]
+    assert "names of nodes resolve to the node itself; node01 is 127.0.1.1" in found["node03"][0]
     assert report["deep"]["skipped"] == "every node has a problem"
 
 
@@ -166,7 +166,7 @@ def test_nodes_that_fail_can_be_left_out(cluster: Cluster, small: Project) -> No
     with named(cluster, "node03", "10.99.99.9", "node02"):
         code, report, said = deep(small, "--min-nodes", "2")
     assert (code, report["left_out"]) == (0, ["node03"]), said
-    assert "warning: node03 is left out: names of nodes lead elsewhere" in said
+    assert "warning: node03 is left out: names of nodes resolve to other addresses" in said
 
 
 def test_a_head_that_no_node_reaches_is_the_one_at_fault(cluster: Cluster, small: Project) -> None:

@@ -268,7 +268,7 @@ def test_an_interrupted_wait_leaves_the_batch_job(cluster: Cluster, slurm_projec
     os.killpg(started.pid, signal.SIGINT)
     _, err = started.communicate(timeout=30)
     assert started.returncode == 130
-    assert f"job {number} goes on; scancel {number} ends it" in err
+    assert f"job {number} keeps running; scancel {number} ends it" in err
     assert queued(cluster).split()[0] == number
     cluster.run(["scancel", number])
     assert until(lambda: nothing_left(cluster), 30)

@@ -84,13 +84,13 @@ def test_a_dry_run_that_would_ask_slurm_is_refused_with_the_way_out(
     assert "plan()" in caught.value.hint
     planned = project.plan(options)
     assert (planned.argv[0], planned.nodes) == ("sbatch", (2, 2))
-    assert not (ready.root / "asked").exists(), "nothing was asked of Slurm"
+    assert not (ready.root / "asked").exists(), "nothing was requested from Slurm"
 
 
 def test_the_words_of_options_are_checked(ready: Project, tmp_path: Path) -> None:
     project = stager.load(ready.root)
     options = stager.JobOptions(launcher="mpirun", log_dir=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(stager.StagerError, match="'mpirun' is none of torchrun, srun"):
+    with pytest.raises(stager.StagerError, match="'mpirun' is not one of torchrun, srun"):
         project.verify(options)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.requires import Requires
 from bundle.protocol.words import Action, Allocation, Backend, Launcher
-from stager.jobs.result import Outcome
+from stager.jobs.outcome import Outcome
 from tests.support.events import job_ends
 
 

@@ -209,8 +209,6 @@ def hostile(folder: Path, count: int = 60) -> Told:
     told.phase("preflight", 0.5, nodes).say("begin", phase="place")
     told.say("plan", why=HOSTILE, bytes=5_000_000, groups=[]).say("end", phase="place", seconds=0)
     told.say("begin", phase="unpack")
-    for node in nodes:
-        told.say("ready", 0.01, phase="unpack", node=node)
     told.say("sent", 4.0, bytes=5_000_000, seconds=4.0)
     for number, node in enumerate(nodes):
         told.answer("unpack", node, 5.0 + number * 0.05)

@@ -121,7 +121,7 @@ def test_told_to_stop_it_saves_and_goes_on_from_there(alone, tmp_path, number):
     process.send_signal(number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 143, said
-    assert "with --resume at its end goes on from there" in said
+    assert "to continue, add --resume to the same command" in said
     stopped = int(said.partition("stopped after step ")[2].partition(":")[0])
     done = train(0, tmp_path, *LONG, "--resume")
     assert f"after {stopped} steps (0 steps to do again)" in done.stdout
@@ -134,7 +134,7 @@ def test_torchrun_that_is_told_to_stop_lets_all_ranks_save(undisturbed, tmp_path
     wait_for_step(tmp_path, 8, process)
     process.terminate()
     said, _ = process.communicate(timeout=60)
-    assert "with --resume at its end goes on from there" in said
+    assert "to continue, add --resume to the same command" in said
     train(3, tmp_path, *MLP, "--resume")
     assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
 

@@ -130,7 +130,7 @@ def altered(folder, **changed):
 def test_a_checkpoint_of_something_else(trained, changed):
     altered(trained, **changed)
     done = train(0, trained, *SMALL, "--epochs", "2", "--resume", code=1)
-    assert "checkpoint_epoch_1.pt cannot be gone on from: " in said(done)
+    assert "checkpoint_epoch_1.pt cannot be resumed from: " in said(done)
 
 
 @pytest.mark.parametrize("note", ["", "[" * 100_000, '{"step": Infinity, "sha256": "x"}'])
@@ -180,7 +180,7 @@ def test_a_rank_that_cannot_join(tmp_path, changed):
 
 @pytest.mark.parametrize("value", ["~nobody-of-that-name/x", "x" * 300])
 def test_a_path_that_is_none(tmp_path, value):
-    assert "is no path: " in said(train(0, tmp_path, *SMALL, "--out", value, code=2))
+    assert "is not a path: " in said(train(0, tmp_path, *SMALL, "--out", value, code=2))
 
 
 def test_a_partial_file_does_not_stay_on_a_full_disk(tmp_path, monkeypatch):

@@ -56,7 +56,8 @@ def folder_of(options: Options) -> Path:
         raise TrainerError(
             f"{options.workload} needs --data, a folder with the IDX files of MNIST"
             + ("" if options.data is None else f"; {options.data} is a file"),
-            hint="name the folder with train-images-idx3-ubyte.gz and its kin; nothing is fetched",
+            hint="name the folder with train-images-idx3-ubyte.gz and the files that belong to "
+            "it; nothing is fetched",
         )
     return options.data
 
@@ -144,7 +145,7 @@ def read_idx(path: Path, axes: int) -> Tensor:
     head = 4 + 4 * axes
     if len(data) < head or data[:4] != bytes((0, 0, _UNSIGNED_BYTES, axes)):
         raise TrainerError(
-            f"{path}: byte 0: this is no IDX file of bytes with {axes} axes (it begins with "
+            f"{path}: byte 0: not an IDX file of bytes with {axes} axes (it begins with "
             f"{data[:4].hex(' ') or 'nothing'})",
             hint=_SOUND,
         )
@@ -152,7 +153,7 @@ def read_idx(path: Path, axes: int) -> Tensor:
     expected = head + math.prod(shape)
     if len(data) != expected:
         raise TrainerError(
-            f"{path}: byte {min(len(data), expected)}: its head says "
+            f"{path}: byte {min(len(data), expected)}: its header says "
             f"{' x '.join(map(str, shape))}, which is {expected} bytes in all, and there are "
             f"{len(data)}",
             hint=_SOUND,

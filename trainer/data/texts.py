@@ -103,7 +103,7 @@ def read_csv(path: Path) -> list[LabelledText]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TrainerError(
             f"{path} cannot be read as csv: {error}",
-            hint="it has to be a text file in UTF-8 with the columns class, title, description",
+            hint="it must be a text file in UTF-8 with the columns class, title, description",
         ) from error
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""

@@ -99,7 +99,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     except (OSError, UnicodeDecodeError) as error:
         raise TrainerError(
             f"--vocab {path} cannot be read: {error}",
-            hint="it has to be a text file in UTF-8 with one token a line",
+            hint="it must be a text file in UTF-8 with one token a line",
         ) from error
     vocabulary = {token: number for number, token in enumerate(tokens)}
     problems = [f"it lacks {token}" for token in SPECIAL.values() if token not in vocabulary]

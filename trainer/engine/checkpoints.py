@@ -75,7 +75,7 @@ def find(options: Options, steps_an_epoch: int) -> Start:
                 f"{folder} was made with {counted(round(step / epoch), 'step')} an epoch, and this "
                 f"run has {steps_an_epoch}",
                 hint="resume with the same --data, --subset, --held-out, --batch-size and number "
-                "of processes, or start anew in another --out",
+                "of processes, or start again in another --out",
             )
         return Start(checkpoint=folder, epochs_done=epoch)
     return Start()
@@ -90,7 +90,7 @@ def see(start: Start) -> None:
     if start.checkpoint is not None and not start.checkpoint.is_dir():
         raise TrainerError(
             f"{start.checkpoint} is not visible from here",
-            hint="to resume on several nodes, --out has to be on a file system that they share",
+            hint="to resume on several nodes, --out must be on a file system that they share",
         )
 
 
@@ -135,8 +135,8 @@ def _clear(out: Path) -> None:
     if not (out / METRICS).is_file():
         raise TrainerError(
             f"{out} has checkpoints of a run that did not finish, the newest {folders[-1].name}",
-            hint=f"--resume goes on from there; rm -r {out}/checkpoint-* gives it up; "
-            "or choose another --out",
+            hint=f"continue it with --resume, discard it with rm -r {out}/checkpoint-*, or "
+            "choose another --out",
         )
     for folder in folders:
         shutil.rmtree(folder)

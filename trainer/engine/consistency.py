@@ -48,8 +48,8 @@ def require(world: World, options: Options, rows: Mapping[str, str]) -> None:
         if differences:
             raise TrainerError(
                 f"not what rank 0 has: {', '.join(differences)}",
-                hint="start all ranks with the same command; see whether the data on that node is "
-                "another copy",
+                hint="start all ranks with the same command; check whether the data on that "
+                "node is a different copy",
             )
 
     dist.together(world, compare)

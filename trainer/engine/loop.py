@@ -163,7 +163,7 @@ def _record(run: Run, results: StepResults | None, mean: _Mean, progress: Progre
         at, lr, rows = mean.waiting.popleft()
         if not math.isfinite(loss):
             raise TrainerError(
-                f"the loss of step {at.step} is {loss}: nothing can be learned from there on",
+                f"the loss of step {at.step} is {loss}: training cannot continue from there",
                 hint="lower --lr, or look for broken rows; checkpoints of earlier epochs are kept",
                 everywhere=True,  # all ranks have the same numbers
             )

@@ -110,7 +110,7 @@ class Progress:
                 self._file.write(json.dumps({**values, "seconds": round(self.seconds, 3)}) + "\n")
                 self._file.flush()
             except OSError as error:  # the next checkpoint ends the run, on all ranks
-                dist.say(f"warning: {LOG} is not written any more: {error.strerror or error}")
+                dist.say(f"warning: {LOG} is no longer written: {error.strerror or error}")
                 self._file = None
 
     def _draw(self, values: dict[str, float], step: int) -> None:
@@ -127,7 +127,7 @@ class Progress:
         try:
             yield
         except Exception as error:  # its writer passes on what failed in a thread of its own
-            dist.say(f"warning: TensorBoard's files are not written any more: {error}")
+            dist.say(f"warning: TensorBoard's files are no longer written: {error}")
             self._board = None
 
 

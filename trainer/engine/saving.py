@@ -181,8 +181,8 @@ def _clear(out: Path) -> None:
     if left and not (out / checkpoints.METRICS).is_file():
         raise TrainerError(
             f"{out} has checkpoints of a run that did not finish, the newest {left[-1]}.pt",
-            hint=f"--resume goes on from there; rm {out}/checkpoint_* gives it up; "
-            "or choose another --out",
+            hint=f"continue it with --resume, discard it with rm {out}/checkpoint_*, or choose "
+            "another --out",
         )
     if left:
         dist.say(f"{out} has a finished run: it is replaced")
@@ -207,8 +207,8 @@ def _restore(run: Run, state: dict[str, Any], name: str) -> None:
             raise ValueError(f"epoch {at.epoch}, row {at.row}, step {at.step}")
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise TrainerError(
-            f"{name} cannot be gone on from: {type(error).__name__}: {error}",
-            hint="remove it, and --resume goes on from the one before it",
+            f"{name} cannot be resumed from: {type(error).__name__}: {error}",
+            hint="remove it, and --resume continues from the one before it",
         ) from error
     run.at = at
 
@@ -231,9 +231,9 @@ def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
         differences = ["another model"]
     if differences:
         raise TrainerError(
-            f"{name} is of another run: {'; '.join(differences)}",
+            f"{name} belongs to another run: {'; '.join(differences)}",
             hint="resume with the same workload, --data, --subset, --held-out and --seed, or "
-            "start anew in another --out",
+            "start again in another --out",
         )
 
 
@@ -286,7 +286,7 @@ def _warn_of_other_disks(options: Options, world: World) -> None:
         (out / name).unlink(missing_ok=True)
         if unseen:
             dist.say(
-                f"warning: --out {out.absolute()} is on a disk of this node's own: a run that is "
+                f"warning: --out {out.absolute()} is on this node's own disk: a run that is "
                 "started again on other nodes will not find its checkpoints; name a folder on a "
                 "shared file system"
             )

@@ -71,7 +71,8 @@ def save(path: Path, data: bytes, step: int) -> None:
     except OSError as error:
         raise TrainerError(
             f"the checkpoint {path} cannot be written: {error.strerror or error}",
-            hint="see the space and the permissions there; --resume goes on from the last one",
+            hint="check the free space and the permissions there; --resume continues from the "
+            "last one",
         ) from error
 
 
@@ -122,8 +123,8 @@ def newest(out: Path) -> tuple[Note, bytes] | None:
     damaged = _damaged(out)
     if damaged:
         raise TrainerError(
-            f"no checkpoint in {out} is sound ({len(damaged)} are damaged)",
-            hint=f"rm {out}/checkpoint_* to start anew there, or choose another --out",
+            f"no checkpoint in {out} can be used ({len(damaged)} are damaged)",
+            hint=f"rm {out}/checkpoint_* to start again there, or choose another --out",
         )
     return None
 
@@ -150,12 +151,12 @@ def load(data: bytes, name: str) -> dict[str, Any]:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         if isinstance(state, dict):
             return state
-        why = "it holds no mapping"
+        why = "it is not a mapping"
     except Exception as error:  # torch's, zip's and pickle's own: it is no checkpoint of ours
         why = str(error).strip().partition("\n")[0][:200]
     raise TrainerError(
         f"{name} cannot be loaded: {why}",
-        hint="remove it, and --resume goes on from the one before it",
+        hint="remove it, and --resume continues from the one before it",
     )
 
 

@@ -81,7 +81,7 @@ def parse(argv: Sequence[str]) -> AllReduceOptions:
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m trainer {NAME}",
-        description="Check that all ranks can talk, and measure each pair of nodes.",
+        description="Check that all ranks can communicate, and measure each pair of nodes.",
     )
     add = parser.add_argument
     add("--size-mb", type=_size, default=16, metavar="N", help="MiB a message (default: 16)")

@@ -88,7 +88,7 @@ def _numbers_of(environ: Mapping[str, str]) -> dict[str, int]:
         problems.append(f"RANK={environ['RANK']} is not below WORLD_SIZE={environ['WORLD_SIZE']}")
     if problems:
         raise TrainerError(
-            "the environment describes no distributed job: " + ", ".join(problems),
+            "the environment does not describe a distributed job: " + ", ".join(problems),
             hint="start it with torchrun, or unset RANK and WORLD_SIZE to train in one process",
         )
     return numbers
@@ -150,7 +150,7 @@ def _join(world: World, environ: Mapping[str, str], backend: str) -> None:
         why = str(error).strip().partition("\n")[0]
         raise TrainerError(
             f"rank {world.rank} of {world.size} did not join the others at {head}: {why}",
-            hint="see that MASTER_ADDR and MASTER_PORT are the head node's and free, and that "
+            hint="check that MASTER_ADDR and MASTER_PORT are the head node's and free, and that "
             "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface of this node",
         ) from error
 

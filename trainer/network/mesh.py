@@ -53,8 +53,9 @@ def own_address(environ: Mapping[str, str]) -> str:
             return str(handle.getsockname()[0])
     except OSError as error:
         raise TrainerError(
-            f"{os.uname().nodename} has no way to the head node, {head}: {error.strerror or error}",
-            hint="check that the nodes share a network, and what the head's name leads to",
+            f"{os.uname().nodename} has no route to the head node, {head}: "
+            f"{error.strerror or error}",
+            hint="check that the nodes share a network, and what the head's name resolves to",
         ) from error
 
 

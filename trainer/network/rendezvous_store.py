@@ -77,7 +77,7 @@ def meet(world: World, timeout: float, environ: Mapping[str, str]) -> Rendezvous
         raise TrainerError(
             f"{node} (rank {world.rank} of {world.size}) did not meet the others at {head} within "
             f"{timeout:g} s: {brief(error)}",
-            hint="see that the head node's port can be reached, and that each rank has started",
+            hint="check that the head node's port can be reached, and that each rank has started",
         ) from error
     store = PrefixStore("meeting", store)
     store.set(f"node/{world.rank}", node)
@@ -89,7 +89,7 @@ def meet(world: World, timeout: float, environ: Mapping[str, str]) -> Rendezvous
             raise TrainerError(
                 f"rank {rank} of {world.size} did not come to {head} within {timeout:g} s; "
                 f"known so far: {', '.join(dict.fromkeys(nodes)) or 'none'}",
-                hint="see its log; the first rank that failed tells why",
+                hint="see its log; that of the first rank that failed says why",
             ) from error
     return RendezvousStore(world=world, store=store, timeout=timeout, nodes=tuple(nodes))
 

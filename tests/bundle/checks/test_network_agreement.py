@@ -54,7 +54,7 @@ def test_debians_own_address_of_a_host_is_named() -> None:
     found = said(n1={"n1": ["127.0.1.1"]})
     assert list(found) == ["n1"]
     assert "n1 is 127.0.1.1" in found["n1"]
-    assert "lead back to the node itself" in found["n1"]
+    assert "resolve to the node itself" in found["n1"]
 
 
 def test_the_minority_is_wrong() -> None:

@@ -101,4 +101,4 @@ def test_what_is_said_of_it() -> None:
 def test_another_reason_keeps_its_advice() -> None:
     place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
     problem = run_ranks._no_pipes(place, OSError(28, "No space left on device"), 3)
-    assert (problem.why, problem.fix[:13]) == ("No space left on device", "see the space")
+    assert (problem.why, problem.fix[:20]) == ("No space left on device", "check the free space")

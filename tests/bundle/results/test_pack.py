@@ -271,7 +271,7 @@ def test_many_names_are_not_all_listed(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(NodeError, match="outputs cannot be looked for; it does not exist"):
+    with pytest.raises(NodeError, match="outputs cannot be collected; it does not exist"):
         pack(str(tmp_path / "gone"), ["out"], io.BytesIO())
 
 

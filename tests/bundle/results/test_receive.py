@@ -282,7 +282,7 @@ def test_a_stream_cut_anywhere_loses_no_file_that_arrived(tmp_path: Path, home: 
         place = home / str(cut)
         place.mkdir()
         if cut < head:
-            with pytest.raises(NodeError, match="no results came; it ended before its end mark"):
+            with pytest.raises(NodeError, match="no results arrived; it ended before its end mark"):
                 take(data[:cut], place, "out")
             assert names(place) == []
             continue
@@ -473,7 +473,7 @@ def test_nothing_is_written_through_a_link(home: Path) -> None:
 def test_a_hostile_first_line_is_refused(home: Path, header: dict, why: str) -> None:
     with pytest.raises(NodeError) as caught:
         take(forged(GOOD, **header), home, "out", "o", "o/*")
-    assert caught.value.problem.what == "no results came"
+    assert caught.value.problem.what == "no results arrived"
     assert why in caught.value.problem.why
     assert len(str(caught.value)) < 600
     assert names(home) == []

@@ -314,7 +314,7 @@ def test_an_item_says_what_it_is_and_why_it_can_go(project: Project) -> None:
     (bundle,) = [one for one in plan(project.store, Rules(), later()) if one.kind == "bundle"]
     assert encode(removed_in_store(bundle)) == {
         "place": "offline root", "path": str(old), "bytes": os.path.getsize(old), "kind": "bundle",
-        "why": "it is no project's newest",
+        "why": "it is not a project's newest bundle",
     }  # fmt: skip
 
 

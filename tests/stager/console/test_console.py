@@ -23,7 +23,7 @@ from stager.console import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
 from stager.forecast.results import JobForecast, PhaseSeconds, PlannedJob
-from stager.jobs.result import Outcome
+from stager.jobs.outcome import Outcome
 from stager.jobs.summary import run_result, verify_result
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job, outcome, slurm_job, slurm_outcome
@@ -208,7 +208,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         )
     )  # fmt: skip
     err = capsys.readouterr().err
-    assert EXPECTED.replace("expected", "expected on 3 nodes with nothing there yet") in err
+    assert EXPECTED.replace("expected", "expected on 3 nodes that have nothing of it yet") in err
     assert "  (rates measured on earlier jobs)" in err
 
 
@@ -226,7 +226,7 @@ def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
     Console().event(record(**event))
     assert capsys.readouterr().err.splitlines() == [
         "  n1: 3 files, 2.5 MB: /tmp/w -> /home/me/p",
-        "  out was there already; this one is out.1",
+        "  out existed already; this one is out.1",
         "warning: n1: it does not fit; needs 2 GB, 1 GB are free; free some",
     ]
 
@@ -242,7 +242,7 @@ def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().err.splitlines()
     assert lines[-2:] == [
         "2 of 3 nodes cannot run it: n2,n3",
-        "hint: without them: --exclude=n2,n3",
+        "hint: to leave them out: --exclude=n2,n3",
     ]
     everyone = slurm_outcome(problems={name: [problem()] for name in ("n1", "n2", "n3")})
     Console().verified(everyone)

@@ -14,7 +14,7 @@ from bundle.protocol.codec import decode, encode
 from bundle.protocol.deep_report import AllReduceMeasured
 from bundle.protocol.words import Action
 from stager.console import Console, network
-from stager.jobs.result import Outcome
+from stager.jobs.outcome import Outcome
 from stager.jobs.summary import verify_result
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job

@@ -68,7 +68,7 @@ def test_a_file_where_a_folder_belongs(store: Store) -> None:
 def test_a_folder_where_a_file_belongs(store: Store) -> None:
     (store.programs / "a.pyz").mkdir()
     with (
-        pytest.raises(StagerError, match="is a directory, though a file belongs") as caught,
+        pytest.raises(StagerError, match="is a directory, but a file is expected") as caught,
         store.publishing(store.programs / "a.pyz") as partial,
     ):
         partial.write_bytes(b"x")
@@ -247,7 +247,7 @@ def test_what_cannot_be_read_is_not_blamed_on_the_store(store: Store, tmp_path: 
         with store.publishing(store.wheels / "a") as partial:
             shutil.copyfile(tmp_path / "not there", partial)
 
-    with pytest.raises(StagerError, match=r"cannot read .*not there, of which a is made") as caught:
+    with pytest.raises(StagerError, match=r"cannot read .*not there, which a is made of") as caught:
         copy()
     assert "OFFLINE_ROOT" not in caught.value.hint
     assert leftovers(store) == []

@@ -16,7 +16,7 @@ from bundle.protocol.records import read_record
 from stager.core.errors import JobError, StagerError
 from stager.jobs import batch
 from stager.jobs.batch import Submission, Submitted, follow, submit
-from stager.jobs.result import Outcome
+from stager.jobs.outcome import Outcome
 from tests.support.outcomes import slurm_outcome
 
 
@@ -63,7 +63,7 @@ def test_the_script_is_handed_over(
 def test_sbatch_says_no(commands: Path) -> None:
     said = "sbatch: error: Batch job submission failed: Invalid account or account/partition"
     program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
-    with pytest.raises(StagerError, match="does not take the batch job: Invalid account") as caught:
+    with pytest.raises(StagerError, match="rejected the batch job: Invalid account") as caught:
         submit(submission(), unheard)
     assert "--account" in caught.value.hint
     assert caught.value.exit_code == 1
@@ -71,7 +71,7 @@ def test_sbatch_says_no(commands: Path) -> None:
 
 def test_sbatch_says_something_else(commands: Path) -> None:
     program(commands, "sbatch", "cat >/dev/null; echo who knows")
-    with pytest.raises(StagerError, match="did not say which job it made: 'who knows'"):
+    with pytest.raises(StagerError, match="did not report the job's number: 'who knows'"):
         submit(submission(), unheard)
 
 

@@ -14,11 +14,11 @@ from stager.core.errors import ConfigError
 from stager.jobs.job import JobOptions
 from stager.jobs.prepare import (
     Prepared,
+    driver_start,
     prepare,
     project,
     script_facts,
     source_of,
-    way,
 )
 from tests.support.demo_project import config, manifest
 
@@ -93,18 +93,18 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
         "PATH": "/bin", "HF_TOKEN": "hunter2", "RANK": "3", "SALLOC_OPTS": "-v",
         "SBATCH_ACCOUNT": "lab",
     }  # fmt: skip
-    asks = way(make(tmp_path, "train.py", nodes=(2, 2)), env)
+    asks = driver_start(make(tmp_path, "train.py", nodes=(2, 2)), env)
     assert asks.asks_slurm
     assert asks.argv[0] == "salloc"
     assert asks.argv[-3:] == ("--kill-command=TERM", "--no-kill", "-v")
     assert asks.environment is not None
     assert not {"HF_TOKEN", "RANK"} & set(asks.environment)
     assert asks.environment["SBATCH_ACCOUNT"] == "lab"
-    passed = way(make(tmp_path, "train.py", pass_env=("HF_TOKEN",)), env)
+    passed = driver_start(make(tmp_path, "train.py", pass_env=("HF_TOKEN",)), env)
     assert passed.environment is not None
     assert passed.environment["HF_TOKEN"] == "hunter2"
     for source in ("local", "inside"):
-        here = way(make(tmp_path, "train.py", source=source), env)
+        here = driver_start(make(tmp_path, "train.py", source=source), env)
         assert (here.asks_slurm, here.argv, here.environment) == (False, (), None)
 
 

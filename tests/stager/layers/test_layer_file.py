@@ -101,7 +101,7 @@ def test_the_same_file_twice(tmp_path: Path) -> None:
         writer.add("a", io.BytesIO(b"x"))
         assert writer.add("a", io.BytesIO(b"x")).size == 1
         assert "a" in writer
-        with pytest.raises(WheelError, match="a is there twice, with different content"):
+        with pytest.raises(WheelError, match="a occurs twice, with different content"):
             writer.add("a", io.BytesIO(b"y"))
 
 

@@ -95,4 +95,6 @@ def test_a_file_named_like_a_scheme_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     with store.lock(), pytest.raises(WheelError, match=r"members that no wheel may have") as caught:
         make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
-    assert caught.value.context == ("odd-1.0.data/purelib is a file, where a directory belongs",)
+    assert caught.value.context == (
+        "odd-1.0.data/purelib is a file, where a directory is expected",
+    )

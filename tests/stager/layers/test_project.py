@@ -228,19 +228,19 @@ def test_links_within_are_kept_and_others_noted(tmp_path):
         "absolute -> " + targets["absolute"] + ": an absolute link, whose target the nodes may not "
         "have; left out",
         "after_absolute -> absolute: its target is not shipped, left out",
-        "back_in -> ../project/src/a.py: it leads outside, where the nodes may have something "
+        "back_in -> ../project/src/a.py: it points outside, where the nodes may have something "
         "else; left out",
         "broken -> missing: its target is not shipped, left out",
         "file_as_folder -> src/a.py/..: its target is not shipped, left out",
         "loop -> loop: a loop of links, left out",
-        "neighbour -> ../project-2: it leads outside, where the nodes may have something else; "
+        "neighbour -> ../project-2: it points outside, where the nodes may have something else; "
         "left out",
         "not_shipped -> ignored/b.py: its target is not shipped, left out",
-        "outside -> ../elsewhere/x: it leads outside, where the nodes may have something else; "
+        "outside -> ../elsewhere/x: it points outside, where the nodes may have something else; "
         "left out",
         "ping -> pong: a loop of links, left out",
-        "pkg/climbs -> deep/../../..: it leads outside, where the nodes may have something else; "
-        "left out",
+        "pkg/climbs -> deep/../../..: it points outside, where the nodes may have something "
+        "else; left out",
         "pong -> ping: a loop of links, left out",
     )
 

@@ -88,9 +88,9 @@ def test_all_bad_entries_are_reported_at_once(tmp_path):
     entries += ["../one/x.csv", str(tmp_path / "two/x.csv"), ".", "..", "", "zzz\0", "upward"]
     with pytest.raises(ConfigError) as caught:
         asset_files(root, entries)
-    holds = "holds the project itself"
-    data, same = root / "data", "would go by the same name as"
-    nowhere = "is a link that leads nowhere (No such file or directory)"
+    holds = "contains the project itself"
+    data, same = root / "data", "would be shipped under the same name as"
+    nowhere = "is a broken link (No such file or directory)"
     names = "dangling, data, empty, ok.txt, pipe and 1 more"
     assert caught.value.context == (
         f"assets.paths[0]: 'data/ag_new.csv' does not exist; did you mean '{data}/ag_news.csv'?",
@@ -135,9 +135,9 @@ def test_assets_that_meet_in_one_place(tmp_path):
     with pytest.raises(StagerError) as caught:
         asset_files(root, [other, "data/a.csv"])
     assert caught.value.context == (
-        f"data/a.csv: {other}/a.csv and {root}/data/a.csv would both go there",
+        f"data/a.csv: {other}/a.csv and {root}/data/a.csv would both be put there",
     )
-    with pytest.raises(ConfigError, match="would go by the same name as"):
+    with pytest.raises(ConfigError, match="would be shipped under the same name as"):
         asset_files(root, [other, "data"])
 
 
@@ -213,7 +213,7 @@ def test_links_that_cannot_be_followed_are_all_reported(tmp_path):
         StagerError, match=r"^4 entries of assets\.paths cannot be shipped"
     ) as caught:
         asset_files(root, ["data"])
-    endless = "which holds it: it would never end"
+    endless = "which contains it: following it would never end"
     assert caught.value.context == (
         "data/broken: a broken link to gone.csv",
         "data/loop: a loop of links",

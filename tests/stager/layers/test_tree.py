@@ -115,11 +115,11 @@ def test_two_things_in_one_place_are_refused(folder):
     with pytest.raises(StagerError) as caught:
         found.tree(what="the test", hint="")
     assert caught.value.context == (
-        "across: a directory, and something else of that name, would go there",
-        "both: a file and a link would both go there",
-        "file: a directory, and something else of that name, would go there",
-        "twice: two links would go there",
-        "up: a directory, and something else of that name, would go there",
+        "across: a directory, and something else of that name, would be put there",
+        "both: a file and a link would both be put there",
+        "file: a directory, and something else of that name, would be put there",
+        "twice: two links would be put there",
+        "up: a directory, and something else of that name, would be put there",
     )
 
 

@@ -27,14 +27,14 @@ FAULTS = {
     "wrong-hash": "bad/__init__.py does not have the size and hash",
     "wrong-size": "bad/__init__.py does not have the size and hash",
     "unlisted": "bad/extra.py is not mentioned in RECORD",
-    "missing": "bad/ghost.py is in RECORD and not in the wheel",
+    "missing": "bad/ghost.py is in RECORD but not in the wheel",
     "parent": "'../escaped.py'",
     "inner-parent": "'bad/../../escaped.py'",
     "absolute": "'/tmp/escaped.py'",
     "symlink": "bad/link.py is a symbolic link",
     "device": "bad/null is a device",
     "fifo": "bad/pipe is a device or special file",
-    "duplicated": "bad/__init__.py is there twice",
+    "duplicated": "bad/__init__.py occurs twice",
     "wrong-dist-info": ".dist-info directory doesn't match",
 }
 """What the message about each kind of damaged wheel has to say."""
@@ -265,7 +265,7 @@ def test_a_data_directory_that_is_a_file_does_not_hang(tmp_path: Path) -> None:
 
 def test_two_members_for_one_place(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "bad", files={"m.py": "a = 1\n"}, data={"purelib/m.py": "a = 2\n"})
-    assert "m.py is there twice" in story(refusal(tmp_path, wheel))
+    assert "m.py occurs twice" in story(refusal(tmp_path, wheel))
 
 
 def test_a_digest_that_proves_nothing(tmp_path: Path) -> None:

@@ -369,12 +369,12 @@ def test_a_torch_index_that_gives_no_answer_is_named(
     for requirement, backend, said in (
         ("torch", "cpu", "the lock pulls 1 CUDA packages"),
         ("torch==2.13.0+cpu", "cpu", "the requirements have no solution"),
-        ("accelerated", "cu126", "only torch 2.13.0 can be had, which is not that build"),
+        ("accelerated", "cu126", "only torch 2.13.0 is available, which is a different build"),
     ):
         spec = ask(requirement, torch_backend=backend)
         with pytest.raises(ResolveError, match=re.escape(said)) as caught:
             make_lock(spec, path=root / "pylock.toml", store=store, options=options)
-        left_out = f"{DEAD}{backend}, which environment.torch-backend adds, gave no answer"
+        left_out = f"{DEAD}{backend}, which environment.torch-backend adds, did not answer"
         assert left_out in caught.value.context[-1]
         assert "where that index can be reached" in caught.value.hint
     make_wheel(wheelhouse, "torch", "2.13.0+cu126")
@@ -728,7 +728,7 @@ def test_a_name_pep_751_does_not_know(ask: Ask, root: Path, store: Store) -> Non
 
 def test_no_such_resolver(ask: Ask, root: Path, store: Store) -> None:
     options = ResolveOptions(resolver="conda")  # type: ignore[arg-type]
-    with pytest.raises(ResolveError, match="no resolver is called 'conda'"):
+    with pytest.raises(ResolveError, match="unknown resolver 'conda'"):
         make_lock(ask("alpha"), path=root / "pylock.toml", store=store, options=options)
 
 

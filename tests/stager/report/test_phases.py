@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stager.report.attempt import last_attempt
-from stager.report.phases import Passage, passage
+from stager.report.phases import JobPhases, job_phases
 from tests.support.stories import T0, Told, went_well
 
 NODES = ["a", "b"]
@@ -13,7 +13,7 @@ NODES = ["a", "b"]
 
 def told(job: Told, now: float | None = None) -> dict[str, list[tuple[str, float, float, str]]]:
     """Each node's phases with their times since the beginning."""
-    found: Passage = passage(last_attempt(job.write()), now)
+    found: JobPhases = job_phases(last_attempt(job.write()), now)
     begin = found.begin
     return {
         row.node: [
@@ -53,32 +53,26 @@ def test_the_same_without_times(tmp_path: Path) -> None:
     assert last_attempt(job.write()).first is None
 
 
-def test_what_is_sent_is_told_from_what_is_unpacked(tmp_path: Path) -> None:
+def test_unpacking_includes_the_sending(tmp_path: Path) -> None:
     """Two groups are served one after the other; a node that has all of it gets nothing."""
     job = Told(tmp_path).say("job", nodes=["here", "one", "two"]).say("begin", phase="unpack")
     job.say("unpack", 0.1, node="here", ok=True)
-    job.say("ready", 0.4, node="one").say("sent", 2.0, bytes=9).say(
-        "unpack", 1, node="one", ok=True
-    )
-    job.say("ready", 0.5, node="two").say("sent", 3.0, bytes=9).say(
-        "unpack", 1, node="two", ok=True
-    )
+    job.say("sent", 2.0, bytes=9).say("unpack", 1, node="one", ok=True)
+    job.say("sent", 3.0, bytes=9).say("unpack", 1, node="two", ok=True)
     found = told(job.say("end", phase="unpack", seconds=8.0))
     assert found == {
         "here": [("unpack", 0.0, 0.1, "ended")],
-        "one": [("place", 0.5, 2.5, "ended"), ("unpack", 2.5, 3.5, "ended")],
-        "two": [("place", 4.0, 7.0, "ended"), ("unpack", 7.0, 8.0, "ended")],
+        "one": [("unpack", 0.0, 3.1, "ended")],
+        "two": [("unpack", 0.0, 7.1, "ended")],
     }
 
 
 def test_a_sending_that_failed(tmp_path: Path) -> None:
     job = Told(tmp_path).say("job", nodes=NODES).say("begin", phase="unpack")
-    for node in NODES:
-        job.say("ready", node=node)
     job.say("unpack", 1.0, node="a", ok=False).say("end", 1.0, phase="unpack", seconds=2.0)
     assert told(job) == {
-        "a": [("place", 0.0, 1.0, "failed")],
-        "b": [("place", 0.0, 2.0, "silent")],
+        "a": [("unpack", 0.0, 1.0, "failed")],
+        "b": [("unpack", 0.0, 2.0, "silent")],
     }
 
 
@@ -135,4 +129,4 @@ def test_the_all_reduce_of_a_deep_look(tmp_path: Path) -> None:
 
 def test_nothing_is_told(tmp_path: Path) -> None:
     assert told(Told(tmp_path)) == {}
-    assert passage(last_attempt(Told(tmp_path).write())) == Passage()
+    assert job_phases(last_attempt(Told(tmp_path).write())) == JobPhases()

@@ -64,7 +64,7 @@ def test_without_slurms_commands(
 def test_choices_that_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="--batch and --allocation local"):
         choose("local", nodes=1, batch=True, inside="", found=COMMANDS)
-    with pytest.raises(ConfigError, match="--allocation cloud: it is none of auto, slurm, local"):
+    with pytest.raises(ConfigError, match="--allocation cloud is not one of auto, slurm, local"):
         choose("cloud", nodes=1, batch=False, inside="", found=COMMANDS)
 
 

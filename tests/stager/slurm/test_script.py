@@ -311,7 +311,9 @@ def test_no_python(tmp_path: Path, tmp: Path) -> None:
     path.write_text(text.replace(usual, ""))
     done = run(["/bin/bash", str(path)], tmp, PATH=str(empty))
     assert done.returncode == 3
-    assert done.stderr.startswith(f"stager: {os.uname().nodename}: no Python from 3.9 on was found")
+    assert done.stderr.startswith(
+        f"stager: {os.uname().nodename}: no Python 3.9 or newer was found"
+    )
     assert "/no/such/python3.11 python3" in done.stderr
     assert f"--exclude={os.uname().nodename}" in done.stderr
     assert list(tmp.iterdir()) == []

@@ -404,8 +404,8 @@ def test_links_that_lead_out_and_special_files_are_left_out(tmp_path: Path) -> N
     assert not {"preflight.77.txt", "order.77.tsv", "demo.77.hpc08.5.out"} & set(found)
     assert all(b"not yours" not in data for data in found.values())
     readme = found["README.txt"].decode()
-    assert "demo.77.hpc08.1.out: a link that leads out of" in readme
-    assert "preflight.77.txt: no regular file" in readme
+    assert "demo.77.hpc08.1.out: a link that points outside" in readme
+    assert "preflight.77.txt: not a regular file" in readme
 
 
 def test_names_of_people_and_machines_get_stand_ins(tmp_path: Path) -> None:

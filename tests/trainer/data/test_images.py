@@ -54,13 +54,13 @@ def damaged(folder, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda data: data[:-1], "byte 3151: its head says 4 x 28 x 28, which is 3152 bytes"),
-        (lambda data: data + b"x", "byte 3152: its head says 4 x 28 x 28"),
+        (lambda data: data[:-1], "byte 3151: its header says 4 x 28 x 28, which is 3152 bytes"),
+        (lambda data: data + b"x", "byte 3152: its header says 4 x 28 x 28"),
         (
             lambda data: b"\x1f\x8b" + data[2:],
-            "byte 0: this is no IDX file .* begins with 1f 8b 08",
+            "byte 0: not an IDX file .* begins with 1f 8b 08",
         ),
-        (lambda _: b"", "byte 0: this is no IDX file of bytes with 3 axes .*begins with nothing"),
+        (lambda _: b"", "byte 0: not an IDX file of bytes with 3 axes .*begins with nothing"),
     ],
 )
 def test_a_damaged_idx_file_is_named_with_the_place(tmp_path, change, said):

@@ -170,7 +170,7 @@ def test_a_checkpoint_of_another_run(tmp_path):
         (("mlp", "--subset", "320", "--seed", "1"), "seed 42, not 1"),
     ]:
         done = train(0, tmp_path, *more, "--resume", "--out", "mlp_out", code=1)
-        assert "checkpoint_epoch_1.pt is of another run" in done.stderr
+        assert "checkpoint_epoch_1.pt belongs to another run" in done.stderr
         assert why in done.stderr
 
 
@@ -181,7 +181,7 @@ def test_an_unfinished_run_is_not_overwritten_by_accident(tmp_path):
     (tmp_path / "mlp_out" / "metrics.json").unlink()
     done = train(0, tmp_path, "mlp", "--epochs", "1", "--subset", "320", code=1)
     assert "has checkpoints of a run that did not finish" in done.stderr
-    assert "--resume goes on from there" in done.stderr
+    assert "continue it with --resume" in done.stderr
     assert weights(tmp_path / "mlp_out").keys() == before.keys()
     train(0, tmp_path, "mlp", "--epochs", "2", "--subset", "320", "--resume")
     assert metrics(tmp_path / "mlp_out")["epochs"] == 2

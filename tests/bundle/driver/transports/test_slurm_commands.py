@@ -260,7 +260,7 @@ def test_what_an_allocation_adds_is_checked_as_well(name: str, value: str, fault
 
 @pytest.mark.parametrize(("wanted", "min_nodes"), [((5, 5), None), ((5, 5), 5), (None, 5)])
 def test_too_small_an_allocation(wanted: tuple[int, int] | None, min_nodes: int | None) -> None:
-    with pytest.raises(NodeError, match=r"too few nodes.*has 4, 5 are asked for"):
+    with pytest.raises(NodeError, match=r"too few nodes.*has 4, and 5 are required"):
         slurm_commands.bind(unbound(wanted, min_nodes), ALLOCATION)
 
 

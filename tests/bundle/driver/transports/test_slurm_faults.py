@@ -42,7 +42,7 @@ srun: error: node01: task 0: Killed
         (KILLED, ("node02", "task 1: Killed"), ["node01", "node03"]),
         (
             NO_START,
-            ("node02", "Slurm can start nothing there (Communication connection failure)"),
+            ("node02", "Slurm cannot start anything there (Communication connection failure)"),
             ["node01", "node03"],
         ),
         (FAILED, ("node03", "task 4-5: Exited with exit code 3"), ["node01"]),
