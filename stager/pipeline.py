@@ -227,9 +227,7 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
 
     job = replace(options.job, dry_run=options.dry_run)
     items: list[CleanedItem] = []
-    outcome, skipped = None, ""
-    if options.nodes and options.store:
-        skipped = _unreachable(config, job)
+    outcome, skipped = None, _nodes_skipped(config, options)
     if options.nodes and not skipped:
         outcome, items = _clean_nodes(config, job, options.everything, listener)
     if options.store:
@@ -237,7 +235,7 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
     if skipped:
         listener.warn(f"the nodes were not cleaned: {skipped}")
     return CleanResult(
-        ok=outcome is None or (outcome.ok and not outcome.interrupted),
+        ok=_all_cleaned(outcome),
         dry_run=options.dry_run,
         nodes_skipped=skipped or None,
         items=tuple(items),
@@ -246,11 +244,20 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
     )
 
 
-def _unreachable(config: Config, job: JobOptions) -> str:
-    """Return the reason why the nodes cannot be cleaned from here; empty where they can be.
+def _all_cleaned(outcome: Outcome | None) -> bool:
+    """Return whether the job that cleans the nodes did so everywhere; True without such a job."""
+    return outcome is None or (outcome.ok and not outcome.interrupted)
 
-    A bundle or an allocation that the user names must be used: its errors are errors.
+
+def _nodes_skipped(config: Config, options: CleanOptions) -> str:
+    """Return the reason to leave out the nodes, which cannot be cleaned from here; else empty.
+
+    Where only the nodes are to be cleaned, or with a bundle or an allocation that the user names,
+    nothing is left out: its errors are errors.
     """
+    if not (options.nodes and options.store):
+        return ""
+    job = options.job
     if job.bundle is not None or job.bundle_id or job.allocation != "auto":
         return ""
     try:

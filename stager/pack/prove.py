@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -141,6 +141,18 @@ def _has_python(target: Target, run: Runner) -> bool:
         return False
 
 
+def _faults(
+    parent: str, requirement: Requirement, distribution: importlib.metadata.Distribution | None
+) -> Iterator[str]:
+    """Yield the fault of a requirement that the installed distribution, if any, does not meet."""
+    name = canonicalize_name(requirement.name)
+    if distribution is None:
+        yield f"{name} is missing; {parent} needs it"
+    elif not _has_version(distribution, requirement):
+        needed = f"{requirement.name}{requirement.specifier}"
+        yield f"{name} is {distribution.version}; {parent} needs {needed}"
+
+
 def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
     """Return every requirement that is not met in a site-packages directory.
 
@@ -160,12 +172,9 @@ def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
         parent, requirement = pending.pop()
         name = canonicalize_name(requirement.name)
         distribution = installed.get(name)
+        faults += _faults(parent, requirement, distribution)
         if distribution is None:
-            faults.append(f"{name} is missing; {parent} needs it")
             continue
-        if not _has_version(distribution, requirement):
-            needed = f"{requirement.name}{requirement.specifier}"
-            faults.append(f"{name} is {distribution.version}; {parent} needs {needed}")
         for extra in {"", *requirement.extras}:
             if (name, extra) not in seen:
                 seen.add((name, extra))

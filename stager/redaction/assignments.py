@@ -193,10 +193,14 @@ def _argument(text: bytes, name: Name) -> Value | None:
     value = value_at(text, name, gap.end(), b" ")
     if value is None or _is_prose(text[value.start : value.end]):
         return None
-    one_a_line = b"\n" in gap[0] and not gap["comma"] and b"\\" not in gap[0]
-    if one_a_line and not _fills_line(text, value):
+    if _is_one_a_line(gap) and not _fills_line(text, value):
         return None
     return value
+
+
+def _is_one_a_line(gap: re.Match[bytes]) -> bool:
+    """Return whether arguments stand below one another, without a comma or a continued line."""
+    return b"\n" in gap[0] and not gap["comma"] and b"\\" not in gap[0]
 
 
 def _is_prose(raw: bytes) -> bool:

@@ -209,16 +209,34 @@ def _verdict(files: JobFiles, result: JobEnds | None, diagnosis: Diagnosis | Non
         result: the driver's last event; None where there is none.
         diagnosis: the diagnosis of the logs; None where they cannot be read.
     """
-    if result is not None and result.ok:
-        return Verdict.WELL
     if result is not None:
-        by_user = result.interrupted and not result.ended_by
-        return Verdict.INTERRUPTED if by_user else Verdict.FAILED
-    if files.job_id and (accounting.state(files.job_id) in _AT_WORK or _driven_here(files)):
+        return _reported(result)
+    if _is_running(files):
         return Verdict.RUNNING
+    return _of_logs(diagnosis)
+
+
+def _reported(result: JobEnds) -> Verdict:
+    """Return the verdict that the driver reported."""
+    if result.ok:
+        return Verdict.WELL
+    if result.interrupted and not result.ended_by:
+        return Verdict.INTERRUPTED
+    return Verdict.FAILED
+
+
+def _of_logs(diagnosis: Diagnosis | None) -> Verdict:
+    """Return the verdict of the logs, where nothing else is known."""
     if diagnosis is None or diagnosis.ok is None:
         return Verdict.UNKNOWN
     return Verdict.WELL if diagnosis.ok else Verdict.FAILED
+
+
+def _is_running(files: JobFiles) -> bool:
+    """Return whether Slurm, or this machine, still runs the job."""
+    if not files.job_id:
+        return False
+    return accounting.state(files.job_id) in _AT_WORK or _driven_here(files)
 
 
 def _driven_here(files: JobFiles) -> bool:

@@ -201,7 +201,7 @@ def test_a_taken_port_is_passed_over(address: str, taken_on: str) -> None:
     with socket.create_server((taken_on, base)):
         found = network.free_port(base, address=address)
         assert base < found <= base + 64
-        with pytest.raises(NodeError, match=rf"none of 1 ports from {base}.*in use"):
+        with pytest.raises(NodeError, match=rf"none of the 1 ports from {base}.*in use"):
             network.free_port(base, span=1, address=address)
     assert network.free_port(base, address=address) == base
 

@@ -116,8 +116,8 @@ def test_where_no_namespace_is_allowed_proxies_lead_nowhere(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"platform": "manylinux_2_28_riscv64"}, "this machine is no riscv64 with glibc"),
-        ({"platform": f"musllinux_1_2_{HOST.machine}"}, f"no {HOST.machine} with musl"),
+        ({"platform": "manylinux_2_28_riscv64"}, "this machine is not riscv64 with glibc"),
+        ({"platform": f"musllinux_1_2_{HOST.machine}"}, f"not {HOST.machine} with musl"),
         ({"platform": f"manylinux_2_99_{HOST.machine}"}, "glibc is older than 2.99 here"),
         ({"python": "3.99"}, "there is no Python 3.99 here"),
         ({"python": "3.98"}, "there is no Python 3.98 here"),
