@@ -88,7 +88,7 @@ def _examined(handle: int, path: str, flags: int) -> int:
 def _refusal(status: os.stat_result, folder: str) -> str:
     """Return why a file may not be written to; empty if it may."""
     if not stat.S_ISREG(status.st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     # The directory's owner may replace it anyway; some servers make every file somebody else's.
     if status.st_uid not in (os.geteuid(), os.stat(folder).st_uid):
         return f"belongs to somebody else (uid {status.st_uid})"

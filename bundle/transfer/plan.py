@@ -166,7 +166,7 @@ class _Model:
 def _choose(nodes: _Nodes, stage: Stage, model: _Model, groups: Sequence[NodeGroup]) -> _Choice:
     """Choose whether the bundle is sent."""
     if not nodes.waiting:
-        return _Choice("nothing travels: every node has the environment", send=False)
+        return _Choice("nothing to send: every node has the environment", send=False)
     count = counted(len(nodes.waiting), "node")
     if stage == Stage.NEVER:
         return _Choice(f"{count} read the shared bundle: staging is off", send=False)

@@ -269,9 +269,9 @@ def _current_lock(config: Config, spec: Spec, store: Store, options: BuildOption
         if lock.is_current(spec):
             return lock
     if options.locked:
-        state = "is not what the requirements ask for" if path.exists() else "does not exist"
+        state = "is out of date" if path.exists() else "does not exist"
         raise ResolveError(
-            f"the lock {path} {state}, and --locked forbids making it again",
+            f"the lock {path} {state}, and --locked does not allow making it",
             hint="run `stager lock`, review the difference, and build again",
         )
     return _make_lock(config, spec, store, options)

@@ -18,7 +18,7 @@ def estimate(
     *,
     nodes: Annotated[
         list[str] | None,
-        typer.Option("--nodes", metavar="N,...", help="How many; several to compare."),
+        typer.Option("--nodes", metavar="N,...", help="Numbers of nodes, as in 2,16,64."),
     ] = None,
     nproc_per_node: NprocPerNode = None,
     bundle: Bundle = None,

@@ -125,7 +125,8 @@ class LaunchFlags:
         str | None, typer.Option(help="auto, always or never: whether to send the bundle.")
     ] = None
     min_nodes: Annotated[
-        int | None, typer.Option("--min-nodes", min=1, help="Leave bad nodes out, but keep N.")
+        int | None,
+        typer.Option("--min-nodes", min=1, help="Leave out bad nodes while N are left."),
     ] = None
     log_dir: LogDir = None
     pass_env: Annotated[
@@ -180,10 +181,14 @@ class CleanFlags:
     ] = False
     store_only: Annotated[bool, typer.Option("--store-only", help="Leave the nodes alone.")] = False
     everything: Annotated[
-        bool, typer.Option("--all", help="Every project's newest bundle as well.")
+        bool, typer.Option("--all", help="Remove every project's newest bundle as well.")
     ] = False
     wheels: Annotated[
-        bool, typer.Option("--wheels", help="Wheels that no lock names, too; they need a network.")
+        bool,
+        typer.Option(
+            "--wheels",
+            help="Remove wheels that no lock names, too.",
+        ),
     ] = False
     dry_run: DryRun = False
 
@@ -192,7 +197,7 @@ class CleanFlags:
         from ..pipeline import CleanOptions
 
         if self.nodes_only and self.store_only:
-            raise typer.BadParameter("it excludes --store-only", param_hint="--nodes-only")
+            raise typer.BadParameter("cannot be used with --store-only", param_hint="--nodes-only")
         return CleanOptions(
             nodes=not self.store_only,
             store=not self.nodes_only,

@@ -41,7 +41,7 @@ class PackFlags:
     ] = LOG_BYTES
     hide_names: Annotated[
         bool,
-        typer.Option("--hide-names", help="Stand-ins for users, machines and addresses, too."),
+        typer.Option("--hide-names", help="Replace users, machines and addresses, too."),
     ] = False
 
     def options(self) -> SupportOptions:

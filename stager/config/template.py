@@ -77,7 +77,7 @@ def _requirements(folder: Path, source: Path | None) -> list[str]:
     other = _other_tools_file(folder / place)
     if other is not None:
         raise ConfigError(
-            f"{other} {where} cannot be read, and there is none of {wanted} {where}",
+            f"stager cannot use {other} {where}, and there is no {wanted} {where}",
             hint=f"{foreign_files.remedy(other)}; `stager init` then finds it by itself",
         )
     if source is not None:

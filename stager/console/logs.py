@@ -153,5 +153,5 @@ def _without_failure(diagnosis: Diagnosis) -> str:
         logs = counted(diagnosis.read, "log")
         return f"nothing failed as far as its {logs} can tell; it may still be running"
     if diagnosis.interrupted:
-        return "it was interrupted by its user, and nothing had failed by then"
+        return "its user interrupted it; nothing had failed until then"
     return f"no failure was recognised in {counted(diagnosis.read, 'file')} there"

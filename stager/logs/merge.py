@@ -142,7 +142,7 @@ def _no_such_log(files: JobFiles) -> StagerError:
             hint="it ended before any rank was started: `stager diagnose` says why",
         )
     hint = f"the logs are of {_ranks_of(files)}{_nodes_of(files)}"
-    return StagerError("no log is of that rank and node", hint=hint)
+    return StagerError("there is no log of that rank and node", hint=hint)
 
 
 def _ranks_of(files: JobFiles) -> str:

@@ -111,8 +111,8 @@ def prove(
     if faults:
         raise BundleError(
             "the environment is not complete: it would fail on a node",
-            hint="add what is missing to environment.requirements and build again; "
-            "--no-prove skips this check",
+            hint="add what is missing to environment.requirements, or correct environment.imports, "
+            "and build again; --no-prove skips this check",
             context=faults,
         )
     with store.publishing(record) as partial:

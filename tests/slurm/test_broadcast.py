@@ -111,7 +111,7 @@ def test_only_what_is_new_is_sent(
     second = run(older)
     assert (second.report["bytes_broadcast"], second.report["plan"]["bytes"]) == (0, 0)
     assert len(sent_bytes(sent)) == 1
-    assert "nothing travels" in second.report["plan"]["why"]
+    assert "nothing to send" in second.report["plan"]["why"]
 
     newer = slurm_torch.project.bundle
     before, after = layers(older), layers(newer)

@@ -180,7 +180,7 @@ def went_well(folder: Path, nodes: list[str], **result: Any) -> Told:
     """A job that went through all its phases on these nodes."""
     told = Told(folder).say("job", nodes=nodes, log_dir=str(folder))
     told.phase("preflight", 0.5, nodes).say("begin", phase="place")
-    told.say("plan", why="nothing travels", bytes=0, groups=[]).say("end", phase="place", seconds=0)
+    told.say("plan", why="nothing to send", bytes=0, groups=[]).say("end", phase="place", seconds=0)
     told.phase("unpack", 2.0, nodes, reused=False)
     probe = {"python": "3.11.7", "packages": {"torch": "2.13.0", "numpy": "2.4.6"}}
     told.phase("probe", 0.25, nodes, **probe, interface="eth0", address="10.0.0.1")

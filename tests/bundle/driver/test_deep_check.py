@@ -64,7 +64,7 @@ def test_a_damaged_file_is_named_and_does_not_stay(
     assert (code, list(result["problems"])) == (3, ["local2"])
     (problem,) = result["problems"]["local2"]
     assert (problem["what"], problem["where"]) == ("the environment is damaged", str(damaged))
-    assert "makes it anew" in problem["fix"]
+    assert "makes it again" in problem["fix"]
     assert environments("local2") == []
     assert len(environments("local1")) == 1
     code, result, _ = verify(program, job)

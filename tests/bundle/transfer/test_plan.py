@@ -47,7 +47,7 @@ def test_where_all_is_there_nothing_travels(manifest: Manifest, stage: str, seen
     plan, problems = make_plan(facts, stage, manifest if seen else None, SIZE)
     assert ways(plan) == [("present", ("n1", "n2"))]
     assert (plan.bytes, problems) == (0, {})
-    assert plan.why == "nothing travels: every node has the environment"
+    assert plan.why == "nothing to send: every node has the environment"
 
 
 def test_a_shared_bundle_that_is_read_quickly_is_read_where_it_lies(manifest: Manifest) -> None:
