@@ -57,8 +57,8 @@ class Reports(Output):
         self.data(shlex.join(job.argv))
         self.expected(encode(job.forecast))
         self.say(
-            f"nothing was asked of Slurm; at most {sized(job.bytes_at_most)} would be sent: "
-            "what the nodes have already is known inside an allocation",
+            f"nothing was asked of Slurm; at most {sized(job.bytes_at_most)} would be sent, "
+            "without what the nodes have already",
             "good",
         )
 
