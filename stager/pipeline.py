@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from bundle.protocol.counts import counted
 from bundle.protocol.job import Job
 from bundle.protocol.words import Action
 from bundle.redaction.masking import masked
@@ -278,7 +279,7 @@ def _clean_nodes(
     from bundle.protocol.clean_answers import CleanAnswer
 
     from .cleanup.clean import nodes_keep
-    from .cleanup.result import removed_on_node
+    from .cleanup.result import keeps, removed_on_node
 
     source = source_of(options, config, batch=False)
     path, manifest = named_bundle(config, options.bundle, options.bundle_id)
@@ -286,19 +287,28 @@ def _clean_nodes(
     start = driver_start(prepared, os.environ)
     if options.dry_run and start.asks_slurm:
         command = shlex.join(masked(start.argv))
-        listener.note(f"what the nodes have can be seen only inside an allocation: {command}")
+        listener.note(
+            "the nodes were not examined: a dry run asks Slurm for nothing; to see what they "
+            f"have, run this inside: {command}"
+        )
         return None, []
     keep = nodes_keep(manifest.id, (), everything=everything)
     outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(keep)), bundle=path)
     items: list[CleanedItem] = []
+    keeping: set[str] = set()
 
     def listen(record: Record) -> None:
         if isinstance(record.event, CleanAnswer):
+            if keep and keeps(record.event, manifest.id):
+                keeping.add(record.event.node)
             items.extend(removed_on_node(record.event))
         listener.event(record)
 
     listener.job(outcome.job, path)
     run_driver(outcome, prepared.config, start, listen, listener.talk)
+    if keeping:
+        nodes = counted(len(keeping), "node")
+        listener.note(f"kept on {nodes}: the environment of {path.name}; --all removes it, too")
     return outcome, items
 
 

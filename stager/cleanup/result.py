@@ -60,6 +60,11 @@ def removed_on_node(answer: CleanAnswer) -> Iterator[CleanedItem]:
             )
 
 
+def keeps(answer: CleanAnswer, bundle_id: str) -> bool:
+    """Return whether a node still has the environment of a bundle."""
+    return any(name.endswith(bundle_id) for root in answer.roots for name, _ in root.kept)
+
+
 def removed_in_store(item: UnusedItem) -> CleanedItem:
     """Return an item of the offline root that was removed, or would be."""
     return CleanedItem(

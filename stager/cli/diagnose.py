@@ -30,12 +30,13 @@ def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> 
 
 
 def _diagnosis(job: str | None, log_dir: Path | None) -> Diagnosis:
-    """Return the diagnosis of a job; without one, of a command that failed since the newest job."""
+    """Return the diagnosis of a job, by default of what came last here; that may be a refusal."""
+    from ..config.load import project_file
     from ..diagnosis.diagnose import diagnose as diagnose_job
     from ..diagnosis.diagnose import of_refused
     from ..logs import refused
     from ..logs.files import default_folder
 
     folder = default_folder(log_dir)
-    refusal = refused.newest(folder) if job is None else None
+    refusal = refused.newest(folder, project_file()) if job is None else None
     return of_refused(refusal, folder) if refusal else diagnose_job(job_files(job, log_dir))

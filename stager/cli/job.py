@@ -20,6 +20,7 @@ def job_outcome(console: Console, action: Action, options: JobOptions) -> Outcom
     ``diagnose`` hears of a command that fails before its job begins.
     """
     from .. import pipeline
+    from ..config.load import project_file
     from ..forecast.results import PlannedJob
     from ..jobs.outcome import Outcome
     from ..jobs.prepare import project
@@ -27,7 +28,7 @@ def job_outcome(console: Console, action: Action, options: JobOptions) -> Outcom
     from ..logs.refused import remembered
 
     verb = pipeline.run if action is Action.RUN else pipeline.verify
-    with remembered(default_folder(options.log_dir), action.value):
+    with remembered(default_folder(options.log_dir), action.value, project_file()):
         ended = verb(project(options.bundle, options.bundle_id), options, console)
     if isinstance(ended, Outcome):
         return ended

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, job_files
+from .options import JobArgument, LogDir, Talk, chosen_files, job_files
 from .program import app, boundary
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def logs(
     wanted = choice.wanted()
     console = talk.console()
     with boundary(console):
-        files = job_files(job, log_dir)
+        files = chosen_files(job, log_dir, console)
         if follow:
             console.lines(followed(lambda: job_files(files.job_id or job, log_dir), wanted))
         else:

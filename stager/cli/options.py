@@ -280,6 +280,14 @@ def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
     return find(job, default_folder(log_dir))
 
 
+def chosen_files(job: str | None, log_dir: Path | None, console: Console) -> JobFiles:
+    """Return the files of a job; without a number, of the newest, and say which one that is."""
+    files = job_files(job, log_dir)
+    if job is None:
+        console.say(f"newest job: {files.summary}")
+    return files
+
+
 def resolver_name(text: str) -> ResolverName:
     """Return a resolver's name, checked."""
     return cast("ResolverName", one_of(RESOLVERS, text, "--resolver"))

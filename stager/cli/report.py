@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, job_files
+from .options import JobArgument, LogDir, Talk, chosen_files
 from .program import app, boundary
 
 
@@ -31,7 +31,7 @@ def report(
 
     console = talk.console()
     with boundary(console):
-        page = write_report(job_files(job, log_dir), output)
+        page = write_report(chosen_files(job, log_dir, console), output)
         if talk.json:
             console.emit(page)
         else:

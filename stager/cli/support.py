@@ -13,7 +13,7 @@ from bundle.protocol.counts import counted
 
 from ..support import LOG_BYTES
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, job_files
+from .options import JobArgument, LogDir, Talk, chosen_files
 from .program import app, boundary
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def support(
 
     console = talk.console()
     with boundary(console):
-        files = job_files(job, log_dir)
+        files = chosen_files(job, log_dir, console)
         if list_:
             _show_listing(console, listed(files, packing.max_log_bytes), packing.max_log_bytes)
             return

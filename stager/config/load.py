@@ -145,6 +145,16 @@ def template(requirements: Sequence[str]) -> str:
     return text.replace("requirements = []", line, 1)
 
 
+def project_file() -> Path:
+    """Return the settings file of this directory; the directory itself where none can be found."""
+    try:
+        return find(Path.cwd()) or Path.cwd()
+    except ConfigError:
+        return Path.cwd()
+    except OSError:  # the directory is gone
+        return Path()
+
+
 def _load_file(path: Path) -> Config:
     data = toml.read(path)
     if path.name == PYPROJECT:

@@ -113,8 +113,7 @@ class Console(Events, JobLogs):
 
     def _run_succeeded(self, outcome: Outcome) -> None:
         """Say how long each phase took, what was trained, and where the logs are."""
-        seconds = outcome.ending.seconds
-        spent = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+        spent = ", ".join(f"{name} {value:.1f} s" for name, value in outcome.spent.items())
         count = outcome.ending.world_size or 0
         self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
         for trained in outcome.trained:

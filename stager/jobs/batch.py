@@ -133,6 +133,8 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
 def _refused(exc: CommandError) -> StagerError:
     """Return the error for a batch job that Slurm refuses."""
     lines = exc.completed.stderr.splitlines()
+    if (absent := messages.without_cluster(lines)) is not None:
+        return absent
     errors = [message.text for message in map(messages.read, lines) if message.kind == "error"]
     return StagerError(
         f"Slurm rejected the batch job: {'; '.join(errors) or exc.message}",

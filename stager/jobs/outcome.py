@@ -8,11 +8,20 @@ from functools import cached_property
 from pathlib import Path
 
 from bundle.protocol.answers import ProbeAnswer
-from bundle.protocol.events import JobBegins, JobEnds, OutputsCollected, TransferPlan
+from bundle.protocol.events import (
+    Event,
+    JobBegins,
+    JobEnds,
+    OutputsCollected,
+    PhaseBegins,
+    TransferPlan,
+)
 from bundle.protocol.job import Job
+from bundle.protocol.launch_answers import Started
 from bundle.protocol.output_loss import OutputLoss
 from bundle.protocol.problem import Problem
 from bundle.protocol.records import Record
+from bundle.protocol.words import PhaseName
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.files import of_job
@@ -35,6 +44,10 @@ class Outcome:
     """The plan of the transfer, with the reason; None where there was none."""
     collected: list[OutputsCollected] = field(default_factory=list)
     """Results that were brought back."""
+    launch_begun: float | None = None
+    """When the launch began, by the driver's clock; None where it did not."""
+    started: dict[str, float] = field(default_factory=dict)
+    """When each node started its ranks, by the same clock."""
     before: metrics.Times = field(init=False)
     """The figures that earlier jobs have left, by the times of their files."""
 
@@ -76,6 +89,21 @@ class Outcome:
     def problems(self) -> Mapping[str, tuple[Problem, ...]]:
         """Its problems, by node."""
         return self.ending.problems
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds of each phase; ``launch`` ends as ranks run on all nodes, and ``train`` begins.
+
+        They are one phase where the driver has not told when the ranks started.
+        """
+        spent: dict[str, float] = {}
+        for name, seconds in self.ending.seconds.items():
+            spent[name] = seconds
+            if name == PhaseName.LAUNCH.value and self.launch_begun is not None and self.started:
+                waited = max(self.started.values()) - self.launch_begun
+                spent[name] = min(max(waited, 0.0), seconds)
+                spent["train"] = seconds - spent[name]
+        return spent
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -119,10 +147,20 @@ class Outcome:
             self.plan = event
         elif isinstance(event, OutputsCollected):
             self.collected.append(event)
+        elif record.time is not None:
+            self._take_time(event, record.time)
+
+    def _take_time(self, event: Event, time: float) -> None:
+        """Learn when the launch began, and when each node's ranks did."""
+        if isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
+            self.launch_begun, self.started = time, {}
+        elif isinstance(event, Started):
+            self.started.setdefault(event.node, time)
 
     def _begin(self, event: JobBegins, job_id: str) -> None:
         """Learn the job's number and nodes; an attempt before Slurm requeued it does not count."""
         self.result = None
+        self.launch_begun, self.started = None, {}
         self.job = replace(
             self.job,
             id=job_id,

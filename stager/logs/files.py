@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import StagerError
+from .job_summary import JobSummary, job_summary
 
 DEFAULT_LOG_DIR = "~/slurm_logs"
 
 _EVENTS = re.compile(r"events\.(.+)\.jsonl$")
+_NUMBER = re.compile(r"\d[\w.+-]*")
+"""A job's number, also of an array or a heterogeneous job."""
 _BATCH = re.compile(r".+\.(\d+)\.batch\.out$")
 _FOREIGN = re.compile(
     r"^(?:.*\.)?\d+(?:_\d+)?\.(?P<node>[A-Za-z][\w-]*)\.(?P<rank>\d+)\.(?:out|err|log|txt)$"
@@ -26,6 +29,8 @@ _NO_LOGS = {
     ".png", ".jpg", ".gz", ".zst", ".xz", ".zip", ".tar", ".whl", ".pyc", ".py", ".so", ".html",
 }  # fmt: skip
 _BINARY_PROBE = 4096
+_LISTED = 8
+"""Jobs that a message lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,11 @@ class JobFiles:
     def ours(self) -> bool:
         """Whether stager's driver wrote them."""
         return bool(self.job_id) and (self.events.exists() or self.job.exists())
+
+    @property
+    def summary(self) -> JobSummary:
+        """What the job was, in short."""
+        return job_summary(self.job_id, self.job, _changed(self.events))
 
     @property
     def events(self) -> Path:
@@ -104,20 +114,53 @@ def find(wanted: str | None, log_dir: Path) -> JobFiles:
         return files
     jobs = _jobs(log_dir)
     if wanted is None and jobs:
-        return of_job(log_dir, jobs[-1])
+        return of_job(log_dir, _newest(log_dir, jobs))
     if wanted is None:
-        raise _no_logs("any job", log_dir, jobs)
-    if wanted not in jobs:
-        raise _no_logs(f"job {wanted}", log_dir, jobs)
-    return of_job(log_dir, wanted)
+        raise _no_logs("there are no logs of any job", log_dir, jobs)
+    if wanted in jobs:
+        return of_job(log_dir, wanted)
+    if _NUMBER.fullmatch(wanted):
+        raise _no_logs(f"there are no logs of job {wanted}", log_dir, jobs)
+    raise _no_such_path(wanted, log_dir, jobs)
 
 
-def _no_logs(job: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
-    known = f"the jobs there are {', '.join(jobs[-8:])}" if jobs else "no job has left any there"
+def _newest(folder: Path, jobs: Sequence[str]) -> str:
+    """Return the last job that verified or ran something; the last one of all where none did."""
+    for job_id in reversed(jobs):
+        if not _summary(folder, job_id).planned_only:
+            return job_id
+    return jobs[-1]
+
+
+def _summary(folder: Path, job_id: str) -> JobSummary:
+    return JobFiles(folder=folder, job_id=job_id, logs=()).summary
+
+
+def _no_logs(what: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
+    hint = "--log-dir names another place, and a directory of logs can be given too"
+    none = "" if jobs else "no job has left any there; "
     return StagerError(
-        f"there are no logs of {job} in {log_dir}",
-        hint=f"{known}; --log-dir names another place, and a directory of logs can be given too",
+        f"{what} in {log_dir}", hint=none + hint, context=_list_of_jobs(log_dir, jobs)
     )
+
+
+def _no_such_path(wanted: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
+    exists = _mode(Path(wanted).expanduser()) is not None
+    return StagerError(
+        f"{wanted} is neither a directory nor a log"
+        if exists
+        else f"there is no directory {wanted}",
+        hint="give a job's number, a directory of logs, or a log",
+        context=_list_of_jobs(log_dir, jobs),
+    )
+
+
+def _list_of_jobs(log_dir: Path, jobs: Sequence[str]) -> list[str]:
+    """Return lines that list the newest jobs of a directory; none where there are no jobs."""
+    if not jobs:
+        return []
+    lines = [f"  {_summary(log_dir, job_id)}" for job_id in reversed(jobs[-_LISTED:])]
+    return [f"the jobs in {log_dir}, the newest first:", *lines]
 
 
 def _at_path(path: Path) -> JobFiles | None:
@@ -136,7 +179,7 @@ def _at_path(path: Path) -> JobFiles | None:
 def _in_folder(folder: Path) -> JobFiles:
     jobs = _jobs(folder)
     if jobs:
-        return of_job(folder, jobs[-1])
+        return of_job(folder, _newest(folder, jobs))
     logs = [foreign(path, folder) for path in _below(folder) if _is_log(path)]
     if not logs:
         raise StagerError(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.protocol.words import Action
+
 from ..core.errors import StagerError
 from . import events
 from .error_lines import errors_of
@@ -137,12 +139,24 @@ def _is_of_wanted(log: LogFile, wanted: LineFilter) -> bool:
 
 def _no_such_log(files: JobFiles) -> StagerError:
     if not files.logs:
-        return StagerError(
-            f"job {files.job_id} has left no logs of ranks in {files.folder}",
-            hint="it ended before any rank was started: `stager diagnose` says why",
-        )
+        return _without_logs(files)
     hint = f"the logs are of {_ranks_of(files)}{_nodes_of(files)}"
     return StagerError("there is no log of that rank and node", hint=hint)
+
+
+def _without_logs(files: JobFiles) -> StagerError:
+    """Return the error for a job that has left no logs of ranks."""
+    job, diagnose = files.job_id, f"`stager diagnose {files.job_id}`"
+    summary = files.summary
+    if summary.planned_only or summary.action is Action.VERIFY:
+        return StagerError(
+            f"job {job} was a {summary.kind}: it started no ranks",
+            hint=f"only `stager run` starts ranks; {diagnose} says how this job ended",
+        )
+    return StagerError(
+        f"job {job} has left no logs of ranks in {files.folder}",
+        hint=f"it ended before any rank was started: {diagnose} says why",
+    )
 
 
 def _ranks_of(files: JobFiles) -> str:

@@ -39,32 +39,36 @@ class Refused:
     """The hint; may be empty."""
     context: tuple[AnyText, ...]
     """The supporting lines."""
+    project: AnyText = ""
+    """The project's settings file, or the folder where there is none; empty if unknown."""
 
 
 @contextmanager
-def remembered(log_dir: Path, command: str) -> Iterator[None]:
+def remembered(log_dir: Path, command: str, project: Path) -> Iterator[None]:
     """Leave a note if the block fails and no job has written anything meanwhile.
 
     Args:
         log_dir: the directory for the job's logs; without one, no older job can be mistaken.
         command: the command that the user has called.
+        project: its settings file, or the folder it was called in.
     """
     started = time()
     try:
         yield
     except StagerError as exc:
         if log_dir.is_dir() and files.newest_change(log_dir) < started:
-            _leave(log_dir / NAME, command, exc)
+            _leave(log_dir / NAME, command, project, exc)
         raise
 
 
-def _leave(path: Path, command: str, error: StagerError) -> None:
+def _leave(path: Path, command: str, project: Path, error: StagerError) -> None:
     note = Refused(
         command=command,
         time=time(),
         message=error.message,
         hint=error.hint,
         context=tuple(error.context),
+        project=str(project),
     )
     text = json.dumps(encode(note)) + "\n"
     opener = permissions.opener(LogMode.PRIVATE)
@@ -72,14 +76,20 @@ def _leave(path: Path, command: str, error: StagerError) -> None:
         file.write(text.encode())
 
 
-def newest(log_dir: Path) -> Refused | None:
-    """Return the last such command; None where a job has begun since, or there was none."""
+def newest(log_dir: Path, project: Path) -> Refused | None:
+    """Return the last such command of a project; None where a job has begun since it.
+
+    Args:
+        log_dir: the directory for the logs of jobs.
+        project: as for :func:`remembered`; a command of another project does not count.
+    """
     path = log_dir / NAME
     try:
         with opened(path) as handle:
             raw = json.load(handle)
         if path.stat().st_mtime < files.newest_change(log_dir):
             return None
-        return decode(Refused, raw)
+        refusal = decode(Refused, raw)
     except (OSError, ValueError, RecursionError):
         return None
+    return refusal if refusal.project in ("", str(project)) else None

@@ -36,6 +36,9 @@ _NOT_SENT = re.compile(r"Unable to contact slurm controller \(connect failure\)|
 After any other fault of the network (a time-out, a truncated answer) it may have been accepted.
 """
 
+_NO_CLUSTER = re.compile(r"resolve_ctls_from_dns_srv|establish a configuration source")
+"""Errors of Slurm's commands on a machine that belongs to no cluster."""
+
 _NOT_RELEASED = re.compile(r"Unable to clean up job allocation (\d+): (.+)")
 
 _CONTEXT_LINES = 15
@@ -177,9 +180,26 @@ def failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
             hint=f"`sacct --jobs={revoked}` may show by whom; start it again",
             context=context,
         )
+    if (absent := without_cluster(lines)) is not None:
+        return absent
     refusal = "; ".join(dict.fromkeys(errors)) or f"exit status {code}"
     return StagerError(
         f"Slurm did not allocate nodes: {refusal}", hint=hint_for(" ".join(lines)), context=context
+    )
+
+
+def without_cluster(lines: Sequence[str]) -> StagerError | None:
+    """Return the error for commands that found no cluster; None where they found one.
+
+    Args:
+        lines: all lines of a command's standard error.
+    """
+    if not any(_NO_CLUSTER.search(line) for line in lines):
+        return None
+    return StagerError(
+        "Slurm's commands are installed here, but no cluster answers",
+        hint=hint_for(" ".join(lines)),
+        context=lines[-_CONTEXT_LINES:],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def test_a_run_that_was_refused_is_the_newest(ready: Project) -> None:
     assert stat.S_IMODE(note.stat().st_mode) == 0o600
     assert diagnosed(ready, older["job_id"])[0] == older, "a job that is named is that job"
 
+    shown = ready.stager("logs", "--log-dir", "logs")
+    job = older["job_id"]
+    assert shown.stderr.startswith(f"newest job: {job}, verify of project, 20")
+    other = ready.root / "another-project"
+    other.mkdir()
+    (other / "stager.toml").write_text("")
+    (other / "logs").symlink_to(note.parent)
+    elsewhere = replace(ready, root=other)
+    assert diagnosed(elsewhere)[0]["job_id"] == job, "it is told in its own project only"
+
     verified(ready)
     report, line = diagnosed(ready)
     assert (report["ok"], report["before_launch"]) == (True, False)
@@ -76,3 +87,15 @@ def test_a_job_that_failed_on_its_nodes_before_the_launch(ready: Project) -> Non
     report, line = diagnosed(ready)
     assert (report["first_failure"]["exit_code"], report["before_launch"]) == (7, False)
     assert "before" not in line
+
+
+@pytest.mark.parametrize("planned", [("run", "--", "train.py"), ("clean",)])
+def test_what_is_only_planned_is_not_the_newest_job(
+    ready: Project, planned: tuple[str, ...]
+) -> None:
+    older, _ = diagnosed(ready)
+    command, *arguments = planned
+    assert ready.stager(command, "--dry-run", *LOCAL, *arguments).returncode == 0
+    assert diagnosed(ready)[0] == older
+    shown = ready.stager("logs", "--log-dir", "logs")
+    assert shown.stderr.startswith(f"newest job: {older['job_id']}, verify of project, ")

@@ -284,6 +284,8 @@ def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None
     assert done.stdout.startswith(f"offline root: 100 bytes  {stale}")
     assert not stale.exists()
     assert built.packed.path.exists()
+    kept = f"kept on 1 node: the environment of {built.packed.path.name}; --all removes it, too"
+    assert kept in done.stderr
 
     ran = project.stager("exec", "-q", "--", "python", "-c", "import sys; print(sys.prefix)")
     whole = project.stager("clean", *LOCAL, "--log-dir", "logs", "--json", "--nodes-only", "--all")
@@ -314,6 +316,20 @@ def test_clean_without_slurm_cleans_what_is_there(project: Project) -> None:
         assert project.stager("clean", *asked, env=without).returncode == 1
     only = json.loads(project.stager("clean", "--json", "--store-only", env=without).stdout)
     assert only["nodes_skipped"] is None
+
+
+def test_a_dry_run_of_clean_does_not_ask_slurm(project: Project, tmp_path: Path) -> None:
+    project.build()
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name in ("salloc", "sbatch", "srun"):
+        (commands / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+        (commands / name).chmod(0o755)
+    path = {"PATH": f"{commands}:{os.environ['PATH']}", "SLURM_JOB_ID": ""}
+    done = project.stager("clean", "--dry-run", "--allocation", "slurm", env=path)
+    assert done.returncode == 0, done.stderr
+    assert "the nodes were not examined: a dry run asks Slurm for nothing" in done.stderr
+    assert not (tmp_path / "asked").exists()
 
 
 # --- exec ----------------------------------------------------------------------------------------

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 from bundle.protocol.codec import encode
+from bundle.protocol.events import PhaseBegins
+from bundle.protocol.launch_answers import Started
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
-from bundle.protocol.words import Action
+from bundle.protocol.records import Record
+from bundle.protocol.words import Action, PhaseName
 from stager.config.template import InitResult
 from stager.console import Console
 from stager.console.node_table import node_table
@@ -389,6 +392,18 @@ def test_a_job_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
         "done: 4 ranks; preflight 0.2 s, launch 60.0 s",
         "logs: /logs/demo.77.*.out",
     ]
+
+
+def test_the_training_is_told_apart_from_its_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {"preflight": 0.25, "launch": 60.0, "collect": 1.0}
+    ended = outcome(ok=True, world_size=4, seconds=seconds)
+    begins = PhaseBegins(PhaseName.LAUNCH)
+    for event, time in ((begins, 100.0), (Started("local1"), 101.0), (Started("local2"), 102.5)):
+        ended.take(Record(event, time=time))
+    assert Console().ran(ended) == 0
+    done = capsys.readouterr().err.splitlines()[0]
+    assert done == "done: 4 ranks; preflight 0.2 s, launch 2.5 s, train 57.5 s, collect 1.0 s"
+    assert run_result(ended).seconds == seconds, "scripts rely on these keys"
 
 
 def test_an_interrupted_job(capsys: pytest.CaptureFixture[str]) -> None:

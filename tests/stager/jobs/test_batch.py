@@ -69,6 +69,14 @@ def test_sbatch_says_no(commands: Path) -> None:
     assert caught.value.exit_code == 1
 
 
+def test_sbatch_finds_no_cluster(commands: Path) -> None:
+    said = "sbatch: fatal: Could not establish a configuration source"
+    program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
+    with pytest.raises(StagerError, match="installed here, but no cluster answers") as caught:
+        submit(submission(), unheard)
+    assert caught.value.context == (said,)
+
+
 def test_sbatch_says_something_else(commands: Path) -> None:
     program(commands, "sbatch", "cat >/dev/null; echo who knows")
     with pytest.raises(StagerError, match="did not report the job's number: 'who knows'"):

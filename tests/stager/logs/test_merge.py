@@ -190,7 +190,61 @@ def test_the_newest_job_is_meant_where_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(StagerError) as caught:
         find("12", tmp_path)
     assert "no logs of job 12" in caught.value.message
-    assert "9, 11, 10" in caught.value.hint
+    assert [line.split(",")[0].strip() for line in caught.value.context[1:]] == ["10", "11", "9"]
+
+
+def test_a_dry_run_and_a_clean_are_not_the_newest_job(written: Written) -> None:
+    written.end()
+    os.utime(of_job(written.folder, "17").events, (1000, 1000))
+    planned = {"18": {"dry_run": True}, "19": {"action": "clean"}, "20": {"action": "verify"}}
+    for job_id, changed in planned.items():
+        raw = json.loads(of_job(written.folder, "17").job.read_text())
+        files = of_job(written.folder, job_id)
+        files.job.write_text(json.dumps({**raw, "id": job_id, **changed}))
+        files.events.write_text("")
+        os.utime(files.events, (int(job_id) * 100, int(job_id) * 100))
+        os.utime(files.job, (int(job_id) * 100, int(job_id) * 100))
+    assert find(None, written.folder).job_id == "20"
+    for path in written.folder.glob("*.20.*"):
+        path.unlink()
+    assert find(None, written.folder).job_id == find(str(written.folder), Path()).job_id == "17"
+    with pytest.raises(StagerError) as caught:
+        find("99", written.folder)
+    assert [re.sub(r"\d{4}-.*", "TIME", line) for line in caught.value.context] == [
+        f"the jobs in {written.folder}, the newest first:",
+        "  19, clean of a.17.b, TIME",
+        "  18, run of a.17.b, dry run, TIME",
+        "  17, run of a.17.b, TIME",
+    ]
+    of_job(written.folder, "17").events.unlink()
+    assert find(None, written.folder).job_id == "19", "there is no other"
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"dry_run": True}, "dry run of run"),
+        ({"dry_run": True, "action": "clean"}, "dry run of clean"),
+        ({"action": "clean"}, "clean"),
+        ({"action": "verify"}, "verify"),
+    ],
+)
+def test_a_job_without_ranks_is_named_for_what_it_was(
+    written: Written, changed: dict[str, object], kind: str
+) -> None:
+    files = of_job(written.folder, "17")
+    files.job.write_text(json.dumps({**json.loads(files.job.read_text()), **changed}))
+    with pytest.raises(StagerError) as caught:
+        merged(files, LineFilter())
+    assert caught.value.message == f"job 17 was a {kind}: it started no ranks"
+    assert "`stager diagnose 17`" in caught.value.hint
+
+
+@pytest.mark.parametrize("wanted", ["/nonexistent", "nodes/logs", "latest"])
+def test_a_path_that_is_not_there_is_no_job(tmp_path: Path, wanted: str) -> None:
+    with pytest.raises(StagerError) as caught:
+        find(wanted, tmp_path)
+    assert caught.value.message == f"there is no directory {wanted}"
 
 
 @pytest.mark.parametrize("folder", ["", "empty"])

@@ -41,6 +41,12 @@ Traceback (most recent call last):
 ValueError: what the driver did not expect
 salloc: Relinquishing job allocation 11
 """
+NO_CLUSTER = """\
+salloc: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+salloc: error: fetch_config: DNS SRV lookup failed
+salloc: error: _establish_config_source: failed to fetch config
+salloc: fatal: Could not establish a configuration source
+"""
 
 
 @pytest.mark.parametrize(
@@ -162,6 +168,13 @@ def test_what_is_not_slurms_is_context() -> None:
         "Traceback (most recent call last):",
         "ValueError: what the driver did not expect",
     )
+
+
+def test_a_machine_that_belongs_to_no_cluster() -> None:
+    found = failure(NO_CLUSTER.splitlines(), 1, "/logs")
+    assert found.message == "Slurm's commands are installed here, but no cluster answers"
+    assert "--allocation local" in found.hint
+    assert found.context == tuple(NO_CLUSTER.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""A job in one line: its number, action, project and time, as its description has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.protocol.job import parse
+from bundle.protocol.problem import NodeError
+from bundle.protocol.words import Action
+
+from ..core.regular_files import opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSummary:
+    """What is known of a job without reading its logs."""
+
+    job_id: str
+    """The job's number."""
+    action: Action | None
+    """Its purpose; None for a job that has left no description, or one of another version."""
+    dry_run: bool
+    """Whether it was to stop after the plan."""
+    project: str
+    """The project's name; empty if unknown."""
+    time: float
+    """When it began, or when it last wrote something; in seconds since the epoch."""
+
+    @property
+    def planned_only(self) -> bool:
+        """Whether it neither verified nor ran anything."""
+        return self.dry_run or self.action is Action.CLEAN
+
+    @property
+    def kind(self) -> str:
+        """Its kind in words; empty if unknown."""
+        if self.action is None:
+            return ""
+        return f"dry run of {self.action.value}" if self.dry_run else self.action.value
+
+    def __str__(self) -> str:
+        """Return it in one line."""
+        what = f"{self.action.value} of {self.project}" if self.action else ""
+        dry_run = "dry run" if self.dry_run else ""
+        return ", ".join(part for part in (self.job_id, what, dry_run, _minute(self.time)) if part)
+
+
+def job_summary(job_id: str, description: Path, changed: float) -> JobSummary:
+    """Return what is known of a job.
+
+    Args:
+        job_id: its number.
+        description: ``job.json``, which the driver writes as the job begins.
+        changed: when the job's other files last changed, in seconds since the epoch.
+    """
+    try:
+        with opened(description) as handle:
+            job = parse(json.load(handle))
+            changed = os.fstat(handle.fileno()).st_mtime
+    except (OSError, ValueError, RecursionError, NodeError):
+        return JobSummary(job_id=job_id, action=None, dry_run=False, project="", time=changed)
+    return JobSummary(
+        job_id=job_id, action=job.action, dry_run=job.dry_run, project=job.name, time=changed
+    )
+
+
+def _minute(seconds: float) -> str:
+    """Return a time in this machine's zone; empty for one that cannot be."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return ""
