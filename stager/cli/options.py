@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
@@ -280,11 +280,21 @@ def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
     return find(job, default_folder(log_dir))
 
 
-def chosen_files(job: str | None, log_dir: Path | None, console: Console) -> JobFiles:
-    """Return the files of a job; without a number, of the newest, and say which one that is."""
+def chosen_files(
+    job: str | None, log_dir: Path | None, console: Console, *, named: bool = True
+) -> JobFiles:
+    """Return the files of a job; without a number, of the newest, and say which one that is.
+
+    Args:
+        job: the job's number, or a directory.
+        log_dir: the directory for the logs of jobs.
+        console: shows which job was chosen.
+        named: False to leave out the project's name, which may be a secret.
+    """
     files = job_files(job, log_dir)
     if job is None:
-        console.say(f"newest job: {files.summary}")
+        summary = files.summary
+        console.say(f"newest job: {summary if named else replace(summary, project='')}")
     return files
 
 

@@ -71,7 +71,7 @@ def support(
 
     console = talk.console()
     with boundary(console):
-        files = chosen_files(job, log_dir, console)
+        files = chosen_files(job, log_dir, console, named=False)
         if list_:
             _show_listing(console, listed(files, packing.max_log_bytes), packing.max_log_bytes)
             return

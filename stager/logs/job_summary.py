@@ -44,9 +44,11 @@ class JobSummary:
 
     def __str__(self) -> str:
         """Return it in one line."""
-        what = f"{self.action.value} of {self.project}" if self.action else ""
+        what = self.action.value if self.action else ""
+        of_project = f" of {self.project}" if self.project else ""
         dry_run = "dry run" if self.dry_run else ""
-        return ", ".join(part for part in (self.job_id, what, dry_run, _minute(self.time)) if part)
+        parts = (self.job_id, what + of_project, dry_run, _minute(self.time))
+        return ", ".join(part for part in parts if part)
 
 
 def job_summary(job_id: str, description: Path, changed: float) -> JobSummary:

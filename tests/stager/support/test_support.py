@@ -235,6 +235,7 @@ def test_no_planted_secret_is_in_the_archive(planted: Planted) -> None:
 
     found = members(archive)
     assert len(found) == report["files"]
+    assert done.stderr.startswith(f"newest job: {planted.job_id}, run, 20")
     assert_none(planted.secrets, {**found, "the report": (done.stdout + done.stderr).encode()})
     assert sum(report["redacted"].values()) > 60
     assert {"token", "password", "api-key", "private-key", "known-value"} <= set(report["redacted"])
