@@ -241,7 +241,9 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
         os.execvpe(command[0], command, variables)
     except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or str(exc)
-        print(f"stager: cannot run {command[0]}: {why}", file=sys.stderr)
+        print(f"error: cannot run {command[0]}: {why}", file=sys.stderr)
+        if os.path.isfile(command[0]):  # PATH does not have this directory
+            print(f"hint: for a script write: python {command[0]}", file=sys.stderr)
         return 127 if isinstance(exc, FileNotFoundError) else 126
 
 

@@ -218,6 +218,7 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
     if packed.path != before and not existing.is_named(store, before):
         existing.clear_away(before)
+        listener.note(f"{packed.path.name} replaces {before.name}, which is removed")
     return ChosenBundle(path=packed.path, id=packed.manifest.id)
 
 

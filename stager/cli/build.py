@@ -43,7 +43,11 @@ def build(
             prove=not no_prove,
             jobs=jobs,
         )
-        result = pipeline.build(load(Path.cwd()), options, console)
+        try:
+            result = pipeline.build(load(Path.cwd()), options, console)
+        except KeyboardInterrupt:
+            console.say("what was fetched and made is kept: the next build goes on from there")
+            raise
         if talk.json:
             console.emit(result)
         else:

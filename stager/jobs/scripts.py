@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import posixpath
+import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def _hint(path: str, scripts: Collection[str]) -> str:
     similar = difflib.get_close_matches(path[:_MAX_SHOWN], sorted(scripts), n=1)
     if similar:
         return f"did you mean {similar[0]}?"
+    if path and shutil.which(path) is not None:
+        return f"run starts Python scripts and modules; for other programs: stager exec -- {path}"
     return "check the name; project.exclude and .gitignore keep files out of the bundle"
 
 

@@ -177,9 +177,9 @@ def test_exec_becomes_the_command(standard: Packed, program: Path, env: Path) ->
     [
         (["sh", "-c", "exit 7"], 7, ""),
         (["cli-tool"], 0, ""),
-        (["absent-program"], 127, "stager: cannot run absent-program: No such file or directory"),
-        (["/dev/null"], 126, "stager: cannot run /dev/null: Permission denied"),
-        ([""], 126, "stager: cannot run : "),
+        (["absent-program"], 127, "error: cannot run absent-program: No such file or directory"),
+        (["/dev/null"], 126, "error: cannot run /dev/null: Permission denied"),
+        ([""], 126, "error: cannot run : "),
     ],
 )
 def test_exec_ends_as_the_command_does(
@@ -189,6 +189,16 @@ def test_exec_ends_as_the_command_does(
     assert done.returncode == status
     assert done.stderr.startswith(says)
     assert bool(done.stderr) == bool(says)
+
+
+def test_a_script_of_this_directory_needs_its_interpreter(
+    standard: Packed, program: Path, env: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    done = run_node(program, "exec", standard.path, env.parents[2], "--", "train.py")
+    assert done.returncode == 127
+    assert done.stderr.endswith("hint: for a script write: python train.py\n")
 
 
 def test_a_signal_reaches_the_command(standard: Packed, program: Path, env: Path) -> None:

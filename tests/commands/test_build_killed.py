@@ -181,6 +181,7 @@ def test_ctrl_c_ends_it_at_once_and_without_a_trace(
     assert time.monotonic() - begun < 5
     assert process.returncode == 130, err
     assert "Traceback" not in err + out
+    assert "what was fetched and made is kept" in err
     assert "interrupted" in err
     assert out == ""
     assert all_end(mark) == {}

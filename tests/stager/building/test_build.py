@@ -321,6 +321,7 @@ def test_a_changed_project_is_built_again_on_the_way(project: Project) -> None:
     assert second.exists()
     assert not first.exists(), "the bundle that it replaces is left"
     assert any("building it again" in note for note in recorder.notes)
+    assert recorder.notes[-1] == f"{second.name} replaces {first.name}, which is removed"
     assert current_bundle(load(project.root), Recorder()).path == second
 
 

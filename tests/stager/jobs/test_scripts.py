@@ -54,6 +54,7 @@ def test_what_is_there_or_cannot_be_known(bundle: Path, name: str) -> None:
         ("trian.py", "did you mean train.py?"),
         ("convert.py", "did you mean tools/convert.py?"),
         ("evalute.py", "did you mean evaluate.py?"),
+        ("ls", "run starts Python scripts and modules; for other programs: stager exec -- ls"),
         ("x", CHECK),
         ("tools", CHECK),
         ("", CHECK),
