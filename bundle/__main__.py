@@ -99,7 +99,7 @@ def _drive(path: str) -> int:
     try:
         return driver.drive(job, begun)
     except signals.Stopped:  # before there was a log for the message
-        print("stager: the job was told to end before it had begun", file=sys.stderr)
+        print("stager: the job was stopped before it started", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 

@@ -25,7 +25,7 @@ from . import probe
 SAMPLE = 1 << 20
 """Bytes read at each of a few positions of a bundle, to measure the speed."""
 _SAMPLES = 4
-BROADCAST = "job-"
+INCOMING_PREFIX = "job-"
 """Prefix of the directories for broadcast files in ``incoming/``."""
 _OF_TASK = re.compile(r".+\.\d+\.\d+")
 """Names of directories in ``jobs/`` that an agent makes for its ranks: job, node and task."""
@@ -197,7 +197,7 @@ def sweep(root: str, now: float) -> None:
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
         path = os.path.join(incoming, name)
-        if name.startswith(BROADCAST):
+        if name.startswith(INCOMING_PREFIX):
             with contextlib.suppress(OSError):
                 if now - removal.last_change(path) > _STALE_SECONDS:
                     removal.delete(path)

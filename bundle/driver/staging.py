@@ -11,7 +11,7 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 
-from ..checks.preflight import BROADCAST as FOLDER
+from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
 from ..protocol.answers import Answer, UnpackAnswer
@@ -87,7 +87,7 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
     nodes = _remaining(state, group.nodes)
     if not nodes or state.bundle is None:
         return
-    folder = os.path.join(group.root, "incoming", f"{FOLDER}{state.job.id}.{number}")
+    folder = os.path.join(group.root, "incoming", f"{INCOMING_PREFIX}{state.job.id}.{number}")
     target = os.path.join(folder, "bundle.tar")
     with tempfile.TemporaryDirectory(prefix="stager-") as scratch:
         shipment = _Shipment.of_group(state.bundle, group, target, scratch)

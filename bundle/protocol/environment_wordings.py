@@ -22,7 +22,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         "the bundle cannot be read", fix="check the path, or make the bundle with `stager build`"
     ),
     ProblemCode.BUNDLE_DISK_FAULT: Wording(
-        "the bundle cannot be read", fix="see whether the disk there works"
+        "the bundle cannot be read", fix="check that disk for errors (dmesg)"
     ),
     ProblemCode.BUNDLE_DAMAGED: Wording(
         "the bundle is damaged or not a bundle",

@@ -146,7 +146,7 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.JOB_CANCELLED: Wording(
         "the job was cancelled from outside (scancel)",
         "",
-        "whoever cancelled it knows why; `sacct --jobs={job} --format=JobID,State` shows by whom",
+        "whoever cancelled it knows why: `sacct --jobs={job} --format=JobID,State%30` shows who",
         FailureClass.KILLED,
     ),
     ProblemCode.JOB_REQUEUED: Wording(

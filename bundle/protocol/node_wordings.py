@@ -130,7 +130,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.NAMES_UNRESOLVED: Wording(
         "names of nodes cannot be resolved",
         "no address for {names}",
-        "add it to DNS, or to /etc/hosts on every node",
+        "add them to DNS, or to /etc/hosts on every node",
         FailureClass.NAME_RESOLUTION,
     ),
     ProblemCode.NAMES_LEAD_BACK: Wording(

@@ -77,7 +77,7 @@ class ProblemCode(Word):
     NO_ZSTD = enum.auto()
     DECOMPRESSOR_UNUSABLE = enum.auto()
     PROGRAM_INCOMPLETE = enum.auto()
-    # Its way to the nodes.
+    # The bundle on its way to the nodes.
     BUNDLE_INVISIBLE = enum.auto()
     NOTHING_TO_SEND = enum.auto()
     EXCERPT_UNWRITABLE = enum.auto()
@@ -116,7 +116,7 @@ class ProblemCode(Word):
     MODULE_MISSING = enum.auto()
     MODULE_FOREIGN = enum.auto()
     MODULE_NOT_IMPORTED = enum.auto()
-    # Its description and its allocation.
+    # A job: its description and its allocation.
     JOB_OF_OTHER_VERSION = enum.auto()
     JOB_UNREADABLE = enum.auto()
     REQUEST_UNREADABLE = enum.auto()
@@ -129,7 +129,7 @@ class ProblemCode(Word):
     SLURM_COMMAND_FAILED = enum.auto()
     SENT_LOCALLY = enum.auto()
     FETCHED_LOCALLY = enum.auto()
-    # Its ranks.
+    # A job: its ranks.
     BACKEND_UNUSABLE = enum.auto()
     LAUNCHER_NOT_STARTED = enum.auto()
     PIPES_NOT_MADE = enum.auto()
@@ -138,7 +138,7 @@ class ProblemCode(Word):
     RANKS_DID_NOT_END = enum.auto()
     RANKS_CANNOT_TALK = enum.auto()
     NOTHING_MEASURED = enum.auto()
-    # Its output and its results.
+    # A job: its output and its results.
     OUTPUT_LOST = enum.auto()
     OUTPUT_NOT_LOGGED = enum.auto()
     OUTPUT_DISK_FULL = enum.auto()
@@ -152,7 +152,7 @@ class ProblemCode(Word):
     RESULTS_INCOMPLETE = enum.auto()
     RESULTS_CUT_BY_DISK = enum.auto()
     OUTPUT_NOT_PLACED = enum.auto()
-    # Its end, where Slurm made it.
+    # A job: its end, where Slurm made it.
     JOB_TIME_LIMIT = enum.auto()
     JOB_CANCELLED = enum.auto()
     JOB_REQUEUED = enum.auto()

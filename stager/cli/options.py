@@ -126,7 +126,7 @@ class LaunchFlags:
     ] = None
     min_nodes: Annotated[
         int | None,
-        typer.Option("--min-nodes", min=1, help="Leave out bad nodes while N are left."),
+        typer.Option("--min-nodes", metavar="N", min=1, help="Leave out bad nodes, but keep N."),
     ] = None
     log_dir: LogDir = None
     pass_env: Annotated[

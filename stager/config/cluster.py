@@ -33,7 +33,7 @@ class ClusterConfig:
     salloc_args: tuple[str, ...]
     """Further options, passed on as they are."""
     node_root: str
-    """Directory on each node under which the store is made; ``auto`` looks for a local one."""
+    """Directory on each node under which the node root is made; ``auto`` looks for a local one."""
     stage: Stage
     """The rule by which the bundle is broadcast to the nodes."""
     log_mode: LogMode

@@ -123,7 +123,7 @@ def _vanished(gone: RankProcess) -> Candidate:
         rank=gone.rank,
         kind=FailureClass.UNKNOWN,
         cause="its process ended, and its launcher began to end the others because of it",
-        hint="its log holds all it wrote; its exit status is told when all of them have ended",
+        hint="its log holds all it wrote; its exit status is known only once all ranks have ended",
         time=gone.time,
     )
     return Candidate(role=Role.VANISHED, failure=lambda: failure, time=gone.time)

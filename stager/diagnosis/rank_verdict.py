@@ -24,10 +24,10 @@ _HINT = "hint: "
 _SIGNAL_HINTS = {
     "SIGTERM": "not its launcher: see whether the program signals itself, or who else sent it",
     "SIGKILL": "usually the machine ran out of memory: use a smaller batch or fewer ranks",
-    "SIGBUS": "usually /dev/shm is full, or a file was cut off: look at the room there",
+    "SIGBUS": "usually /dev/shm is full, or a file was cut off: check the free space there",
     "SIGABRT": "a library gave up: the last lines of its log say why",
     "SIGSEGV": "a crash in compiled code: set PYTHONFAULTHANDLER=1 and run again to see where",
-    "SIGILL": "a wheel uses instructions that this processor has not: exclude the node",
+    "SIGILL": "a wheel uses instructions that this processor lacks: exclude the node",
 }
 
 

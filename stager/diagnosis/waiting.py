@@ -10,6 +10,7 @@ from bundle.protocol.words import FailureClass
 from .failure import FirstFailure
 from .rank_verdict import LINES
 from .scan import Hit
+from .wording import ranks_in_words
 
 LOG_TELLS = (
     "its log shows what it did last; look for code that only some ranks run, and for different "
@@ -39,13 +40,13 @@ def _without_hit(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int,
 
 def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> FirstFailure:
     """Return the failure of the ranks that others waited for."""
-    ranks = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
+    ranks = ranks_in_words(missing) or "some rank"
     meaning, _ = waited.entry.explain(waited.groups)
     return FirstFailure(
         node=nodes.get(missing[0], "") if missing else "",
         rank=missing[0] if len(missing) == 1 else None,
         kind=FailureClass.HANG,
-        cause=f"{ranks} did not come to a collective that the others waited at",
+        cause=f"{ranks} did not reach a collective that the other ranks were waiting in",
         hint=LOG_TELLS,
         lines=waited.trace[-LINES:] or (waited.text,),
         time=waited.time,

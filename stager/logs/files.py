@@ -160,7 +160,7 @@ def _list_of_jobs(log_dir: Path, jobs: Sequence[str]) -> list[str]:
     if not jobs:
         return []
     lines = [f"  {_summary(log_dir, job_id)}" for job_id in reversed(jobs[-_LISTED:])]
-    return [f"the jobs in {log_dir}, the newest first:", *lines]
+    return [f"the jobs in {log_dir}, the last active first:", *lines]
 
 
 def _at_path(path: Path) -> JobFiles | None:
@@ -189,7 +189,7 @@ def _in_folder(folder: Path) -> JobFiles:
 
 
 def _jobs(folder: Path) -> list[str]:
-    """Return the jobs that have left files, the one that began last at the end."""
+    """Return the jobs that have left files, the one that last wrote something at the end."""
     changed: dict[str, float] = {}
     for path in _entries(folder):
         name = _job_name(path)

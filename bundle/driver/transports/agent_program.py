@@ -26,7 +26,7 @@ from .transport import Requests
 
 STRIPPED = "stripped/"
 """The folder of a program that holds its agents' modules as they are sent, if it has been made."""
-DRIVERS = frozenset(
+NOT_FOR_AGENTS = frozenset(
     f"bundle/{name}"
     for name in (
         *("__main__", "protocol/agent_events", "protocol/events", "protocol/records"),
@@ -80,7 +80,7 @@ def _is_for_agents(name: str) -> bool:
     """Return whether a member of a node program is a module that agents may need."""
     if not name.startswith("bundle/") or not name.endswith(".py"):
         return False
-    return not name.startswith("bundle/driver/") and name[: -len(".py")] not in DRIVERS
+    return not name.startswith("bundle/driver/") and name[: -len(".py")] not in NOT_FOR_AGENTS
 
 
 def _as_sent(name: str, source: bytes) -> bytes:

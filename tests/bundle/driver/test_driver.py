@@ -68,7 +68,7 @@ def test_told_to_end_before_there_is_a_log_to_say_it_in(
     strace = ["strace", "-o", "/dev/null", *at, "-P", str(tmp_path / "logs")]
     code, events, said = drive(program, job_for(single, tmp_path), *strace)
     assert (code, events) == (130, [])
-    assert said == "stager: the job was told to end before it had begun\n"
+    assert said == "stager: the job was stopped before it started\n"
 
 
 def test_what_a_job_leaves(single: Packed, program: Path, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_dry_run_and_a_clean_are_not_the_newest_job(written: Written) -> None:
     with pytest.raises(StagerError) as caught:
         find("99", written.folder)
     assert [re.sub(r"\d{4}-.*", "TIME", line) for line in caught.value.context] == [
-        f"the jobs in {written.folder}, the newest first:",
+        f"the jobs in {written.folder}, the last active first:",
         "  19, clean of a.17.b, TIME",
         "  18, run of a.17.b, dry run, TIME",
         "  17, run of a.17.b, TIME",

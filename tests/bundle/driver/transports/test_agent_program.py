@@ -86,7 +86,7 @@ def test_agents_import_nothing_that_they_are_not_sent() -> None:
     for name, tree in agents_parts():
         own = of_phase(PHASES_OF[name]) if name in PHASES_OF else set()
         assert needed(AGENT, tree) <= of_all() | own, name
-    for name in [*agent_program.DRIVERS, *(path[:-3] for path in of_all())]:
+    for name in [*agent_program.NOT_FOR_AGENTS, *(path[:-3] for path in of_all())]:
         assert (REPO / f"{name}.py").exists(), name
 
 
