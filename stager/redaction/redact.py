@@ -6,7 +6,6 @@ again together with what follows: so no secret is missed because it was cut in t
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -127,20 +126,21 @@ class Redactor:
         """
         kept = kept or Kept()
         window = _Window()
-        for piece in itertools.chain(_blocks(pieces), [None]):
-            is_last = piece is None
-            window.data += piece or b""
-            if len(window.data) < window.wanted and not is_last:
+        for piece in _blocks(pieces):
+            window.data += piece
+            if len(window.data) < window.wanted:
                 continue
             window.skip_secret()
-            if window.in_secret and not is_last:
+            if window.in_secret:
                 continue
             spans = self._look(window.data)
-            length = len(window.data) if is_last else window.cut_at(spans)
-            if not length and not is_last:
-                continue
-            yield self._redacted(window.data[:length], spans, window.start, kept)
-            window.cut(length)
+            length = window.cut_at(spans)
+            if length:
+                yield self._redacted(window.data[:length], spans, window.start, kept)
+                window.cut(length)
+        window.skip_secret()
+        spans = self._look(window.data)
+        yield self._redacted(window.data, spans, window.start, kept)
 
     def find(self, text: bytes) -> list[Span]:
         """Return all that must not stay in a text, in order."""

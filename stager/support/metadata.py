@@ -7,7 +7,6 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from bundle.protocol.answers import ProbeAnswer
 
@@ -37,7 +36,7 @@ class Listed:
     """True where its middle was left out."""
 
 
-def versions(files: JobFiles | None, runner: Runner = run) -> dict[str, Any]:
+def versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
     """Return the versions of the software of the job and of this machine.
 
     Args:
@@ -67,7 +66,7 @@ def _slurm_version(runner: Runner) -> str:
         return ""
 
 
-def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, Any]]:
+def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, object]]:
     """Return the packages of each node as the probe found them, with its Python."""
     answers = (record.event for record in events.records(files.events))
     return {
@@ -100,7 +99,7 @@ def cleaned(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
     return replace(diagnosis, first=first, evidence=evidence)
 
 
-def as_json(value: Mapping[str, Any]) -> bytes:
+def as_json(value: Mapping[str, object]) -> bytes:
     """Return an object as the content of a file."""
     return json.dumps(value, indent=2).encode() + b"\n"
 

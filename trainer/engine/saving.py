@@ -237,7 +237,7 @@ def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
         )
 
 
-def _shapes(weights: Mapping[str, Any]) -> dict[str, Any]:
+def _shapes(weights: Mapping[str, Any]) -> dict[str, object]:
     return {key: tensor.shape for key, tensor in weights.items()}
 
 
