@@ -120,7 +120,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.COPY_DAMAGED_TWICE: Wording(
         "the copy of the bundle was damaged on its way, twice",
-        fix="the bundle itself is sound: look at the network to {where} and at its memory and "
+        fix="the bundle itself is sound: check the network to {where}, and its memory and "
         "disk, or leave the node out with --exclude={where}",
         failure_class=FailureClass.DAMAGED_COPY,
         meaning="the node received different bytes from those sent, and received them once more. "

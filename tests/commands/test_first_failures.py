@@ -212,4 +212,4 @@ def test_ctrl_c_before_anything_has_failed(torch_project: TorchProject, tmp_path
     assert "before that:" not in said
     argv = ("diagnose", "--log-dir", tmp_path / "logs", found["job_id"])
     shown: subprocess.CompletedProcess[str] = torch_project.stager(*argv, cwd=tmp_path)
-    assert "nothing had failed by then" in shown.stdout
+    assert "nothing had failed until then" in shown.stdout

@@ -137,7 +137,7 @@ def test_a_checkpoint_of_something_else(trained, changed):
 def test_a_note_that_cannot_be_read_is_no_reason_to_begin_anew(trained, note):
     (trained / "out" / "checkpoint_epoch_1.json").write_text(note)
     done = train(0, trained, *SMALL, "--epochs", "2", "--resume", code=1)
-    assert "no checkpoint in out is sound" in said(done)
+    assert "no checkpoint in out can be used" in said(done)
     done = train(0, trained, *SMALL, "--epochs", "2", code=1)
     assert "did not finish, the newest checkpoint_epoch_1.pt" in said(done)
 

@@ -123,7 +123,7 @@ def newest(out: Path) -> tuple[Note, bytes] | None:
     damaged = _damaged(out)
     if damaged:
         raise TrainerError(
-            f"no checkpoint in {out} can be used ({len(damaged)} are damaged)",
+            f"no checkpoint in {out} can be used ({len(damaged)} damaged)",
             hint=f"rm {out}/checkpoint_* to start again there, or choose another --out",
         )
     return None

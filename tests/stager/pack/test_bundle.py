@@ -131,14 +131,14 @@ def test_a_bundle_that_was_touched_is_written_again(
     assert packed(wheels, store).reused
 
 
-# --- packages that do not fit together -----------------------------------------------------------
+# --- packages that conflict ----------------------------------------------------------------------
 
 
 def test_two_wheels_with_different_files_of_one_name_are_refused(
     tmp_path: Path, store: Store
 ) -> None:
     pair = list(conflicting_pair(tmp_path))
-    with pytest.raises(WheelError, match="do not fit together") as caught:
+    with pytest.raises(WheelError, match="packages conflict") as caught:
         packed(pair, store)
     text = "\n".join(caught.value.context)
     assert "clash/shared.py: in clash-one 1.0 and clash-two 1.0" in text

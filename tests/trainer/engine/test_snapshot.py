@@ -46,7 +46,7 @@ def test_a_damaged_one_is_not_counted_when_old_ones_go(tmp_path):
     assert snapshot.newest(out)[0].step == 21
     (out / "checkpoint_step_21.pt").write_bytes(b"damaged, too")
     for _ in "ab":  # and not silently from the beginning when it is tried again
-        with pytest.raises(TrainerError, match=r"no checkpoint in .* is sound"):
+        with pytest.raises(TrainerError, match=r"no checkpoint in .* can be used"):
             snapshot.newest(out)
 
 

@@ -80,7 +80,7 @@ def test_the_address_is_that_of_the_interface_else_towards_the_head():
     assert mesh.own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
     with pytest.raises(TrainerError, match="there is no interface nope0 on "):
         mesh.own_address({"GLOO_SOCKET_IFNAME": "nope0", "MASTER_ADDR": "127.0.0.1"})
-    with pytest.raises(TrainerError, match=r"no way to the head node, no-such\.invalid"):
+    with pytest.raises(TrainerError, match=r"has no route to the head node, no-such\.invalid"):
         mesh.own_address({"MASTER_ADDR": "no-such.invalid"})
 
 
