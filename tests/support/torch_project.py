@@ -54,8 +54,11 @@ PLACES = Path("/var/tmp")
 _PREFIX = "stager-torch-"
 COMMON = os.environ.get("STAGER_TEST_SHARED")
 """A directory that test processes have in common; read now, as tests do not see such variables."""
-ROOM = 8 << 30
-"""Bytes of memory that must be free for the node roots to be kept in it."""
+ROOM = 16 << 30
+"""Bytes of memory that must be free for the node roots to be kept in it.
+
+Slurm's nodes, which another part of the suite starts later, keep theirs in memory, too: 8 GB.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
