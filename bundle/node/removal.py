@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..system import files
+from ..system import files, signals
 
 if TYPE_CHECKING:
     Links = Counter[tuple[int, int]]
@@ -77,9 +77,18 @@ def delete(path: str) -> int:
 
 
 def sweep(path: str) -> None:
-    """Delete a file, a link or a tree as far as possible; failures do not matter."""
-    with contextlib.suppress(OSError):
-        delete(path)
+    """Delete a file, a link or a tree as far as possible; failures do not matter.
+
+    A signal to end that comes meanwhile takes effect afterwards: what is swept is often the last
+    that a job leaves, and nobody else would soon delete the rest of it.
+    """
+    try:
+        with contextlib.suppress(OSError):
+            delete(path)
+    except signals.Stopped:  # it comes only once
+        with contextlib.suppress(OSError):
+            delete(path)
+        raise
 
 
 @dataclass
