@@ -18,8 +18,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .protocol.enumerations import EXIT_INTERRUPTED, Allocation
 from .protocol.problem import NodeError
-from .protocol.words import EXIT_INTERRUPTED, Allocation
 
 if TYPE_CHECKING:
     from .environment import unpack

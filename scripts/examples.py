@@ -19,9 +19,9 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from bundle.protocol.digest import Digest  # noqa: E402
+from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher  # noqa: E402
 from bundle.protocol.job import Job, Launch  # noqa: E402
 from bundle.protocol.requires import Requires  # noqa: E402
-from bundle.protocol.words import Action, Allocation, Backend, Launcher  # noqa: E402
 from stager import __version__  # noqa: E402
 from stager.slurm.script import ScriptFacts, batch_script  # noqa: E402
 

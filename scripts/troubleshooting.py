@@ -16,10 +16,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from bundle.protocol.enumerations import FailureClass  # noqa: E402
 from bundle.protocol.problem import ProblemCode  # noqa: E402
 from bundle.protocol.problem_table import TABLE  # noqa: E402
 from bundle.protocol.wording import Wording  # noqa: E402
-from bundle.protocol.words import FailureClass  # noqa: E402
 from stager.catalogue.catalogue import (  # noqa: E402
     CatalogueEntry,
     LineRole,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # what type checkers take for true; `typing` itself takes a while to import
 if TYPE_CHECKING:
-    from bundle.protocol.words import Backend, Launcher, Stage
+    from bundle.protocol.enumerations import Backend, Launcher, Stage
 
     from .api import Project, load
     from .building.build import BuildOptions, BuildResult
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Backend": "bundle.protocol.words",
+    "Backend": "bundle.protocol.enumerations",
     "BuildOptions": "stager.building.build",
     "BuildResult": "stager.building.build",
     "CleanOptions": "stager.pipeline",
@@ -58,13 +58,13 @@ _MODULES = {
     "JobError": "stager.core.errors",
     "JobListener": "stager.pipeline",
     "JobOptions": "stager.jobs.job",
-    "Launcher": "bundle.protocol.words",
+    "Launcher": "bundle.protocol.enumerations",
     "NodeCheck": "stager.jobs.summary",
     "PlannedJob": "stager.forecast.results",
     "Project": "stager.api",
     "RunResult": "stager.jobs.summary",
     "SilentListener": "stager.pipeline",
-    "Stage": "bundle.protocol.words",
+    "Stage": "bundle.protocol.enumerations",
     "StagerError": "stager.core.errors",
     "SubmittedJob": "stager.jobs.summary",
     "VerifyResult": "stager.jobs.summary",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from bundle.protocol.words import Backend, Launcher, Stage, Word
+from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum
 
 from . import pipeline
 from .building.build import BuildOptions, BuildResult
@@ -23,7 +23,7 @@ from .jobs.summary import RunResult, SubmittedJob, VerifyResult, run_result, ver
 from .pipeline import CleanOptions, JobListener, SilentListener
 
 _Result = TypeVar("_Result")
-_Word = TypeVar("_Word", bound=Word)
+_EnumT = TypeVar("_EnumT", bound=TextEnum)
 
 SILENT = SilentListener()
 
@@ -106,13 +106,13 @@ def _job_options(options: JobOptions | None) -> JobOptions:
     asked = options or JobOptions()
     return replace(
         asked,
-        launcher=_word(Launcher, asked.launcher, "launcher"),
-        backend=_word(Backend, asked.backend, "backend"),
-        stage=_word(Stage, asked.stage, "stage"),
+        launcher=_member(Launcher, asked.launcher, "launcher"),
+        backend=_member(Backend, asked.backend, "backend"),
+        stage=_member(Stage, asked.stage, "stage"),
     )
 
 
-def _word(kind: type[_Word], value: str | None, option: str) -> _Word | None:
+def _member(kind: type[_EnumT], value: str | None, option: str) -> _EnumT | None:
     """Return a member of an enumeration from its word."""
     if value is None:
         return None

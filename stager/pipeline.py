@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bundle.protocol.counts import counted
+from bundle.protocol.enumerations import Action
 from bundle.protocol.job import Job
-from bundle.protocol.words import Action
 from bundle.redaction.masking import masked
 
 from .building.current_bundle import Listener, offline_root

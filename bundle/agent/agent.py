@@ -27,6 +27,7 @@ from ..protocol.answers import (
     TidyAnswer,
     UnpackAnswer,
 )
+from ..protocol.enumerations import Action, Allocation
 from ..protocol.problem import NodeError
 from ..protocol.requests import (
     AgentRequest,
@@ -41,7 +42,6 @@ from ..protocol.requests import (
     TidyRequest,
     UnpackRequest,
 )
-from ..protocol.words import Action, Allocation
 from ..system import descendants, open_files, signals
 from ..system.running_python import loads_modules_for
 

@@ -15,10 +15,10 @@ from ..node import interpreter, locks, removal
 from ..node.location import base_for, env_of
 from ..node.root import secure_root
 from ..protocol.answers import PreflightAnswer
+from ..protocol.enumerations import Allocation, Stage
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
 from ..protocol.requests import PreflightRequest
-from ..protocol.words import Allocation, Stage
 from ..system import files, network
 from . import probe
 
@@ -41,7 +41,7 @@ def base_by_need(request: PreflightRequest) -> str:
     """
     job = request.job
     first = base_for(job, os.environ, copies=0)
-    root = os.path.join(first, f"stager-{os.geteuid()}")
+    root = os.path.join(first, files.node_root_name())
     if request.room is None or os.path.isdir(env_of(job, root)):
         return base_for(job, os.environ)
     # A file that is sent takes room while it is unpacked.

@@ -20,10 +20,10 @@ from ..protocol.agent_events import RankOutput
 from ..protocol.answers import Answer
 from ..protocol.deep_answers import DeepAnswer, NodeClock
 from ..protocol.deep_report import AllReduceMeasured, ClockOffset, DeepReport
+from ..protocol.enumerations import Allocation
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import DeepRequest, GroupSettings, LaunchRequest
-from ..protocol.words import Allocation
 from ..system import network
 from .state import State
 from .transports.transport import Event

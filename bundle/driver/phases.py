@@ -8,11 +8,11 @@ from dataclasses import replace
 from ..checks.node_lines import preflight_line
 from ..format.manifest import room_for
 from ..protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
+from ..protocol.enumerations import Action, PhaseName
 from ..protocol.job import Job
 from ..protocol.problem import Problem
 from ..protocol.requests import CleanRequest, PreflightRequest, ProbeRequest
-from ..protocol.words import Action, PhaseName
-from . import collect, ranks, staging
+from . import collect, placement, ranks
 from .state import State
 
 
@@ -73,7 +73,7 @@ class PlacePhase(Phase):
 
     def use(self, state: State) -> None:
         """Make the plan from the facts of the nodes."""
-        staging.decide(state)
+        placement.decide(state)
 
 
 class UnpackPhase(Phase):
@@ -83,7 +83,7 @@ class UnpackPhase(Phase):
 
     def ask(self, state: State) -> None:
         """Carry out the plan."""
-        staging.carry_out(state)
+        placement.carry_out(state)
 
     def use(self, state: State) -> None:
         """Log where each environment is, and report those that were repaired."""

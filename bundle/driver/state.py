@@ -11,12 +11,12 @@ from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol.agent_events import RankOutput, answer_class
 from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
+from ..protocol.enumerations import Launcher
 from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, Remark
 from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import AgentRequest, CollectRequest
-from ..protocol.words import Launcher
 from ..transfer.plan import Plan
 from . import event_lines
 from .joined_answers import joined

@@ -51,7 +51,7 @@ def roots(setting: str, env: Mapping[str, str]) -> list[str]:
     """
     named = env.get(files.ROOT_VARIABLE) or setting
     bases = files.automatic_bases(env) if named == "auto" else files.named_bases(setting, env)
-    roots = [os.path.join(path, f"stager-{os.geteuid()}") for _, path in bases]
+    roots = [os.path.join(path, files.node_root_name()) for _, path in bases]
     return [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
 
 
@@ -78,7 +78,7 @@ def clean(
     Raises:
         NodeError: it is no node root, is a link, or belongs to another user.
     """
-    if os.path.basename(root) != f"stager-{os.geteuid()}":
+    if os.path.basename(root) != files.node_root_name():
         raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))
     if not os.path.lexists(root):
         return NodeCleanup(root, gone=True)

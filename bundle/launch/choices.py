@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..protocol.words import Backend
+from ..protocol.enumerations import Backend
 
 
 def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 
 from ..node.location import env_of
+from ..protocol.enumerations import Launcher
 from ..protocol.job import Job
 from ..protocol.requests import PlacedRequest
-from ..protocol.words import Launcher
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ..checks import probe
 from ..environment import unpack, virtual_environment
 from ..node import host, locks, removal
 from ..protocol.counts import counted
+from ..protocol.enumerations import Launcher
 from ..protocol.launch_answers import (
     Departure,
     FailureRecord,
@@ -27,7 +28,6 @@ from ..protocol.launch_answers import (
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import LaunchRequest
-from ..protocol.words import Launcher
 from ..redaction.masking import masked
 from ..system import files, network, open_files
 from . import commands, rank_results

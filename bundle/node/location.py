@@ -23,7 +23,7 @@ def base_for(job: Job, env: Mapping[str, str], copies: int = 1) -> str:
     base = files.choose_base(job.node_root, 0, 0, env)
     if not copies:
         return base
-    root = os.path.join(base, f"stager-{os.geteuid()}")
+    root = os.path.join(base, files.node_root_name())
     if os.path.isdir(env_of(job, root)):
         return base
     size, inodes = job.room

@@ -10,10 +10,10 @@ from typing import ClassVar
 from . import output
 from .answers import AgentEvent, Answer
 from .codec import decode
+from .enumerations import PhaseName
 from .events import OF_AGENTS, OutputShown
 from .json_values import DecodeError
 from .requests import VERSION
-from .words import PhaseName
 
 _KINDS: Mapping[str, type[AgentEvent]] = {
     kind.event: kind for kind in OF_AGENTS if kind is not OutputShown

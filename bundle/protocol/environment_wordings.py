@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .enumerations import FailureClass
 from .problem import ProblemCode
 from .wording import Wording
-from .words import FailureClass
 
 _REBUILD = "stage it again; if this persists, build the bundle again"
 _SEE_SPACE = (

@@ -14,12 +14,12 @@ from . import answers, clean_answers, deep_answers, launch_answers
 from .answers import AgentEvent
 from .codec import REQUIRED, encode
 from .deep_report import DeepReport
+from .enumerations import PhaseName
 from .json_values import AnyText
 from .launch_answers import Departure, FailureRecord, Lingering, Vanished
 from .output_loss import OutputLoss
 from .planned_transfer import PlannedGroup, StagingForecast
 from .problem import Problem
-from .words import PhaseName
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 from .codec import decode, encode
 from .digest import Digest
+from .enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage
 from .json_values import DecodeError
 from .problem import NodeError, Problem, ProblemCode
 from .rates import Rates
 from .requires import Requires
-from .words import Action, Allocation, Backend, Launcher, LogMode, Stage
 
 VERSION = 4
 NAME_BYTES = 200

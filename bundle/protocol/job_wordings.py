@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .enumerations import FailureClass
 from .problem import ProblemCode
 from .wording import Wording
-from .words import FailureClass
 
 _SEE_CODES = "the ranks have ended as their exit codes say; run it again if the logs matter"
 _KEPT = "what arrived in full is kept; the rest is still on the node, if the node is up"

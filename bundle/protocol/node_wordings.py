@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .enumerations import FailureClass
 from .problem import ProblemCode
 from .wording import Wording
-from .words import FailureClass
 
 _MOVE_IT = (
     "name another directory with [cluster] node-root in stager.toml, or with $STAGER_NODE_ROOT"

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from .words import Word
+from .enumerations import TextEnum
 
 
-class ProblemCode(Word):
+class ProblemCode(TextEnum):
     """The kind of a problem; :data:`bundle.protocol.problem_table.TABLE` explains each."""
 
     # No static method: Python 3.9 calls it as it stands here.

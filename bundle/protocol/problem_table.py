@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .enumerations import Ending
 from .environment_wordings import ENVIRONMENT_WORDINGS
 from .job_wordings import JOB_WORDINGS
 from .node_wordings import NODE_WORDINGS
 from .problem import Problem, ProblemCode
 from .wording import Wording
-from .words import Ending
 
 TABLE: Mapping[ProblemCode, Wording] = {
     **NODE_WORDINGS,
@@ -39,7 +39,7 @@ def ending_problem(ending: str, job_id: str) -> Problem:
     """Return the problem of a job that Slurm ended.
 
     Args:
-        ending: one of :class:`~bundle.protocol.words.Ending`, or what another version wrote.
+        ending: one of :class:`~bundle.protocol.enumerations.Ending`, or what another version wrote.
         job_id: the allocation.
     """
     where, code = f"job {job_id}", ENDINGS.get(ending)

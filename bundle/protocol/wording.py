@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 
-from .words import FailureClass
+from .enumerations import FailureClass
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,11 @@ def room_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) 
     return reasons
 
 
+def node_root_name(user: int | None = None) -> str:
+    """Return the name of a user's node root in its base directory; by default of this user's."""
+    return f"stager-{os.geteuid() if user is None else user}"
+
+
 def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mapping[str, str]) -> str:
     """Return the directory under which the node root is to be made.
 
@@ -280,7 +285,7 @@ def _faults(
 
 def _is_writable(base: str) -> bool:
     """Return True if this user may write to its node root there, or make one."""
-    node_root = os.path.join(base, f"stager-{os.geteuid()}")
+    node_root = os.path.join(base, node_root_name())
     target = node_root if os.path.isdir(node_root) else base
     return os.access(target, os.W_OK | os.X_OK)
 

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Callable
 
-from ..protocol.words import LogMode
+from ..protocol.enumerations import LogMode
 
 _FOLDER = {LogMode.PRIVATE: 0o700, LogMode.GROUP: 0o750}
 _FILE = {LogMode.PRIVATE: 0o600, LogMode.GROUP: 0o640}

@@ -9,10 +9,10 @@ from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
 from ..protocol.answers import PreflightAnswer
 from ..protocol.counts import counted, sized
+from ..protocol.enumerations import Stage
 from ..protocol.planned_transfer import PlannedGroup, StagingWork
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED, Rates
-from ..protocol.words import Stage
 from .forecast import Nodes, Staging, staging, staging_work
 
 PRESENT, SHARED, BROADCAST = "present", "shared", "broadcast"

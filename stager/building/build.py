@@ -50,7 +50,7 @@ class BuildOptions:
     locked: bool = False
     """True if a lock that is not current is an error."""
     prove: bool = True
-    """True to prove the closure."""
+    """True to prove that nothing is missing."""
     jobs: int | None = None
     """Number of layers made at a time; None for one for each CPU of this process."""
 
@@ -66,7 +66,7 @@ class Built:
     made: MadeLayers
     """Its layers."""
     proof: Proof | None
-    """The proof of closure; None if it was skipped."""
+    """The proof that nothing is missing; None if it was skipped."""
     seconds: dict[str, float]
     """Time taken by phase."""
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bundle.protocol.codec import decode
-from bundle.protocol.words import FailureClass, Word
+from bundle.protocol.enumerations import FailureClass, TextEnum
 
 from ..core.toml import read
 
@@ -34,7 +34,7 @@ _WARNING = re.compile(r"[A-Za-z]Warning: ")
 """The beginning of Python's own warnings, which do not end a program."""
 
 
-class LineRole(Word):
+class LineRole(TextEnum):
     """The account of a line in a verdict; the first one counts most."""
 
     PRIMARY = "primary"
@@ -45,7 +45,7 @@ class LineRole(Word):
     """Of no account."""
 
 
-class LineTells(Word):
+class LineTells(TextEnum):
     """The part of a story that a line tells if not its cause."""
 
     EXIT = "exit"

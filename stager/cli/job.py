@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 
 if TYPE_CHECKING:
     from ..console import Console

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
-from bundle.protocol.words import Backend, Launcher, Stage, Word
+from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum
 
 from .program import make_console
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from ..pipeline import CleanOptions
 
 T = TypeVar("T")
-WordT = TypeVar("WordT", bound=Word)
+EnumT = TypeVar("EnumT", bound=TextEnum)
 
 RESOLVERS = ("auto", "uv", "pip-tools")
 
-LogDir = Annotated[Path | None, typer.Option("--log-dir", help="Default: ~/slurm_logs.")]
+LogDir = Annotated[Path | None, typer.Option("--log-dir", metavar="DIR", help="Default: ~/slurm_logs.")]
 NprocPerNode = Annotated[
-    int | None, typer.Option("--nproc-per-node", min=1, help="Ranks on each node.")
+    int | None, typer.Option("--nproc-per-node", metavar="N", min=1, help="Ranks on each node.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors and results.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print what is done, and how.")]
-Resolver = Annotated[str, typer.Option(help="auto, uv or pip-tools.")]
+Resolver = Annotated[str, typer.Option(metavar="NAME", help="auto, uv or pip-tools.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 Bundle = Annotated[
-    Path | None, typer.Option("--bundle", help="The bundle; default: the project's newest.")
+    Path | None, typer.Option("--bundle", metavar="FILE", help="The bundle; default: the project's newest.")
 ]
 BundleId = Annotated[
     str | None,
@@ -45,7 +45,7 @@ BundleId = Annotated[
     ),
 ]
 Allocation = Annotated[
-    str, typer.Option(help="auto, slurm, or local: nodes as processes on this machine.")
+    str, typer.Option(metavar="NAME", help="auto, slurm, or local: nodes as processes on this machine.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
 Command = Annotated[
@@ -101,12 +101,12 @@ class SlurmFlags:
     nodes: Annotated[
         str | None, typer.Option("--nodes", metavar="N|MIN:MAX", help="How many nodes.")
     ] = None
-    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None
-    time: Annotated[str | None, typer.Option(help="Time limit, as in 00:30:00.")] = None
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm partition.")] = None
+    time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit, as in 00:30:00.")] = None
     exclude: Annotated[
         str | None, typer.Option(metavar="NODES", help="Nodes to avoid, as in node02,node05.")
     ] = None
-    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm account.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +115,14 @@ class LaunchFlags:
 
     nproc_per_node: NprocPerNode = None
     launcher: Annotated[
-        str | None, typer.Option(help="What starts the ranks: torchrun or srun.")
+        str | None, typer.Option(metavar="NAME", help="What starts the ranks: torchrun or srun.")
     ] = None
-    backend: Annotated[str | None, typer.Option(help="auto, gloo or nccl.")] = None
-    interface: Annotated[str | None, typer.Option(help="auto, or a network interface's name.")] = (
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, gloo or nccl.")] = None
+    interface: Annotated[str | None, typer.Option(metavar="NAME", help="auto, or a network interface's name.")] = (
         None
     )
     stage: Annotated[
-        str | None, typer.Option(help="auto, always or never: whether to send the bundle.")
+        str | None, typer.Option(metavar="WHEN", help="auto, always or never: whether to send the bundle.")
     ] = None
     min_nodes: Annotated[
         int | None,
@@ -134,7 +134,7 @@ class LaunchFlags:
         typer.Option("--pass-env", metavar="NAME", help="A secret variable for the ranks."),
     ] = None
     container_image: Annotated[
-        str | None, typer.Option("--container-image", help="Image for pyxis to run the ranks in.")
+        str | None, typer.Option("--container-image", metavar="IMAGE", help="Image for pyxis to run the ranks in.")
     ] = None
     container_mounts: Annotated[
         list[str] | None,
@@ -231,12 +231,12 @@ def job_options(
         exclude=_checked(checks.node_list, slurm.exclude, "--exclude", nodes),
         account=_checked(checks.word, slurm.account, "--account", "one word"),
         nproc_per_node=launch.nproc_per_node,
-        launcher=word_of(Launcher, launch.launcher, "--launcher"),
-        backend=word_of(Backend, launch.backend, "--backend"),
+        launcher=member_of(Launcher, launch.launcher, "--launcher"),
+        backend=member_of(Backend, launch.backend, "--backend"),
         interface=_checked(
             checks.interface_name, launch.interface, "--interface", "an interface's name"
         ),
-        stage=word_of(Stage, launch.stage, "--stage"),
+        stage=member_of(Stage, launch.stage, "--stage"),
         min_nodes=launch.min_nodes,
         log_dir=launch.log_dir,
         pass_env=_each(name, launch.pass_env, "--pass-env", "a name, without a value"),
@@ -310,7 +310,7 @@ def one_of(allowed: tuple[str, ...], text: str | None, option: str) -> str | Non
     raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}", param_hint=option)
 
 
-def word_of(kind: type[WordT], text: str | None, option: str) -> WordT | None:
+def member_of(kind: type[EnumT], text: str | None, option: str) -> EnumT | None:
     """Return an option's value as a word of an enumeration; another one is a usage error."""
     chosen = one_of(tuple(str(word) for word in kind), text, option)
     return None if chosen is None else kind(chosen)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import typer
 
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 
 from .grouped import grouped
 from .job import job_outcome

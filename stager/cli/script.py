@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 
 from .grouped import grouped
 from .options import (

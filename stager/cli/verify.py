@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 
 from .grouped import grouped
 from .job import job_outcome

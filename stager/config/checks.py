@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from bundle.protocol.words import Word
+from bundle.protocol.enumerations import TextEnum
 
 T = TypeVar("T")
-WordT = TypeVar("WordT", bound=Word)
+EnumT = TypeVar("EnumT", bound=TextEnum)
 
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 """The name of an environment variable, as a regular expression."""
@@ -75,10 +75,10 @@ def _full_match(pattern: re.Pattern[str], value: object) -> str:
     return string
 
 
-def word_of(kind: type[WordT]) -> Callable[[object], WordT]:
+def member_of(kind: type[EnumT]) -> Callable[[object], EnumT]:
     """A word of an enumeration."""
 
-    def chosen(value: object) -> WordT:
+    def chosen(value: object) -> EnumT:
         return kind(text(value))
 
     return chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bundle.protocol.words import LogMode, Stage
+from bundle.protocol.enumerations import LogMode, Stage
 
 from . import checks
 from .table import Table
@@ -75,9 +75,11 @@ def cluster(table: Table) -> ClusterConfig:
             checks.node_path,
             'an absolute path, a path that starts with a $VARIABLE of the node, or "auto"',
         ),
-        stage=table.take("stage", Stage.AUTO, checks.word_of(Stage), '"auto", "always" or "never"'),
+        stage=table.take(
+            "stage", Stage.AUTO, checks.member_of(Stage), '"auto", "always" or "never"'
+        ),
         log_mode=table.take(
-            "log-mode", LogMode.PRIVATE, checks.word_of(LogMode), '"private" or "group"'
+            "log-mode", LogMode.PRIVATE, checks.member_of(LogMode), '"private" or "group"'
         ),
         container_image=table.take(
             "container-image", None, checks.word, "the name of an image, or the path of one"

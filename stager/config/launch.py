@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bundle.protocol.words import Backend, Launcher
+from bundle.protocol.enumerations import Backend, Launcher
 
 from . import checks
 from .table import Table
@@ -41,10 +41,10 @@ def launch(table: Table) -> LaunchConfig:
     return LaunchConfig(
         nproc_per_node=table.take("nproc-per-node", None, checks.whole_or_auto(1), count),
         launcher=table.take(
-            "launcher", Launcher.TORCHRUN, checks.word_of(Launcher), '"torchrun" or "srun"'
+            "launcher", Launcher.TORCHRUN, checks.member_of(Launcher), '"torchrun" or "srun"'
         ),
         backend=table.take(
-            "backend", Backend.AUTO, checks.word_of(Backend), '"auto", "nccl" or "gloo"'
+            "backend", Backend.AUTO, checks.member_of(Backend), '"auto", "nccl" or "gloo"'
         ),
         interface=table.take(
             "interface",

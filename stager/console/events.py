@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bundle.protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
 from bundle.protocol.codec import encode
 from bundle.protocol.counts import counted, sized
+from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.events import (
     JobBegins,
     NodesLeftOut,
@@ -22,7 +23,6 @@ from bundle.protocol.events import (
 from bundle.protocol.launch_answers import Lingering, Started
 from bundle.protocol.planned_transfer import PlannedGroup
 from bundle.protocol.records import Record
-from bundle.protocol.words import Action, Allocation, PhaseName
 
 from ..slurm import messages
 from .reports import Reports
@@ -158,7 +158,7 @@ class Events(Reports):
 
     @_show.register(Lingering)
     def _show_lingering(self, event: Lingering, record: Record) -> None:
-        from ..diagnosis.wording import lingering_in_words
+        from ..diagnosis.phrases import lingering_in_words
 
         cause, hint = lingering_in_words(event.finished, event.left, event.waits_for)
         self._write(f"warning: {event.node} rank {event.rank}: {cause}; {hint}", "warning")

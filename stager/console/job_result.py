@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
+from bundle.protocol.enumerations import Allocation
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.problem_table import JOB_ENDINGS
-from bundle.protocol.words import Allocation
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
 from ..jobs import metrics

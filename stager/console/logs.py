@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
 
-from ..diagnosis.wording import ranks_in_words, when
+from ..diagnosis.phrases import ranks_in_words, when
 from .output import Output
 
 if TYPE_CHECKING:

@@ -49,6 +49,8 @@ class Reports(Output):
             name = f"{layer.name} {layer.version}".strip()
             row = f"{sized(layer.bytes):>9}  {sized(layer.unpacked_bytes):>9}"
             self.data(f"  {layer.kind:8}{name:40}{row}  {counted(layer.files, 'file'):>12}")
+        rest = result.bundle_bytes - sum(layer.bytes for layer in result.layers)
+        self.data(f"  {'stager':8}{'manifest, node program, decompressor':40}{sized(rest):>9}")
         for file in result.listing if isinstance(result, InspectionWithFiles) else ():
             self.data(f"{file.sha256[:16]} {file.size:>12} {file.path}")
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bundle.protocol import words
+from bundle.protocol import enumerations
 from bundle.redaction.masking import without_url_secrets
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
-EXIT_JOB = words.EXIT_JOB
-EXIT_INTERRUPTED = words.EXIT_INTERRUPTED
+EXIT_JOB = enumerations.EXIT_JOB
+EXIT_INTERRUPTED = enumerations.EXIT_INTERRUPTED
 
 
 class StagerError(Exception):

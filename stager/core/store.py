@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bundle.protocol.counts import sized
-from bundle.protocol.words import LogMode
+from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
 from .deletion import remove
@@ -76,7 +76,7 @@ class Store:
 
     @property
     def proofs(self) -> Path:
-        """One small file for each set of layers whose closure has been proved."""
+        """One small file for each set of layers that were proved to be complete."""
         return self._folder("proofs")
 
     @property

@@ -11,18 +11,18 @@ from dataclasses import replace
 from functools import partial
 
 from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
+from bundle.protocol.enumerations import Ending, FailureClass
 from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.problem import Problem
 from bundle.protocol.problem_table import TABLE
-from bundle.protocol.words import Ending, FailureClass
 
 from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
 from ..logs.result import JobResult, RankProcess
 from . import problem_verdict
 from .failure import FirstFailure
+from .phrases import lingering_in_words
 from .rank_verdict import LINES, of_rank, own_words, weigh
 from .verdict import Candidate, Role, blamed
-from .wording import lingering_in_words
 
 _ROLES = {CAUSE: Role.CAUSE, LOST_PEER: Role.LOST_PEER, ENDED: Role.ENDED_BY_OTHERS}
 """The role of a rank, by the weight of its failure."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.problem import Problem
-from bundle.protocol.words import FailureClass
 
 from ..catalogue.catalogue import CatalogueMatch
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bundle.protocol.words import FailureClass
+from bundle.protocol.enumerations import FailureClass
 
 from ..catalogue.catalogue import LineRole, LineTells
 from .exit_reports import Exit, exits

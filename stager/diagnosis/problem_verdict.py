@@ -30,7 +30,7 @@ def of_ending(ending: str, job_id: str, node: str) -> FirstFailure:
     """Return the failure for an end that Slurm made.
 
     Args:
-        ending: one of :class:`~bundle.protocol.words.Ending`, or what another version wrote.
+        ending: one of :class:`~bundle.protocol.enumerations.Ending`, or what another version wrote.
         job_id: the allocation.
         node: the node to name; empty for none.
     """

@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass, replace
 
 from bundle.launch.rank_results import CAUSE, LOST_PEER, weight
+from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.launch_answers import FailureRecord
-from bundle.protocol.words import FailureClass
 
 from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match
 from .failure import FirstFailure

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bundle.protocol.words import FailureClass
+from bundle.protocol.enumerations import FailureClass
 
 from ..catalogue.catalogue import (
     CatalogueEntry,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from bundle.protocol.words import FailureClass
+from bundle.protocol.enumerations import FailureClass
 
 from .failure import FirstFailure
+from .phrases import ranks_in_words
 from .rank_verdict import LINES
 from .scan import Hit
-from .wording import ranks_in_words
 
 LOG_TELLS = (
     "its log shows what it did last; look for code that only some ranks run, and for different "

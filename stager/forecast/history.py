@@ -15,11 +15,11 @@ from statistics import median
 from bundle.protocol.answers import UnpackAnswer
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.counts import counted
+from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import FileSent, PhaseEnds, TransferPlan
 from bundle.protocol.planned_transfer import PlannedGroup, StagingWork
 from bundle.protocol.rates import ASSUMED, Rates
 from bundle.protocol.records import Record
-from bundle.protocol.words import PhaseName
 from bundle.transfer.forecast import BLOCK, Nodes, a_step, staging
 from bundle.transfer.plan import BROADCAST, SHARED
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle.protocol.enumerations import Ending
 from bundle.protocol.job import Job
 from bundle.protocol.records import Record
-from bundle.protocol.words import Ending
 
 from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from bundle.protocol.words import Backend
+from bundle.protocol.enumerations import Backend
 
 from ..core.errors import ConfigError
 from . import launcher_options

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle.protocol.enumerations import Ending, LogMode
 from bundle.protocol.events import JobEnds
 from bundle.protocol.job import Job
 from bundle.protocol.records import Record
-from bundle.protocol.words import Ending, LogMode
 from bundle.system import permissions
 
 from ..building.current_bundle import offline_root

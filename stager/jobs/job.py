@@ -13,8 +13,8 @@ from typing import Any
 
 from bundle.format.manifest import Manifest, room_for
 from bundle.protocol.counts import counted
+from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage
 from bundle.protocol.job import Job, Launch
-from bundle.protocol.words import Action, Allocation, Backend, Launcher, LogMode, Stage
 from bundle.redaction.masking import masked
 from bundle.system import permissions
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bundle.protocol.answers import ProbeAnswer
+from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import (
     Event,
     JobBegins,
@@ -21,7 +22,6 @@ from bundle.protocol.launch_answers import Started
 from bundle.protocol.output_loss import OutputLoss
 from bundle.protocol.problem import Problem
 from bundle.protocol.records import Record
-from bundle.protocol.words import PhaseName
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.files import of_job

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from bundle.driver.transports.slurm_commands import CREDENTIALS
 from bundle.format.manifest import Manifest
+from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
-from bundle.protocol.words import Action, Allocation
 from bundle.redaction.masking import without_secrets
 
 from .. import __version__

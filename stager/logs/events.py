@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import JobBegins, JobEnds, PhaseBegins
 from bundle.protocol.records import Record, read_record
-from bundle.protocol.words import PhaseName
 
 from ..core.regular_files import opened
 

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.protocol.enumerations import Action
 from bundle.protocol.job import parse
 from bundle.protocol.problem import NodeError
-from bundle.protocol.words import Action
 
 from ..core.regular_files import opened
 

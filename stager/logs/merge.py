@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 
 from ..core.errors import StagerError
 from . import events

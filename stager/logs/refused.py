@@ -13,8 +13,8 @@ from pathlib import Path
 from time import time
 
 from bundle.protocol.codec import decode, encode
+from bundle.protocol.enumerations import LogMode
 from bundle.protocol.json_values import AnyText
-from bundle.protocol.words import LogMode
 from bundle.system import permissions
 
 from ..core.atomic_write import replacing

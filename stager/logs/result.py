@@ -40,7 +40,7 @@ class JobResult:
     ok: bool | None = None
     """Whether the job ended well; None for a job without a result."""
     ended_by: str = ""
-    """The :class:`~bundle.protocol.words.Ending`, or another version's word; empty for none."""
+    """The :class:`~bundle.protocol.enumerations.Ending`, or another version's; empty for none."""
     interrupted: bool = False
     """Whether its user ended it."""
     failures: tuple[FailureRecord, ...] = ()

@@ -92,12 +92,12 @@ def prove(
     """
     record = store.proofs / _key(manifest, requirements)
     if record.is_file():
-        return Proof(done=True, how="closure proved before: the same packages")
+        return Proof(done=True, how="nothing is missing: proved before, with the same packages")
     obstacle = _obstacle(manifest, target, run)
     if obstacle:
-        return Proof(done=False, how=f"closure not proved: {obstacle}")
+        return Proof(done=False, how=f"not proved that nothing is missing: {obstacle}")
     needed, inodes = room_for(manifest.layers, manifest)
-    store.require_space(needed, "the proof of closure", inodes)
+    store.require_space(needed, "the proof that nothing is missing", inodes)
     scratch = store.scratch("prove")
     try:
         denied, how = _deny_network(run)
@@ -117,7 +117,7 @@ def prove(
         )
     with store.publishing(record) as partial:
         partial.write_text(how + "\n")
-    return Proof(done=True, how=f"closure proved: {how}")
+    return Proof(done=True, how=f"nothing is missing: {how}")
 
 
 def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
@@ -267,7 +267,7 @@ def _probe(
 def _probe_failed(problem: Problem) -> StagerError:
     """Return the error for a problem that stopped the probe."""
     why = problem.why.replace(f"${ROOT_VARIABLE} = ", "")  # set here, and not by the user
-    text = f"the proof of closure failed: {problem.where}: {problem.what}: {why}"
+    text = f"it could not be proved that nothing is missing: {problem.where}: {problem.what}: {why}"
     if problem.code in _OF_THE_STORE:
         return SpaceError(text, hint=STORE_HINT)
     return BundleError(text, hint=problem.fix)

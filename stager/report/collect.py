@@ -12,8 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.enumerations import LogMode
 from bundle.protocol.events import JobEnds, TransferPlan
-from bundle.protocol.words import LogMode
 from bundle.redaction.masking import masked
 
 from .. import __version__

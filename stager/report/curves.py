@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import OutputsCollected
-from bundle.protocol.words import PhaseName
 from bundle.results import patterns
 
 from ..logs.files import JobFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.protocol.words import LogMode
+from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
 from ..core.atomic_write import replacing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 
-from bundle.protocol.words import Ending
+from bundle.protocol.enumerations import Ending
 
 from ..core.errors import StagerError
 from ..core.processes import Runner, run

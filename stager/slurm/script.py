@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.driver.transports.slurm_commands import CREDENTIALS
+from bundle.protocol.enumerations import LogMode
 from bundle.protocol.job import Job
-from bundle.protocol.words import LogMode
 from bundle.redaction.masking import without_secrets
 
 from ..core.errors import ConfigError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted, sized
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 from bundle.redaction.masking import masked
 
 if TYPE_CHECKING:

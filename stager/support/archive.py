@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from bundle.protocol.words import LogMode
+from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
 from ..core.atomic_write import replacing

@@ -13,7 +13,7 @@ from ..config.load import FILE_NAME, find
 from ..core.errors import StagerError
 from ..logs.files import JobFiles
 from ..pack.existing import manifest_of
-from .evidence import UnfitError, size_of, whole
+from .job_files import UnfitError, size_of, whole
 
 SMALL = 64 << 20
 """Bytes of a file that is read as a whole."""

@@ -24,7 +24,7 @@ from ..redaction.redact import Redactor
 from . import LOG_BYTES
 from .archive import ArchiveWriter
 from .contents import SMALL, ArchiveContents, ArchiveItem, contents
-from .evidence import UnfitError, opened, redacted, size_of, whole
+from .job_files import UnfitError, opened, redacted, size_of, whole
 from .known_secrets import of_environment, of_settings
 from .metadata import Describe, Listed, as_json, cleaned, readme, versions
 

@@ -7,9 +7,9 @@ import zipfile
 from dataclasses import replace
 
 from bundle.protocol.digest import Digest
+from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
 from bundle.protocol.requires import Requires
-from bundle.protocol.words import Action, Allocation
 from stager.slurm.script import ScriptFacts
 from tests.support.jobs import LAUNCH
 

@@ -24,10 +24,10 @@ from ...node.location import base_for
 from ...node.root import secure_root
 from ...protocol.agent_events import read_agent_line
 from ...protocol.answers import Answer
+from ...protocol.enumerations import Action, LogMode
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.requests import AgentRequest, EarlyRequest, PlacedRequest
-from ...protocol.words import Action, LogMode
 from ...redaction.masking import without_secrets
 from ...system import files, permissions, processes, signals
 from .transport import Delivery, Ended, Event, OnEvent, Requests, Transfer, saving_note
@@ -174,7 +174,7 @@ def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
 def _count_missing(job: Job) -> int:
     """Return how many nodes have no environment yet, in the first base directory that fits."""
     base = base_for(job, os.environ, copies=0)
-    root = f"stager-{os.geteuid()}"
+    root = files.node_root_name()
     missing = 0
     for node in job.nodes:
         envs = os.path.join(base, root, "nodes", node, root, "envs")

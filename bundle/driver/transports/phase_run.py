@@ -9,8 +9,8 @@ from typing import Protocol
 from ...agent import agent
 from ...protocol.events import NodesLate, StrayLines
 from ...protocol.job import Job
-from .answers import Answers
 from .driver_channel import DriverChannel
+from .phase_answers import PhaseAnswers
 from .timeouts import Watch
 from .transport import OnEvent
 
@@ -35,7 +35,7 @@ _ODD_LINES, _ODD_CHARACTERS = 5, 200
 class PhaseRun:
     """A step, the answers of its agents to one phase, and the watch over its nodes."""
 
-    def __init__(self, step: DriverChannel, answers: Answers, watch: Watch) -> None:
+    def __init__(self, step: DriverChannel, answers: PhaseAnswers, watch: Watch) -> None:
         self.step, self.answers, self.watch = step, answers, watch
 
     def lost_nodes(self) -> set[str]:

@@ -24,8 +24,8 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
 from . import slurm_commands, slurm_faults
 from .agent_program import factored, request_line
-from .answers import Answers
 from .driver_channel import DriverChannel
+from .phase_answers import PhaseAnswers
 from .phase_run import SECONDS, LaunchLimit, Limit, PhaseRun, TimeLimit
 from .sbcast import Broadcaster
 from .step_starter import StepStarter
@@ -99,7 +99,7 @@ class SlurmTransport:
         """Ask for a phase, and wait until all nodes have answered or the step is over."""
         step, tasks = self._begin(phase, requests, joins=joins)
         watch = Watch(phase, requests, on_event, self._variables)
-        answers = Answers(requests, tasks, watch.take, phase)
+        answers = PhaseAnswers(requests, tasks, watch.take, phase)
         answers.held = self._starter.holds(phase)
         run = PhaseRun(step, answers, watch)
         try:
@@ -141,7 +141,7 @@ class SlurmTransport:
         return {**ended, **self.run(answers.phase, rest, on_event)}
 
     def _blocking_nodes(
-        self, requests: Requests, answers: Answers, ended: dict[str, Ended]
+        self, requests: Requests, answers: PhaseAnswers, ended: dict[str, Ended]
     ) -> set[str]:
         """Return the nodes on which nothing can be started, or for which others were ended.
 
@@ -234,7 +234,7 @@ class SlurmTransport:
                 else:
                     step = open_here.enter_context(self._starter.start("unpack", requests, 1))
                 watch = Watch("unpack", requests, on_event, self._variables)
-                run = PhaseRun(step, Answers(requests, 1, watch.take, "unpack"), watch)
+                run = PhaseRun(step, PhaseAnswers(requests, 1, watch.take, "unpack"), watch)
                 failed, seconds = self._broadcaster.send(transfer, run, waiting)
                 if not waiting.again(step.errors if step.ended else ""):
                     break
@@ -312,7 +312,7 @@ def _with_problem(ended: Mapping[str, Ended], *problems: ProblemCode) -> set[str
     return {node for node, end in ended.items() if end.problem in problems}
 
 
-def _release(step: DriverChannel, answers: Answers, until: float) -> None:
+def _release(step: DriverChannel, answers: PhaseAnswers, until: float) -> None:
     """Let ranks begin that are held back, once all nodes are there or the time is over."""
     if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
         answers.held = False

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...protocol.enumerations import Ending
 from ...protocol.job import Job, check
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...protocol.words import Ending
 from ...system.hostlist import expand_hostlist, fold
 from ...transfer import forecast
 

@@ -7,9 +7,9 @@ import sys
 from dataclasses import replace
 
 from ...agent.agent import SESSION
+from ...protocol.enumerations import Launcher
 from ...protocol.job import Job
 from ...protocol.requests import AgentRequest, LaunchRequest
-from ...protocol.words import Launcher
 from ...redaction.masking import without_secrets
 from . import slurm_commands
 from .agent_program import AgentProgram, factored

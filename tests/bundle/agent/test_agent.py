@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.digest import Digest
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 from stager.diagnosis.driver_verdict import first_failure
 from stager.logs.result import job_result
 from stager.pack.bundle import Packed

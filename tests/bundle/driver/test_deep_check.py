@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bundle.protocol.enumerations import Action
 from bundle.protocol.job import Job
-from bundle.protocol.words import Action
 from stager.pack.bundle import Packed
 from tests.support.bundles import rot
 from tests.support.jobs import ask, job_for

@@ -21,12 +21,12 @@ from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
 from bundle.protocol.agent_events import RankOutput, answer_class
 from bundle.protocol.answers import Answer, PreflightAnswer
+from bundle.protocol.enumerations import Launcher
 from bundle.protocol.events import FramesLost
 from bundle.protocol.job import Job, Launch
 from bundle.protocol.launch_answers import FailureRecord, LaunchAnswer
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.requests import AgentRequest, CollectRequest
-from bundle.protocol.words import Launcher
 from stager.pack.bundle import Packed
 from tests.support.jobs import LAUNCH, job_for
 from tests.support.problems import worded

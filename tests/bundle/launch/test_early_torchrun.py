@@ -17,7 +17,7 @@ import pytest
 from bundle.launch import early_torchrun
 from bundle.launch.directories import JobDirectories
 from bundle.launch.early_torchrun import EarlyLauncher
-from bundle.protocol.words import Action, Launcher
+from bundle.protocol.enumerations import Action, Launcher
 from bundle.system import descendants
 from stager.core.store import Store
 from stager.core.values import Wheel

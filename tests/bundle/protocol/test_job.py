@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import VERSION, Job, Launch, load, parse
 from bundle.protocol.problem import NodeError
 from bundle.protocol.rates import ASSUMED, Rates
-from bundle.protocol.words import Action, Allocation
 from tests.support.jobs import LAUNCH, PLAIN
 
 JOB = replace(

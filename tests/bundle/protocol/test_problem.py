@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.enumerations import Ending
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from bundle.protocol.problem_table import ENDINGS, JOB_ENDINGS, TABLE, ending_problem
-from bundle.protocol.words import Ending
 
 REPO = Path(__file__).resolve().parents[3]
 FULL = Problem(ProblemCode.NO_ROOM, "/tmp", {"why": "needs 2 GB, 1 GB are free"})

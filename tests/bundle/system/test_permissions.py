@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.words import LogMode
+from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
 

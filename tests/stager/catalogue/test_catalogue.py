@@ -17,7 +17,7 @@ import pytest
 import tomllib
 from typer.main import get_command
 
-from bundle.protocol.words import FailureClass
+from bundle.protocol.enumerations import FailureClass
 from stager.catalogue import catalogue
 from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, entry, match
 from stager.cli import app

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.words import Backend, Launcher, LogMode, Stage
+from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage
 from stager.config import load
 from stager.core.errors import ConfigError
 

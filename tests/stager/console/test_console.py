@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from bundle.protocol.codec import encode
+from bundle.protocol.enumerations import Action, PhaseName
 from bundle.protocol.events import PhaseBegins
 from bundle.protocol.launch_answers import Started
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
 from bundle.protocol.records import Record
-from bundle.protocol.words import Action, PhaseName
 from stager.config.template import InitResult
 from stager.console import Console
 from stager.console.node_table import node_table

@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.deep_report import AllReduceMeasured
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 from stager.console import Console, network
 from stager.jobs.outcome import Outcome
 from stager.jobs.summary import verify_result

@@ -15,8 +15,8 @@ from bundle.protocol.codec import encode
 from bundle.system.processes import CompletedCommand
 from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import Diagnosis
+from stager.diagnosis.phrases import ranks_in_words
 from stager.diagnosis.result import diagnosis_result
-from stager.diagnosis.wording import ranks_in_words
 from stager.logs.files import find, of_job
 from stager.slurm import accounting
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.words import FailureClass
+from bundle.protocol.enumerations import FailureClass
 from stager.diagnosis.failure import FirstFailure
 from stager.diagnosis.verdict import Candidate, Role, blamed
 

@@ -9,10 +9,10 @@ import pytest
 
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.codec import encode
+from bundle.protocol.enumerations import Action, Launcher
 from bundle.protocol.planned_transfer import StagingWork
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.requires import Requires
-from bundle.protocol.words import Action, Launcher
 from bundle.transfer.forecast import Nodes, forecast, staging, staging_work
 from bundle.transfer.plan import excerpt_size
 from stager.config.load import load

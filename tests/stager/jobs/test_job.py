@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.enumerations import Action, Allocation, Backend, Stage
 from bundle.protocol.job import parse as parse_job
-from bundle.protocol.words import Action, Allocation, Backend, Stage
 from stager.core.errors import ConfigError, StagerError
 from stager.jobs.job import JobOptions, make_job, numbered, settle
 from tests.support.demo_project import config, manifest

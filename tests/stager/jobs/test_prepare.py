@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.words import Action
+from bundle.protocol.enumerations import Action
 from bundle.redaction.secret_names import is_secret
 from stager.core.errors import ConfigError
 from stager.jobs.job import JobOptions

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.logs import Logs
-from bundle.protocol.words import Action, Allocation
+from bundle.protocol.enumerations import Action, Allocation
 from stager.catalogue.catalogue import match
 from stager.core.errors import StagerError
 from stager.diagnosis.diagnose import diagnose

@@ -1,4 +1,4 @@
-"""The proof of closure: what would fail on a node fails here, by name, and all of it at once."""
+"""The proof that nothing is missing: what would fail on a node fails here, by name, and all of it at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_complete_environment_is_proved_once(project: Project) -> None:
     (project.root / "train.py").write_text("print('changed')\n")
     assert project.build(changed, prove=True).made.built == 1
     for recorder in (again, changed):
-        assert recorder.notes[-1] == "closure proved before: the same packages"
+        assert recorder.notes[-1] == "nothing is missing: proved before, with the same packages"
     assert left_in_tmp(project.store) == []
 
 
@@ -152,7 +152,7 @@ def test_too_little_room_for_the_proof(project: Project, monkeypatch: pytest.Mon
     state = list(os.statvfs(project.store.root))
     state[4] = need // state[1]  # f_bavail, in units of f_frsize: what the files hold, no more
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(state))
-    with pytest.raises(SpaceError, match="the proof of closure: need"):
+    with pytest.raises(SpaceError, match="the proof that nothing is missing: need"):
         project.build(prove=True)
     assert built.packed.path.exists(), "a bundle that was there before is not removed"
 
@@ -253,7 +253,7 @@ print(json.dumps([done.returncode, done.stderr]))
 """
     status, said = namespace("-m", shell, code)
     assert status == 1
-    assert "not enough space for the proof of closure: need " in said
+    assert "not enough space for the proof that nothing is missing: need " in said
     assert " inodes, have " in said
     assert "STAGER_NODE_ROOT" not in said
     assert "$OFFLINE_ROOT" in said

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from bundle.protocol.enumerations import Action, LogMode
 from bundle.protocol.job import parse
-from bundle.protocol.words import Action, LogMode
 from stager.core.errors import ConfigError
 from stager.slurm.script import batch_script, submit_argv, submit_environment
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, driver

@@ -14,10 +14,10 @@ import pytest
 from bundle.driver.transports import slurm_commands, slurm_faults
 from bundle.driver.transports.slurm_commands import Step
 from bundle.protocol.digest import Digest
+from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
 from bundle.protocol.problem import NodeError, Problem
 from bundle.protocol.requires import Requires
-from bundle.protocol.words import Action, Allocation
 from tests.support.jobs import LAUNCH
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples" / "slurm-22.05"

@@ -1,4 +1,4 @@
-"""The words that both sides share, as enumerations: a job is told by them, and so is its end."""
+"""The enumerations that both sides share: what a job is asked to do, and how it ended."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ EXIT_INTERRUPTED = 130
 """Exit status that a shell gives a command ended by Ctrl-C."""
 
 
-class Word(str, enum.Enum):
-    """A text out of a few; it reads, and goes into JSON, as its value."""
+class TextEnum(str, enum.Enum):
+    """An enumeration of texts; a member prints, and goes into JSON, as its value."""
 
     def __str__(self) -> str:
         return str(self.value)
 
 
-class Action(Word):
+class Action(TextEnum):
     """The purpose of a job."""
 
     VERIFY = "verify"
@@ -25,7 +25,7 @@ class Action(Word):
     CLEAN = "clean"
 
 
-class Allocation(Word):
+class Allocation(TextEnum):
     """The place where a job's nodes come from."""
 
     LOCAL = "local"
@@ -34,14 +34,14 @@ class Allocation(Word):
     """Nodes of a Slurm allocation."""
 
 
-class Launcher(Word):
+class Launcher(TextEnum):
     """The program that starts the ranks."""
 
     TORCHRUN = "torchrun"
     SRUN = "srun"
 
 
-class Backend(Word):
+class Backend(TextEnum):
     """The backend of torch.distributed."""
 
     AUTO = "auto"
@@ -50,7 +50,7 @@ class Backend(Word):
     NCCL = "nccl"
 
 
-class Stage(Word):
+class Stage(TextEnum):
     """The rule by which the bundle is sent to nodes."""
 
     AUTO = "auto"
@@ -58,7 +58,7 @@ class Stage(Word):
     NEVER = "never"
 
 
-class LogMode(Word):
+class LogMode(TextEnum):
     """The readers of a job's files."""
 
     PRIVATE = "private"
@@ -67,7 +67,7 @@ class LogMode(Word):
     """Also the group of the log directory."""
 
 
-class PhaseName(Word):
+class PhaseName(TextEnum):
     """A step of a job that its driver takes with all nodes, or asks of their agents."""
 
     PREFLIGHT = "preflight"
@@ -83,7 +83,7 @@ class PhaseName(Word):
     """Phases that one agent is asked for one after the other."""
 
 
-class Ending(Word):
+class Ending(TextEnum):
     """The reason why Slurm ended an allocation."""
 
     TIME_LIMIT = "time-limit"
@@ -93,7 +93,7 @@ class Ending(Word):
     NODE_FAILURE = "node-failure"
 
 
-class FailureClass(Word):
+class FailureClass(TextEnum):
     """The class of a failure, as ``stager diagnose`` reports it; in the documentation's order."""
 
     PYTHON_ERROR = "python-error"

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from bundle.protocol import words
+from bundle.protocol import enumerations
 
 
-@pytest.mark.parametrize("kind", words.Word.__subclasses__())
-def test_a_word_is_its_text(kind: type[words.Word]) -> None:
+@pytest.mark.parametrize("kind", enumerations.TextEnum.__subclasses__())
+def test_a_word_is_its_text(kind: type[enumerations.TextEnum]) -> None:
     for word in kind:
         assert word == word.value
         assert f"{word}" == str(word) == word.value

@@ -13,7 +13,7 @@ from ...protocol.events import FramesLost
 from .transport import OnEvent, Requests
 
 
-class Answers:
+class PhaseAnswers:
     """The answers of the tasks of one step, taken in the order in which they come.
 
     Attributes:

@@ -23,9 +23,9 @@ from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Request
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
 from bundle.protocol.codec import encode
+from bundle.protocol.enumerations import Stage
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.requests import Incoming, UnpackRequest
-from bundle.protocol.words import Stage
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 from tests.support.problems import worded
