@@ -25,7 +25,8 @@ def build(
         bool, typer.Option("--no-prove", help="Skip the proof that nothing is missing.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", min=1, help="Layers made at a time; default: CPUs.")
+        int | None,
+        typer.Option("--jobs", metavar="N", min=1, help="Layers made at a time; default: CPUs."),
     ] = None,
     talk: Talk,
 ) -> None:

@@ -15,7 +15,9 @@ from .program import app, boundary, make_console
 def init(
     source: Annotated[
         Path | None,
-        typer.Option("--from", metavar="PATH", help="A requirements file to start from, or its folder."),
+        typer.Option(
+            "--from", metavar="PATH", help="A requirements file to start from, or its folder."
+        ),
     ] = None,
     quiet: Quiet = False,
     json: Json = False,

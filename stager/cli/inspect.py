@@ -13,7 +13,9 @@ from .program import app, boundary, make_console
 
 @app.command()
 def inspect(
-    bundle: Annotated[Path | None, typer.Argument(metavar="[BUNDLE]", help="Default: the project's newest.")] = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="Default: the project's newest.")
+    ] = None,
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
     json: Json = False,
 ) -> None:

@@ -23,7 +23,9 @@ class LineFlags:
     rank: Annotated[
         list[int] | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank's lines.")
     ] = None
-    node: Annotated[list[str] | None, typer.Option("--node", metavar="NAME", help="Only this node's lines.")] = None
+    node: Annotated[
+        list[str] | None, typer.Option("--node", metavar="NAME", help="Only this node's lines.")
+    ] = None
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
     ] = None

@@ -26,7 +26,9 @@ EnumT = TypeVar("EnumT", bound=TextEnum)
 
 RESOLVERS = ("auto", "uv", "pip-tools")
 
-LogDir = Annotated[Path | None, typer.Option("--log-dir", metavar="DIR", help="Default: ~/slurm_logs.")]
+LogDir = Annotated[
+    Path | None, typer.Option("--log-dir", metavar="DIR", help="Default: ~/slurm_logs.")
+]
 NprocPerNode = Annotated[
     int | None, typer.Option("--nproc-per-node", metavar="N", min=1, help="Ranks on each node.")
 ]
@@ -36,7 +38,8 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print what is do
 Resolver = Annotated[str, typer.Option(metavar="NAME", help="auto, uv or pip-tools.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 Bundle = Annotated[
-    Path | None, typer.Option("--bundle", metavar="FILE", help="The bundle; default: the project's newest.")
+    Path | None,
+    typer.Option("--bundle", metavar="FILE", help="The bundle; default: the project's newest."),
 ]
 BundleId = Annotated[
     str | None,
@@ -45,7 +48,8 @@ BundleId = Annotated[
     ),
 ]
 Allocation = Annotated[
-    str, typer.Option(metavar="NAME", help="auto, slurm, or local: nodes as processes on this machine.")
+    str,
+    typer.Option(metavar="NAME", help="auto, slurm, or local: nodes as processes on this machine."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
 Command = Annotated[
@@ -102,7 +106,9 @@ class SlurmFlags:
         str | None, typer.Option("--nodes", metavar="N|MIN:MAX", help="How many nodes.")
     ] = None
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm partition.")] = None
-    time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit, as in 00:30:00.")] = None
+    time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time limit, as in 00:30:00.")
+    ] = None
     exclude: Annotated[
         str | None, typer.Option(metavar="NODES", help="Nodes to avoid, as in node02,node05.")
     ] = None
@@ -118,11 +124,12 @@ class LaunchFlags:
         str | None, typer.Option(metavar="NAME", help="What starts the ranks: torchrun or srun.")
     ] = None
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, gloo or nccl.")] = None
-    interface: Annotated[str | None, typer.Option(metavar="NAME", help="auto, or a network interface's name.")] = (
-        None
-    )
+    interface: Annotated[
+        str | None, typer.Option(metavar="NAME", help="auto, or a network interface's name.")
+    ] = None
     stage: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="auto, always or never: whether to send the bundle.")
+        str | None,
+        typer.Option(metavar="WHEN", help="auto, always or never: whether to send the bundle."),
     ] = None
     min_nodes: Annotated[
         int | None,
@@ -134,7 +141,10 @@ class LaunchFlags:
         typer.Option("--pass-env", metavar="NAME", help="A secret variable for the ranks."),
     ] = None
     container_image: Annotated[
-        str | None, typer.Option("--container-image", metavar="IMAGE", help="Image for pyxis to run the ranks in.")
+        str | None,
+        typer.Option(
+            "--container-image", metavar="IMAGE", help="Image for pyxis to run the ranks in."
+        ),
     ] = None
     container_mounts: Annotated[
         list[str] | None,

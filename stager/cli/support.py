@@ -37,7 +37,9 @@ class PackFlags:
     ] = None
     max_log_bytes: Annotated[
         int,
-        typer.Option("--max-log-bytes", metavar="N", min=1, help="The middle of a longer log is left out."),
+        typer.Option(
+            "--max-log-bytes", metavar="N", min=1, help="The middle of a longer log is left out."
+        ),
     ] = LOG_BYTES
     hide_names: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""The proof that nothing is missing: what would fail on a node fails here, by name, and all of it at once."""
+"""The proof that nothing is missing: what would fail on a node fails here, all of it at once."""
 
 from __future__ import annotations
 
