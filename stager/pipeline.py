@@ -1,7 +1,8 @@
 """Build, verify, run and clean: each composed from the packages, on a page.
 
 The command line calls these, and so does :mod:`stager.api`. Nothing here prints or exits: progress
-goes to a listener, the end is a value, and what fails is a ``StagerError``.
+goes to a listener, the end is a value, and what fails is a ``StagerError``. Each function imports
+what it composes: a build needs nothing of a job, and answers the sooner.
 """
 
 from __future__ import annotations
@@ -9,32 +10,31 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Action
-from bundle.protocol.job import Job
 from bundle.redaction.masking import masked
 
 from .building.current_bundle import Listener, offline_root
 from .config.load import Config
 from .core.errors import StagerError
 from .core.store import Store
-from .forecast import history
-from .jobs.driver import OnEvent, run_driver
-from .jobs.job import JobOptions, numbered
-from .jobs.outcome import Outcome
-from .jobs.prepare import Prepared, bundle_of, driver_start, named_bundle, prepare, source_of
-from .jobs.scripts import refuse_absent
 
 if TYPE_CHECKING:
+    from bundle.protocol.job import Job
     from bundle.protocol.records import Record
 
     from .building.build import BuildOptions, BuildResult
     from .cleanup.result import CleanedItem, CleanResult
+    from .forecast.history import Basis
     from .forecast.results import PlannedJob
+    from .jobs.driver import OnEvent
+    from .jobs.job import JobOptions
+    from .jobs.outcome import Outcome
+    from .jobs.prepare import Prepared
     from .jobs.summary import SubmittedJob
 
 
@@ -89,6 +89,8 @@ class SilentListener:
 class CleanOptions:
     """Options of a removal."""
 
+    job: JobOptions | None = None
+    """The options of the job that cleans the nodes; None for their defaults."""
     nodes: bool = True
     """True to clean the nodes."""
     store: bool = True
@@ -99,8 +101,6 @@ class CleanOptions:
     """True to remove wheels that no lock names, too."""
     dry_run: bool = False
     """True to remove nothing."""
-    job: JobOptions = field(default_factory=JobOptions)
-    """The options of the job that cleans the nodes."""
 
 
 def build(config: Config, options: BuildOptions, listener: Listener) -> BuildResult:
@@ -148,6 +148,11 @@ def _run_job(
     config: Config, options: JobOptions, action: Action, listener: JobListener
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Take a job from its options to its end: bundle, preparation, nodes, driver."""
+    from .forecast import history
+    from .jobs.driver import run_driver
+    from .jobs.outcome import Outcome
+    from .jobs.prepare import bundle_of, driver_start, prepare, source_of
+
     source = source_of(options, config, batch=options.batch)
     bundle = bundle_of(config, options.bundle, listener, options.bundle_id)
     prepared = prepare(config, options, bundle, action=action, source=source)
@@ -166,8 +171,11 @@ def _run_job(
         return outcome
 
 
-def _announced(prepared: Prepared, basis: history.Basis, listener: JobListener) -> Prepared:
+def _announced(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
     """Give the job its number and rates, and report what is about to happen."""
+    from .jobs.job import numbered
+    from .jobs.scripts import refuse_absent
+
     for note in prepared.notes:
         listener.note(note)
     if prepared.job.action is Action.RUN:
@@ -184,6 +192,7 @@ def _submit(
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Submit a batch job, and follow it if that is asked for."""
     from .jobs.batch import follow, script_of, submit
+    from .jobs.outcome import Outcome
     from .jobs.summary import submitted_job
 
     submission = script_of(prepared, os.environ)
@@ -225,10 +234,11 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
         StagerError: an expected failure; what was removed before it is gone.
     """
     from .cleanup.result import CleanResult
+    from .jobs.job import JobOptions
 
-    job = replace(options.job, dry_run=options.dry_run)
+    job = replace(options.job or JobOptions(), dry_run=options.dry_run)
     items: list[CleanedItem] = []
-    outcome, skipped = None, _nodes_skipped(config, options)
+    outcome, skipped = None, _nodes_skipped(config, options, job)
     if options.nodes and not skipped:
         outcome, items = _clean_nodes(config, job, options.everything, listener)
     if options.store:
@@ -250,15 +260,16 @@ def _all_cleaned(outcome: Outcome | None) -> bool:
     return outcome is None or (outcome.ok and not outcome.interrupted)
 
 
-def _nodes_skipped(config: Config, options: CleanOptions) -> str:
+def _nodes_skipped(config: Config, options: CleanOptions, job: JobOptions) -> str:
     """Return the reason to leave out the nodes, which cannot be cleaned from here; else empty.
 
     Where only the nodes are to be cleaned, or with a bundle or an allocation that the user names,
     nothing is left out: its errors are errors.
     """
+    from .jobs.prepare import named_bundle, source_of
+
     if not (options.nodes and options.store):
         return ""
-    job = options.job
     if job.bundle is not None or job.bundle_id or job.allocation != "auto":
         return ""
     try:
@@ -280,6 +291,10 @@ def _clean_nodes(
 
     from .cleanup.clean import nodes_keep
     from .cleanup.result import keeps, removed_on_node
+    from .jobs.driver import run_driver
+    from .jobs.job import numbered
+    from .jobs.outcome import Outcome
+    from .jobs.prepare import driver_start, named_bundle, prepare, source_of
 
     source = source_of(options, config, batch=False)
     path, manifest = named_bundle(config, options.bundle, options.bundle_id)

@@ -35,7 +35,7 @@ def build(
     from ..building.build import BuildOptions
     from ..config.load import load
 
-    console = talk.console()
+    console = talk.reports()
     with boundary(console):
         options = BuildOptions(
             resolver=resolver_name(resolver),

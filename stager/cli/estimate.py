@@ -34,7 +34,7 @@ def estimate(
     from ..jobs.prepare import named_bundle, project
 
     counts = node_counts(nodes, MOST_NODES)
-    console = talk.console()
+    console = talk.reports()
     with boundary(console):
         config = settle(project(bundle), JobOptions(nproc_per_node=nproc_per_node))
         path, manifest = named_bundle(config, bundle)

@@ -8,7 +8,7 @@ import typer
 
 from .grouped import grouped
 from .options import BundleFlags
-from .program import app, boundary, make_console
+from .program import app, boundary, make_reports
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
@@ -27,7 +27,7 @@ def exec_(
     from ..pack.existing import ChosenBundle
 
     wanted_id = chosen.asked
-    console = make_console(quiet=quiet)
+    console = make_reports(quiet=quiet)
     with boundary(console):
         config = project(chosen.bundle, wanted_id)
         path, manifest = bundle_of(config, chosen.bundle, console, wanted_id)

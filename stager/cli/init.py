@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .options import Json, Quiet
-from .program import app, boundary, make_console
+from .program import app, boundary, make_reports
 
 
 @app.command()
@@ -25,7 +25,7 @@ def init(
     """Write a commented stager.toml here."""
     from ..config.template import GUESSES, create
 
-    console = make_console(quiet=quiet, as_json=json)
+    console = make_reports(quiet=quiet, as_json=json)
     with boundary(console):
         made = create(Path.cwd(), source)
         if json:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .options import Json
-from .program import app, boundary, make_console
+from .program import app, boundary, make_reports
 
 
 @app.command()
@@ -26,7 +26,7 @@ def inspect(
     from ..pack.inspect import inspect as inspect_bundle
     from ..pack.inspect import inspect_files
 
-    console = make_console(as_json=json)
+    console = make_reports(as_json=json)
     with boundary(console):
         chosen = ChosenBundle(path=bundle) if bundle else newest_bundle(load(Path.cwd()))
         look = inspect_files if files else inspect_bundle

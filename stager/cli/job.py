@@ -9,7 +9,7 @@ import typer
 from bundle.protocol.enumerations import Action
 
 if TYPE_CHECKING:
-    from ..console import Console
+    from ..console.job_result import Console
     from ..jobs.job import JobOptions
     from ..jobs.outcome import Outcome
 

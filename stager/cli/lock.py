@@ -23,7 +23,7 @@ def lock(
     from ..building.build import BuildOptions, lock_project
     from ..config.load import load
 
-    console = talk.console()
+    console = talk.reports()
     with boundary(console):
         options = BuildOptions(resolver=resolver_name(resolver), offline=offline)
         written = lock_project(load(Path.cwd()), options, console)

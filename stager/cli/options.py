@@ -12,10 +12,11 @@ import typer
 
 from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum
 
-from .program import make_console
+from .program import make_console, make_reports
 
 if TYPE_CHECKING:
-    from ..console import Console
+    from ..console.job_result import Console
+    from ..console.reports import Reports
     from ..jobs.job import JobOptions
     from ..lock.resolver import ResolverName
     from ..logs.files import JobFiles
@@ -74,8 +75,12 @@ class Talk:
     json: Json = False
 
     def console(self) -> Console:
-        """Return the command's output."""
+        """Return the output of a command with a job."""
         return make_console(quiet=self.quiet, verbose=self.verbose, as_json=self.json)
+
+    def reports(self) -> Reports:
+        """Return the output of a command without a job."""
+        return make_reports(quiet=self.quiet, verbose=self.verbose, as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)

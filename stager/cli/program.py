@@ -19,7 +19,9 @@ from ..core.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, StagerError
 from ..core.printable import visible
 
 if TYPE_CHECKING:
-    from ..console import Console
+    from ..console.job_result import Console
+    from ..console.output import Output
+    from ..console.reports import Reports
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -104,7 +106,7 @@ def top(
 
 
 @contextmanager
-def boundary(console: Console) -> Iterator[None]:
+def boundary(console: Output) -> Iterator[None]:
     """Turn an expected failure into a message and an exit code."""
     try:
         yield
@@ -139,11 +141,24 @@ class _Visible(logging.Formatter):
 
 
 def make_console(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Console:
-    """Return the output of a command; a verbose one also shows what is logged."""
+    """Return the output of a command with a job; a verbose one also shows what is logged."""
+    from ..console.job_result import Console  # not before: `--help` has no use for it
+
+    _show_log(verbose=verbose)
+    return Console(quiet=quiet, verbose=verbose, as_json=as_json)
+
+
+def make_reports(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Reports:
+    """Return the output of a command without a job, which is there sooner."""
+    from ..console.reports import Reports
+
+    _show_log(verbose=verbose)
+    return Reports(quiet=quiet, verbose=verbose, as_json=as_json)
+
+
+def _show_log(*, verbose: bool) -> None:
+    """Let what is logged appear on standard error, if the command is verbose."""
     if verbose:
         shown = logging.StreamHandler(sys.stderr)
         shown.setFormatter(_Visible("%(message)s"))
         logging.basicConfig(level=logging.DEBUG, handlers=[shown])
-    from ..console import Console  # not before: `--help` has no use for it
-
-    return Console(quiet=quiet, verbose=verbose, as_json=as_json)

@@ -17,7 +17,7 @@ from .options import JobArgument, LogDir, Talk, chosen_files
 from .program import app, boundary
 
 if TYPE_CHECKING:
-    from ..console import Console
+    from ..console.job_result import Console
     from ..diagnosis.failure import Diagnosis
     from ..support.support import Supported, SupportListing, SupportOptions
 

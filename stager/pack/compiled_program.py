@@ -14,8 +14,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-from bundle.driver.transports.agent_program import STRIPPED, agent_modules
-
 from ..core.regular_files import bytes_of
 from ..core.store import Store
 from ..layers.bytecode import compile_module
@@ -55,6 +53,9 @@ def with_bytecode(program: bytes) -> bytes:
 
     The digest covers the program's own, too, so that a zip made from another program is noticed.
     """
+    # Not before it is needed: a build that changes nothing makes no program.
+    from bundle.driver.transports.agent_program import STRIPPED, agent_modules
+
     memory = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(program)) as source,

@@ -22,7 +22,7 @@ from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
 from bundle.protocol.records import Record
 from stager.config.template import InitResult
-from stager.console import Console
+from stager.console.job_result import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
 from stager.forecast.results import JobForecast, PhaseSeconds, PlannedJob
@@ -437,7 +437,7 @@ def test_a_loss_that_is_the_error_is_told_once(capsys: pytest.CaptureFixture[str
 
 
 def test_what_standard_output_has_no_letters_for_is_escaped() -> None:
-    code = r"from stager.console import Console; Console().data('a \u2603 \udcff')"
+    code = r"from stager.console.job_result import Console; Console().data('a \u2603 \udcff')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=REPO,
@@ -450,7 +450,7 @@ def test_what_standard_output_has_no_letters_for_is_escaped() -> None:
 
 SHOWN = """\
 import time
-from stager.console import Console
+from stager.console.job_result import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
 console = Console()

@@ -13,7 +13,8 @@ from rich.console import Console as RichConsole
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.deep_report import AllReduceMeasured
 from bundle.protocol.enumerations import Action
-from stager.console import Console, network
+from stager.console import network
+from stager.console.job_result import Console
 from stager.jobs.outcome import Outcome
 from stager.jobs.summary import verify_result
 from tests.support.events import job_ends, record

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from stager.console import Console
+from stager.console.job_result import Console
 from stager.console.node_table import node_table
 from stager.core.printable import TURNING, visible
 from stager.jobs.summary import NodeCheck
