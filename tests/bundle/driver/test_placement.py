@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pytest
 
-from bundle.driver import staging
+from bundle.driver import placement
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
@@ -105,14 +105,14 @@ def planned(
         for node, one in facts.items()
     }
     with BundleFile(str(packed.path)) as state.bundle:
-        staging.decide(state)
+        placement.decide(state)
         yield state
 
 
 def carried_out(packed: Packed, folder: Path, transport: Sending) -> State:
     """All nodes get the whole bundle, or not."""
     with planned(packed, folder, transport, {node: {} for node in NODES}) as state:
-        staging.carry_out(state)
+        placement.carry_out(state)
     return state
 
 
@@ -184,7 +184,7 @@ def test_only_what_is_missing_is_written_and_sent(standard: Packed, tmp_path: Pa
         "n4": {"lacks": (), "has_wheel": True, "root": "/elsewhere"},
     }
     with planned(standard, tmp_path, transport, facts) as state:
-        staging.carry_out(state)
+        placement.carry_out(state)
     assert transport.read == [("n1",)]
     assert transport.sent == [("n2", "n3"), ("n4",)]
     targets = [transfer.target for transfer, _ in transport.transfers]
@@ -213,7 +213,7 @@ def test_a_node_whose_older_environment_has_gone_gets_all_of_it(
     transport.lacking = {"n2"}
     facts = {node: {"lacks": (1,), "has_wheel": True} for node in ("n1", "n2")}
     with planned(standard, tmp_path, transport, facts) as state:
-        staging.carry_out(state)
+        placement.carry_out(state)
     assert transport.sent == [("n1", "n2"), ("n2",)]
     assert transport.transfers[1][0].source == str(standard.path)
     assert transport.incoming[1].manifest is None
@@ -226,7 +226,7 @@ def test_nodes_that_were_left_out_are_not_served(single: Packed, tmp_path: Path)
     facts["n4"]["root"] = "/elsewhere"
     with planned(single, tmp_path, transport, facts) as state:
         state.job = job_for(single, tmp_path, nodes=("n1", "n3"))
-        staging.carry_out(state)
+        placement.carry_out(state)
     assert transport.sent == [("n1", "n3")]
 
 
@@ -262,4 +262,4 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
     state.transport = Sending()
     state.facts = {"n1": PreflightAnswer("n1", root="/r")}
     with pytest.raises(NodesFailed, match="n1"):
-        staging.decide(state)
+        placement.decide(state)
