@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # what type checkers take for true; `typing` itself takes a while to import
 if TYPE_CHECKING:
-    from bundle.protocol.enumerations import Backend, Launcher, Stage
+    from bundle.protocol.enumerations import Backend, Launcher, Stage, TransferWay
 
     from .api import Project, load
     from .building.build import BuildOptions, BuildResult
@@ -42,6 +42,7 @@ __all__ = [
     "Stage",
     "StagerError",
     "SubmittedJob",
+    "TransferWay",
     "VerifyResult",
     "__version__",
     "load",
@@ -65,6 +66,7 @@ _MODULES = {
     "RunResult": "stager.jobs.summary",
     "SilentListener": "stager.pipeline",
     "Stage": "bundle.protocol.enumerations",
+    "TransferWay": "bundle.protocol.enumerations",
     "StagerError": "stager.core.errors",
     "SubmittedJob": "stager.jobs.summary",
     "VerifyResult": "stager.jobs.summary",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum
+from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum, TransferWay
 
 from . import pipeline
 from .building.build import BuildOptions, BuildResult
@@ -109,6 +109,7 @@ def _job_options(options: JobOptions | None) -> JobOptions:
         launcher=_member(Launcher, asked.launcher, "launcher"),
         backend=_member(Backend, asked.backend, "backend"),
         stage=_member(Stage, asked.stage, "stage"),
+        transfer=_member(TransferWay, asked.transfer, "transfer"),
     )
 
 

@@ -39,6 +39,7 @@ from ..protocol.requests import (
     PlacedRequest,
     PreflightRequest,
     ProbeRequest,
+    RelayTask,
     TidyRequest,
     UnpackRequest,
 )
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from ..protocol.clean_answers import CleanAnswer
     from ..protocol.deep_answers import DeepAnswer
     from ..protocol.launch_answers import LaunchAnswer
+    from ..transfer.staging import ReceiverOf
 
 # Each phase imports what it alone needs when it is asked for.
 
@@ -211,7 +213,17 @@ def _preflight(request: PreflightRequest, channel: AgentChannel) -> PreflightAns
 def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
     from ..transfer.staging import stage
 
+    incoming = request.incoming
+    if incoming is not None and incoming.relay is not None:
+        return stage(request, channel, _relay_receiver_of(incoming.relay))
     return stage(request, channel)
+
+
+def _relay_receiver_of(task: RelayTask) -> ReceiverOf:
+    """Return what begins to take part in a relay."""
+    from ..transfer.relay_receiver import RelayReceiver
+
+    return lambda incoming: RelayReceiver(incoming, task)
 
 
 def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:

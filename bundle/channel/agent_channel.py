@@ -26,6 +26,8 @@ GO, STOP = "go", "stop"
 """Commands to an agent that waits for a file: all of it has come, or it will not."""
 PACKED = "="
 """The beginning of a compressed request; zlib's result follows, in base64."""
+RELAY = "relay"
+"""The beginning of the command to take part in a relay; the nodes of it follow, compressed."""
 END = "end"
 """The command to agents at work: end it, and stay until all output has come."""
 AGAIN = "again"
@@ -122,7 +124,8 @@ class AgentChannel:
             if not line:
                 return False
             # A command is too late: this node had failed before.
-            message = None if line in (GO, STOP, END) else _decoded(line)
+            late = line in (GO, STOP, END) or line.startswith(RELAY)
+            message = None if late else unpacked(line)
             if message is not None and self._accept(message):
                 return True
 
@@ -225,8 +228,8 @@ def _first_message(handle: int | None) -> object:
         return json.load(stream)
 
 
-def _decoded(line: str) -> object:
-    """Return a further request; None for a line that was cut."""
+def unpacked(line: str) -> object:
+    """Return the JSON object of a line, compressed or not; None for a line that was cut."""
     try:
         if line.startswith(PACKED):
             line = zlib.decompress(binascii.a2b_base64(line[len(PACKED) :])).decode()

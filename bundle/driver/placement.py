@@ -8,6 +8,7 @@ removes the directory whatever happens, so that a block which comes too late fin
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 from dataclasses import dataclass, replace
 
@@ -15,13 +16,15 @@ from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
 from ..protocol.answers import Answer, UnpackAnswer
+from ..protocol.enumerations import TransferWay
 from ..protocol.events import FileSent, TransferPlan
 from ..protocol.planned_transfer import StagingForecast
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
-from ..protocol.requests import Incoming, UnpackRequest
+from ..protocol.requests import Incoming, RelayTask, UnpackRequest
 from ..transfer.forecast import forecast
 from ..transfer.plan import BROADCAST, NodeGroup, Plan, make_plan, where
+from ..transfer.relay_handshake import TOKEN_BYTES
 from .state import State
 from .transports import slurm_faults
 from .transports.transport import Transfer
@@ -91,6 +94,7 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
     target = os.path.join(folder, "bundle.tar")
     with tempfile.TemporaryDirectory(prefix="stager-") as scratch:
         shipment = _Shipment.of_group(state.bundle, group, target, scratch)
+        shipment = replace(shipment, relayed=_relays(state, nodes))
         _deliver(state, shipment, nodes)
         _send_again_where_damaged(state, shipment, nodes)
     answers = state.answers_of(UnpackAnswer)
@@ -98,9 +102,18 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
     if lacking:  # an older environment has gone meanwhile
         for node in lacking:
             del state.answers[node]
-        shipment = _Shipment.of_bundle(state.bundle, target)
+        shipment = replace(
+            _Shipment.of_bundle(state.bundle, target), relayed=_relays(state, lacking)
+        )
         _deliver(state, shipment, lacking)
         _send_again_where_damaged(state, shipment, lacking)
+
+
+def _relays(state: State, nodes: tuple[str, ...]) -> bool:
+    """Return whether nodes are to pass a file on to each other: each must have an address."""
+    if state.job.transfer is not TransferWay.RELAY:
+        return False
+    return all(state.facts[node].address for node in nodes)
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,8 @@ class _Shipment:
     """The bundle's manifest, where the file has only a part of the bundle."""
     members: tuple[str, ...] = ()
     """The members of the bundle that the file has, where it has only a part."""
+    relayed: bool = False
+    """True if the nodes pass it on to each other; False if ``sbcast`` brings it."""
 
     @classmethod
     def of_bundle(cls, bundle: BundleFile, target: str) -> _Shipment:
@@ -129,13 +144,24 @@ class _Shipment:
         transfer = Transfer(source, target, os.path.getsize(source))
         return cls(transfer, bundle.manifest.to_bytes().decode(), group.members)
 
-    def incoming(self) -> Incoming:
-        """Return what an agent is asked to take."""
-        return Incoming(self.transfer.target, self.manifest, self.members, self.transfer.size)
+    def incoming(self, address: str) -> Incoming:
+        """Return what the agent of a node with some address is asked to take."""
+        transfer = self.transfer
+        task = RelayTask(transfer.token, address) if transfer.token else None
+        return Incoming(transfer.target, self.manifest, self.members, transfer.size, task)
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
-    """Send to all nodes at once, then to each of those alone that it failed on."""
+    """Send to all nodes at once, then to each of those alone that it failed on.
+
+    Nodes that a relay did not reach get the file by ``sbcast``.
+    """
+    if shipment.relayed:
+        unreached = _try(state, shipment, nodes)
+        if not unreached:
+            return
+        nodes, shipment = tuple(unreached), replace(shipment, relayed=False)
+        state.note(f"the relay did not reach {', '.join(nodes)}: using sbcast there", warning=True)
     for node in _deliver_together(state, shipment, nodes):
         faults = _try(state, shipment, (node,))
         if faults:
@@ -204,14 +230,20 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str,
         # Blocks of a sending that failed may still come to its own place, and spoil what is there.
         fresh = f"{os.path.dirname(target)}.{attempts}/bundle.tar"
         shipment = replace(shipment, transfer=replace(shipment.transfer, target=fresh))
-    transfer, incoming = shipment.transfer, shipment.incoming()
-    delivery = state.deliver(
-        transfer, nodes, lambda node: UnpackRequest(*state.placed(node), incoming=incoming)
-    )
-    if not delivery.failed:
-        state.bytes_sent += transfer.size
-        seconds = round(delivery.seconds, 3)
-        state.emit(FileSent(transfer.size, seconds))
+    if shipment.relayed:
+        token = secrets.token_hex(TOKEN_BYTES)
+        shipment = replace(shipment, transfer=replace(shipment.transfer, token=token))
+
+    def request(node: str) -> UnpackRequest:
+        incoming = shipment.incoming(state.facts[node].address)
+        return UnpackRequest(*state.placed(node), incoming=incoming)
+
+    delivery = state.deliver(shipment.transfer, nodes, request)
+    for remark in delivery.remarks:
+        state.note(remark, warning=True)
+    if not delivery.failed or (shipment.relayed and delivery.failed.keys() < set(nodes)):
+        state.bytes_sent += shipment.transfer.size
+        state.emit(FileSent(shipment.transfer.size, round(delivery.seconds, 3)))
     return delivery.failed
 
 

@@ -190,7 +190,7 @@ class State:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
         requests = {node: request(node) for node in nodes}
         delivery = self.transport.deliver(transfer, requests, self._listener("unpack"))
-        if not delivery.failed:
+        if transfer.token or not delivery.failed:
             self._settle("unpack", delivery.ended)
         return delivery
 

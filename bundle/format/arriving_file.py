@@ -1,8 +1,9 @@
 """A file that is read while it is still being transferred.
 
-``sbcast`` writes its target from the beginning to the end, so everything before the current end of
-the file has arrived. If some version of it sets the full length at once, the digests show it: bytes
-that do not fit yet are read again until the transfer is over.
+A relay counts what has arrived. ``sbcast`` writes its target from the beginning to the end, so
+everything before the current end of the file has arrived; if some version of it sets the full
+length at once, the digests show it: bytes that do not fit yet are read again until the transfer is
+over.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ _SLOTS = 256
 class Arrival:
     """The progress of a transfer; shared with the processes that are forked later."""
 
-    def __init__(self) -> None:
-        """Begin: nothing has arrived yet."""
+    def __init__(self, prefix: memoryview | None = None) -> None:
+        """Begin: nothing has arrived yet.
+
+        Args:
+            prefix: one number, shared with the process that writes the file: the bytes from its
+                beginning without a gap. None if the file is written from beginning to end.
+        """
+        self._prefix = prefix
         self._state = mmap.mmap(-1, 1)
         self._waits = memoryview(mmap.mmap(-1, _SLOTS * 8)).cast("d")
 
@@ -73,8 +80,14 @@ class Arrival:
         Raises:
             NodeError: the transfer has failed.
         """
-        while os.fstat(handle).st_size < end and self.ongoing(path):
+        while self._arrived(handle) < end and self.ongoing(path):
             self.pause()
+
+    def _arrived(self, handle: int) -> int:
+        """Return the bytes that have arrived, from the file's beginning."""
+        if self._prefix is not None:
+            return int(self._prefix[0])
+        return os.fstat(handle).st_size
 
     def pause(self) -> None:
         """Wait a moment for more bytes."""

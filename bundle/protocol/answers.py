@@ -156,3 +156,26 @@ class Ready(AgentEvent):
 
     step: str = ""
     """The Slurm step that a file is to be sent to."""
+    address: str = ""
+    """The address at which the agent takes part in a relay."""
+    port: int = 0
+    """The port there."""
+
+
+@dataclass(frozen=True)
+class Relayed(AgentEvent):
+    """A relay has brought the file to a node, or has not.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "relayed"
+
+    seconds: float = 0.0
+    """Time until the last byte had come."""
+    failure: str = ""
+    """Why the file did not come; empty if it did."""
+    left: tuple[tuple[str, str], ...] = ()
+    """The nodes that it came from and that were left, with the reasons."""
+    corrupt: tuple[str, ...] = ()
+    """Those that sent damaged bytes."""

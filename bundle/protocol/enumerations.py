@@ -50,6 +50,19 @@ class Backend(TextEnum):
     NCCL = "nccl"
 
 
+class TransferWay(TextEnum):
+    """The way in which nodes get the bundle."""
+
+    AUTO = "auto"
+    """Read where it lies if that is quicker; else sent by ``sbcast``."""
+    RELAY = "relay"
+    """Sent: each node passes it on to others."""
+    SBCAST = "sbcast"
+    """Sent by Slurm's ``sbcast``."""
+    SHARED = "shared"
+    """Read where it lies."""
+
+
 class Stage(TextEnum):
     """The rule by which the bundle is sent to nodes."""
 

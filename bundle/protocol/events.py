@@ -277,6 +277,7 @@ OF_DRIVER: tuple[type[DriverEvent], ...] = (
 OF_AGENTS: tuple[type[AgentEvent], ...] = (
     answers.PreflightAnswer,
     answers.Ready,
+    answers.Relayed,
     answers.UnpackAnswer,
     answers.ProbeAnswer,
     deep_answers.NodeClock,

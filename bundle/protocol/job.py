@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from .codec import decode, encode
 from .digest import Digest
-from .enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage
+from .enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage, TransferWay
 from .json_values import DecodeError
 from .problem import NodeError, Problem, ProblemCode
 from .rates import Rates
@@ -102,7 +102,9 @@ class Job:
     min_nodes: int | None = None
     """Nodes that fail are left out as long as so many remain; None: all must do."""
     stage: Stage = Stage.AUTO
-    """The rule by which the bundle is broadcast."""
+    """The rule by which the bundle is sent to the nodes."""
+    transfer: TransferWay = TransferWay.AUTO
+    """The way in which it is sent."""
     cpus_per_task: int | None = None
     """CPUs of each node's part; None for all that the allocation has there."""
     outputs: tuple[str, ...] = ()

@@ -48,6 +48,10 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.SRUN_NOT_STARTED: Wording(
         "srun cannot be started", fix="check whether the allocation still exists"
     ),
+    ProblemCode.RELAY_NOT_STARTED: Wording(
+        "the relay of the bundle cannot be started",
+        fix='set cluster.transfer = "sbcast" to send it in the other way',
+    ),
     ProblemCode.SLURM_COMMAND_FAILED: Wording(
         "{command} failed",
         fix="run it where Slurm's commands are on PATH and the controller answers",

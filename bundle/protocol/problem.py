@@ -126,6 +126,7 @@ class ProblemCode(TextEnum):
     TOO_FEW_NODES = enum.auto()
     NODE_LIST_UNREADABLE = enum.auto()
     SRUN_NOT_STARTED = enum.auto()
+    RELAY_NOT_STARTED = enum.auto()
     SLURM_COMMAND_FAILED = enum.auto()
     SENT_LOCALLY = enum.auto()
     FETCHED_LOCALLY = enum.auto()

@@ -79,6 +79,16 @@ class PreflightRequest(AgentRequest):
 
 
 @dataclass(frozen=True)
+class RelayTask:
+    """A node's part in a relay."""
+
+    token: str
+    """The random token of this transfer, in hexadecimal digits."""
+    address: str
+    """The address of this node that others reach."""
+
+
+@dataclass(frozen=True)
 class Incoming:
     """A file that is sent to a node."""
 
@@ -90,6 +100,8 @@ class Incoming:
     """The members of the bundle that the file has, where it has only a part."""
     size: int
     """Bytes."""
+    relay: RelayTask | None = None
+    """Given if the nodes pass the file on to each other; else ``sbcast`` brings it."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +241,18 @@ class Handover:
     """True in a step of Slurm's."""
     frames_sent: int
     """The number of frames that the agent had sent."""
+
+
+@dataclass(frozen=True)
+class RelayNodes:
+    """The nodes of a relay, in the order of their places in its trees."""
+
+    nodes: tuple[str, ...]
+    """Their names."""
+    addresses: tuple[str, ...]
+    """The address of the source, and of each node; empty for the address of the driver's host."""
+    ports: tuple[int, ...]
+    """The port of each."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from ..channel.agent_channel import GO, AgentChannel
 from ..checks import probe
@@ -25,21 +27,30 @@ _TRIES = 5
 _TRY_SECONDS = 0.02
 
 
-def stage(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
+def stage(
+    request: UnpackRequest, channel: AgentChannel, receiver_of: ReceiverOf | None = None
+) -> UnpackAnswer:
     """Make the environment unless it is there already.
 
     With ``incoming`` in the request, a file is sent: the agent reports ``ready``, and unpacks the
     file while it arrives, until the driver reports its end. The file is removed in any case. For a
     damaged file the answer has the digest of the bytes that arrived, as ``arrived``: it tells the
     driver if they were damaged on their way.
+
+    Args:
+        request: the request.
+        channel: the channel to the driver.
+        receiver_of: begins to receive a file; None for ``sbcast``'s.
     """
     if request.incoming is None:
         return _unpack(request, request.bundle, unpack.Source(checked=request.checked))
     with locks.using_root(request.root):
-        return _receive(request, request.incoming, channel)
+        return _receive(request, request.incoming, channel, receiver_of or BroadcastReceiver)
 
 
-def _receive(request: UnpackRequest, incoming: Incoming, channel: AgentChannel) -> UnpackAnswer:
+def _receive(
+    request: UnpackRequest, incoming: Incoming, channel: AgentChannel, receiver_of: ReceiverOf
+) -> UnpackAnswer:
     """Unpack a file while it arrives; its directory is removed in the end, however that is.
 
     The directory is this agent's, not only the file: when a job is cancelled, ``sbcast`` can
@@ -48,14 +59,16 @@ def _receive(request: UnpackRequest, incoming: Incoming, channel: AgentChannel) 
     path = incoming.target
     folder = os.path.dirname(path)
     _remove(folder)  # of an earlier attempt: it must not be mistaken for this file
-    arrival = Arrival()
-    listening = threading.Thread(target=_follow, args=(channel, arrival), daemon=True)
     excerpt = None
     if incoming.manifest is not None:
         excerpt = Excerpt(incoming.manifest.encode(), frozenset(incoming.members))
+    receiver = None
     try:
         _make(folder)
-        channel.emit(Ready(step=_step_id()))
+        receiver = receiver_of(incoming)
+        arrival = receiver.arrival
+        listening = threading.Thread(target=receiver.follow, args=(channel,), daemon=True)
+        channel.emit(receiver.ready())
         listening.start()
         try:
             answer = _unpack(request, path, unpack.Source(excerpt, arrival))
@@ -70,7 +83,48 @@ def _receive(request: UnpackRequest, incoming: Incoming, channel: AgentChannel) 
         listening.join()
         return answer
     finally:
+        if receiver is not None:
+            receiver.close()
         _remove(folder)
+
+
+class Receiver(Protocol):
+    """The way in which a file comes to this node."""
+
+    arrival: Arrival
+    """Its progress."""
+
+    def ready(self) -> Ready:
+        """Return the event that tells the driver that it can come."""
+
+    def follow(self, channel: AgentChannel) -> None:
+        """Follow its coming, until the driver reports the end of the transfer."""
+
+    def close(self) -> None:
+        """Give up what is left of it."""
+
+
+ReceiverOf = Callable[[Incoming], Receiver]
+"""Begins to receive a file; raises NodeError if it cannot."""
+
+
+class BroadcastReceiver:
+    """``sbcast`` writes the file."""
+
+    def __init__(self, incoming: Incoming) -> None:
+        """Begin: nothing has arrived yet."""
+        self.arrival = Arrival()
+
+    def ready(self) -> Ready:
+        """Return the event that tells the driver the step to send to."""
+        return Ready(step=f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}")
+
+    def follow(self, channel: AgentChannel) -> None:
+        """Wait for the driver to report the end: ``go`` if the file is complete."""
+        self.arrival.end(whole=channel.command() == GO)
+
+    def close(self) -> None:
+        """Do nothing: ``sbcast`` ends by itself."""
 
 
 def _make(folder: str) -> None:
@@ -99,11 +153,6 @@ def _remove(folder: str) -> None:
             return
 
 
-def _follow(channel: AgentChannel, arrival: Arrival) -> None:
-    """Wait for the driver to report the end of the transfer: ``go`` if it is complete."""
-    arrival.end(whole=channel.command() == GO)
-
-
 def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackAnswer:
     job, cpus = request.job, probe.host_facts().cpus
     try:
@@ -126,10 +175,6 @@ def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackA
         unpack_seconds=round(max(0.0, made.seconds - waited), 3),
         mended=made.mended,
     )
-
-
-def _step_id() -> str:
-    return f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
 
 
 def _not_sent(path: str, size: int) -> Problem:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
-from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum
+from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum, TransferWay
 
 from .program import make_console, make_reports
 
@@ -136,6 +136,10 @@ class LaunchFlags:
         str | None,
         typer.Option(metavar="WHEN", help="auto, always or never: whether to send the bundle."),
     ] = None
+    transfer: Annotated[
+        str | None,
+        typer.Option(metavar="WAY", help="auto, relay, sbcast or shared: how nodes get it."),
+    ] = None
     min_nodes: Annotated[
         int | None,
         typer.Option("--min-nodes", metavar="N", min=1, help="Leave out bad nodes, but keep N."),
@@ -252,6 +256,7 @@ def job_options(
             checks.interface_name, launch.interface, "--interface", "an interface's name"
         ),
         stage=member_of(Stage, launch.stage, "--stage"),
+        transfer=member_of(TransferWay, launch.transfer, "--transfer"),
         min_nodes=launch.min_nodes,
         log_dir=launch.log_dir,
         pass_env=_each(name, launch.pass_env, "--pass-env", "a name, without a value"),

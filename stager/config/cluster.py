@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bundle.protocol.enumerations import LogMode, Stage
+from bundle.protocol.enumerations import LogMode, Stage, TransferWay
 
 from . import checks
 from .table import Table
@@ -35,7 +35,9 @@ class ClusterConfig:
     node_root: str
     """Directory on each node under which the node root is made; ``auto`` looks for a local one."""
     stage: Stage
-    """The rule by which the bundle is broadcast to the nodes."""
+    """The rule by which the bundle is sent to the nodes."""
+    transfer: TransferWay
+    """The way in which it is sent."""
     log_mode: LogMode
     """The readers of a job's files."""
     container_image: str | None
@@ -77,6 +79,12 @@ def cluster(table: Table) -> ClusterConfig:
         ),
         stage=table.take(
             "stage", Stage.AUTO, checks.member_of(Stage), '"auto", "always" or "never"'
+        ),
+        transfer=table.take(
+            "transfer",
+            TransferWay.AUTO,
+            checks.member_of(TransferWay),
+            '"auto", "relay", "sbcast" or "shared"',
         ),
         log_mode=table.take(
             "log-mode", LogMode.PRIVATE, checks.member_of(LogMode), '"private" or "group"'

@@ -13,11 +13,20 @@ from typing import Any
 
 from bundle.format.manifest import Manifest, room_for
 from bundle.protocol.counts import counted
-from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage
+from bundle.protocol.enumerations import (
+    Action,
+    Allocation,
+    Backend,
+    Launcher,
+    LogMode,
+    Stage,
+    TransferWay,
+)
 from bundle.protocol.job import Job, Launch
 from bundle.redaction.masking import masked
 from bundle.system import permissions
 
+from ..config.cluster import ClusterConfig
 from ..config.load import Config
 from ..core.errors import ConfigError, StagerError
 from ..core.store import keep_out_of_projects
@@ -45,7 +54,9 @@ class JobOptions:
     interface: str | None = None
     """``auto`` or a network interface's name."""
     stage: Stage | None = None
-    """The rule by which the bundle is broadcast."""
+    """The rule by which the bundle is sent to the nodes."""
+    transfer: TransferWay | None = None
+    """The way in which it is sent."""
     partition: str | None = None
     """Slurm partition."""
     account: str | None = None
@@ -96,6 +107,7 @@ def settle(config: Config, options: JobOptions) -> Config:
         time=options.time,
         exclude=_excluded(config.cluster.exclude, options.exclude),
         stage=options.stage,
+        transfer=options.transfer,
         container_image=options.container_image,
         container_mounts=_joined(config.cluster.container_mounts, options.container_mounts),
     )
@@ -175,13 +187,31 @@ def make_job(
         # Without a word about nodes on the command line, all of an allocation that stands is used.
         wanted=options.nodes or (None if least == most else (least, most)),
         min_nodes=settled.cluster.min_nodes,
-        stage=settled.cluster.stage,
+        stage=_stage(settled.cluster),
+        transfer=settled.cluster.transfer,
         cpus_per_task=settled.cluster.cpus_per_task,
         outputs=settled.project.outputs,
         dry_run=options.dry_run,
         deep=options.deep,
         show_all=options.show_all,
     )
+
+
+def _stage(cluster: ClusterConfig) -> Stage:
+    """Return the rule by which the bundle is sent: whoever names a way has chosen it, too.
+
+    Raises:
+        ConfigError: the two settings contradict each other.
+    """
+    if cluster.transfer is TransferWay.AUTO:
+        return cluster.stage
+    implied = Stage.NEVER if cluster.transfer is TransferWay.SHARED else Stage.ALWAYS
+    if cluster.stage not in (Stage.AUTO, implied):
+        raise ConfigError(
+            f'transfer = "{cluster.transfer}" contradicts stage = "{cluster.stage}"',
+            hint="leave one of them out",
+        )
+    return implied
 
 
 def numbered(job: Job) -> Job:

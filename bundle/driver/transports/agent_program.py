@@ -20,7 +20,7 @@ from ...channel.agent_channel import PACKED
 from ...environment.merge import HOOKS
 from ...protocol.codec import encode
 from ...protocol.job import Job
-from ...protocol.requests import AgentRequest, StepMessage
+from ...protocol.requests import AgentRequest, RelayNodes, StepMessage
 from .strip_source import stripped
 from .transport import Requests
 
@@ -43,6 +43,11 @@ OF_PHASES = {
     "collect": ("results/pack", "results/stream", "results/selection", "results/patterns"),
     "clean": ("environment/clean", "protocol/clean_answers"),
     "deep": ("checks/reachability", "checks/deep_node", "checks/deep", "protocol/deep_answers"),
+    "relay": (
+        *("transfer/trees", "transfer/chunks", "transfer/relay", "transfer/relay_handshake"),
+        *("transfer/relay_child", "transfer/relay_parent", "transfer/relay_inflow"),
+        *("transfer/relay_process", "transfer/relay_receiver"),
+    ),
     "launch": (
         *("launch/wrapper", "launch/watch", "launch/early_torchrun"),
         *("launch/output_reader", "launch/recent_output"),
@@ -51,7 +56,7 @@ OF_PHASES = {
         "protocol/launch_answers",
     ),
 }
-"""The modules that only agents of one phase use."""
+"""The modules that only agents of one phase use; ``relay`` stands for a way of transfer."""
 MAIN = b"""import sys
 from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
@@ -124,9 +129,13 @@ def compressed(modules: Mapping[str, bytes]) -> bytes:
 
 def request_line(message: StepMessage) -> str:
     """Return a further request as a line: compressed where that is shorter."""
-    text = json.dumps(encode(message, short=True))
-    packed = PACKED + binascii.b2a_base64(zlib.compress(text.encode(), 9), newline=False).decode()
-    return min(text, packed, key=len)
+    return min(json.dumps(encode(message, short=True)), packed(message), key=len)
+
+
+def packed(message: StepMessage | RelayNodes) -> str:
+    """Return a message to agents, compressed, as a line or a part of one."""
+    text = json.dumps(encode(message, short=True)).encode()
+    return PACKED + binascii.b2a_base64(zlib.compress(text, 9), newline=False).decode()
 
 
 def factored(requests: Requests, known: Job | None = None) -> StepMessage:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, KeysView, Mapping
 from dataclasses import replace
 
 from ...protocol.agent_events import RankOutput, read_agent_line
-from ...protocol.answers import Answer, Ready
+from ...protocol.answers import Answer, Ready, Relayed
 from ...protocol.events import FramesLost
 from .transport import OnEvent, Requests
 
@@ -23,6 +23,8 @@ class PhaseAnswers:
         answered: how many tasks of each node have answered.
         bad: the nodes of which a task has failed.
         step_id: the id of the step, as an agent that is ready gives it.
+        listening: where the agents that are ready listen: address and port.
+        relayed: the outcome of a relay on each node.
     """
 
     def __init__(self, requests: Requests, tasks: int, on_event: OnEvent, phase: str) -> None:
@@ -41,15 +43,17 @@ class PhaseAnswers:
         self.answered: dict[str, int] = {}
         self.bad: set[str] = set()
         self.step_id = ""
+        self.listening: dict[str, tuple[str, int]] = {}
+        self.relayed: dict[str, Relayed] = {}
         self._done: dict[str, set[int]] = {}
         self._unknown: collections.Counter[str] = collections.Counter()
         self._first_end: float | None = None
         """The time at which the first node had ended well."""
 
     @property
-    def nodes(self) -> frozenset[str]:
-        """The nodes that are asked."""
-        return frozenset(self._requests)
+    def nodes(self) -> KeysView[str]:
+        """The nodes that are asked, in their order."""
+        return self._requests.keys()
 
     def complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
@@ -99,6 +103,10 @@ class PhaseAnswers:
         if isinstance(event, Ready):
             self.ready.add(node)
             self.step_id = event.step
+            self.listening[node] = event.address, event.port
+            return
+        if isinstance(event, Relayed):
+            self.relayed[node] = event
             return
         if isinstance(event, Answer):
             number = int(task) if task.isdigit() else None

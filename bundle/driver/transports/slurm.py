@@ -27,6 +27,7 @@ from .agent_program import factored, request_line
 from .driver_channel import DriverChannel
 from .phase_answers import PhaseAnswers
 from .phase_run import SECONDS, LaunchLimit, Limit, PhaseRun, TimeLimit
+from .relay_source import RelaySource, remarks
 from .sbcast import Broadcaster
 from .step_starter import StepStarter
 from .timeouts import CONTROLLER_SECONDS, Waiting, Watch, endings
@@ -235,7 +236,10 @@ class SlurmTransport:
                     step = open_here.enter_context(self._starter.start("unpack", requests, 1))
                 watch = Watch("unpack", requests, on_event, self._variables)
                 run = PhaseRun(step, PhaseAnswers(requests, 1, watch.take, "unpack"), watch)
-                failed, seconds = self._broadcaster.send(transfer, run, waiting)
+                if transfer.token:
+                    failed, seconds = RelaySource().send(transfer, run)
+                else:
+                    failed, seconds = self._broadcaster.send(transfer, run, waiting)
                 if not waiting.again(step.errors if step.ended else ""):
                     break
             open_here.enter_context(contextlib.closing(watch))
@@ -243,7 +247,8 @@ class SlurmTransport:
             run.report_losses(on_event)
             if not joins:
                 step.finish(run.answers.take, _LOST_SECONDS if watch.lost else self._grace)
-            return Delivery(failed, {**endings(requests, step), **watch.lost}, seconds)
+            ended = {**endings(requests, step), **watch.lost}
+            return Delivery(failed, ended, seconds, remarks(run.answers.relayed, transfer.size))
 
     def _await_unpacking(self, run: PhaseRun) -> None:
         step, answers = run.step, run.answers

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from ...agent.agent import SESSION
-from ...protocol.enumerations import Launcher
+from ...protocol.enumerations import Launcher, TransferWay
 from ...protocol.job import Job
 from ...protocol.requests import AgentRequest, LaunchRequest
 from ...redaction.masking import without_secrets
@@ -95,9 +95,10 @@ class StepStarter:
 
     def _phases(self, command: str) -> set[str]:
         """Return the phases that agents with this command may be asked for."""
+        relay = {"relay"} if self._job.transfer is TransferWay.RELAY else set()
         if command != SESSION:
-            return {command}
-        phases: set[str] = {self._job.action}
+            return {command, *relay}
+        phases: set[str] = {self._job.action, *relay}
         if self._job.deep:
             phases.add("deep")
         # A deep check launches, too; and so may the session of a job that runs.

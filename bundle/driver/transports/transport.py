@@ -62,6 +62,8 @@ class Transfer:
     """Its path on the nodes."""
     size: int
     """Bytes."""
+    token: str = field(default="", repr=False)
+    """The random token of a relay, in hexadecimal digits; empty if ``sbcast`` brings it."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,15 @@ class Delivery:
     """The outcome of a transfer, and of the unpacking that goes with it."""
 
     failed: dict[str, str]
-    """The nodes that the file did not reach, and why; under ``""`` what concerns no single node."""
+    """The nodes that the file did not reach, and why; under ``""`` what concerns no single node.
+
+    After a relay the other nodes have it; after ``sbcast`` none of them has."""
     ended: dict[str, Ended]
     """The end of each node's part, for the case that it gave no answer."""
     seconds: float = 0.0
     """Time taken by the sending."""
+    remarks: tuple[str, ...] = ()
+    """What a person should know about nodes that were slow or sent damaged bytes."""
 
 
 class Transport(Protocol):
@@ -94,7 +100,7 @@ class Transport(Protocol):
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Run ``unpack`` on the given nodes, and send them a file before they begin.
 
-        Where the file did not reach some node, no node has unpacked anything, nor kept a part of
+        Where ``sbcast`` did not reach some node, no node has unpacked anything, nor kept a part of
         the file.
         """
 

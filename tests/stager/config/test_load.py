@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage
+from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage, TransferWay
 from stager.config import load
 from stager.core.errors import ConfigError
 
@@ -37,6 +37,7 @@ nodes = "2:3"
 min-nodes = 2
 gpus-per-node = 8
 stage = "always"
+transfer = "sbcast"
 container-image = "/images/train.sqsh"
 container-mounts = ["/scratch:/scratch", "/data:/data:ro"]
 partition = "torch"
@@ -107,6 +108,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             min_nodes=2,
             gpus_per_node="8",
             stage=Stage.ALWAYS,
+            transfer=TransferWay.SBCAST,
             container_image="/images/train.sqsh",
             container_mounts=("/scratch:/scratch", "/data:/data:ro"),
             partition="torch",

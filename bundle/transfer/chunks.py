@@ -1,0 +1,125 @@
+"""The chunks of a relayed file: those that have come, where they lie, and their checksums.
+
+Chunk ``n`` travels along tree ``n % TREES``, and within a tree in order. So what a node has of a
+tree is told by one number.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from array import array
+
+from .trees import TREES
+
+_LEAST, _MOST = 1 << 16, 1 << 20
+_CHUNKS = 256
+"""Chunks that a file of a middling size is cut into.
+
+A chunk is passed on once it has come as a whole. So small ones let a slow link's bytes go through
+many nodes without much delay; large ones cost a fast link's nodes less time in Python.
+"""
+
+
+class UnwritableFile(Exception):
+    """The disk does not take a chunk: a fault of this node, and of no connection.
+
+    Attributes:
+        errno: the number of the system's error.
+        reason: its text.
+    """
+
+    def __init__(self, errno: int, reason: str) -> None:
+        """Take the system's error."""
+        super().__init__(reason)
+        self.errno, self.reason = errno, reason
+
+
+def chunk_size(size: int) -> int:
+    """Return the bytes of a chunk of a file with so many bytes: a power of two."""
+    wanted = max(_LEAST, min(_MOST, size // _CHUNKS))
+    return 1 << (wanted.bit_length() - 1)
+
+
+class ChunkFile:
+    """A file that comes in chunks; those that are there can be passed on.
+
+    Attributes:
+        handle: the open file.
+        have: for each tree, the chunks that are there, from the tree's first on.
+        totals: for each tree, all of its chunks.
+    """
+
+    def __init__(self, handle: int, size: int, *, complete: bool = False) -> None:
+        """Begin with nothing, or with all of it.
+
+        Args:
+            handle: the open file; it is written to unless it is complete.
+            size: its length in bytes, in the end.
+            complete: True if all of it is there.
+        """
+        self.handle, self.size = handle, size
+        self._chunk = chunk_size(size)
+        count = -(-size // self._chunk)
+        self.totals = [(count - tree + TREES - 1) // TREES for tree in range(TREES)]
+        self.have = list(self.totals) if complete else [0] * TREES
+        self._checksums = array("L", [0]) * count
+        self._known = bytearray(count)
+        self._complete = complete
+        self._prefix = memoryview(mmap.mmap(-1, 8)).cast("Q")
+
+    @property
+    def complete(self) -> bool:
+        """True if all chunks are there."""
+        return self.have == self.totals
+
+    @property
+    def prefix(self) -> memoryview:
+        """One number, shared with forked processes: the bytes from the beginning without a gap."""
+        return self._prefix
+
+    def place(self, tree: int, position: int) -> tuple[int, int]:
+        """Return where a chunk of a tree lies: its offset and its length in bytes."""
+        offset = (position * TREES + tree) * self._chunk
+        return offset, min(self._chunk, self.size - offset)
+
+    def checksum(self, tree: int, position: int) -> int:
+        """Return the CRC-32 of a chunk that is there.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        number = position * TREES + tree
+        if not self._known[number]:
+            offset, length = self.place(tree, position)
+            self._note(number, zlib.crc32(os.pread(self.handle, length, offset)))
+        return self._checksums[number]
+
+    def add(self, tree: int, data: memoryview, checksum: int) -> None:
+        """Write the next chunk of a tree.
+
+        Args:
+            tree: 0 or 1.
+            data: its bytes.
+            checksum: their CRC-32, which has been compared.
+
+        Raises:
+            UnwritableFile: it cannot be written.
+        """
+        position = self.have[tree]
+        offset, _ = self.place(tree, position)
+        try:
+            while data:
+                written = os.pwrite(self.handle, data, offset)
+                data, offset = data[written:], offset + written
+        except OSError as exc:
+            raise UnwritableFile(exc.errno or 0, exc.strerror or str(exc)) from exc
+        self._note(position * TREES + tree, checksum)
+        self.have[tree] = position + 1
+        missing = min(have * TREES + tree for tree, have in enumerate(self.have))
+        self._prefix[0] = min(self.size, missing * self._chunk)
+
+    def _note(self, number: int, checksum: int) -> None:
+        self._checksums[number] = checksum
+        self._known[number] = True

@@ -1,0 +1,247 @@
+"""A relay: a node takes a file from others, and passes it on while it comes.
+
+The driver tells every node where all of them listen. A node then finds its place in the two trees
+(:mod:`bundle.transfer.trees`), pulls each half of the file from the node above it, and serves those
+below. The source runs the same loop with all of the file. One process and one selector do it; it
+needs some MiB of memory, whatever the size of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from . import trees
+from .chunks import ChunkFile
+from .relay_child import ConnectionOver, RelayChild
+from .relay_inflow import Inflow
+from .relay_parent import RelayParent
+
+MOST_CHILDREN = 8
+"""Nodes that one node serves at a time: two in its own tree, and those whose parent has failed."""
+MOST_STRANGERS = 64
+"""Connections that have not proved their right; a further one ends the oldest of them."""
+_TICK_SECONDS = 0.1
+_BACKLOG = 512
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+@dataclass(frozen=True)
+class RelayAddresses:
+    """The nodes of a transfer in the order of their places in the trees."""
+
+    addresses: tuple[tuple[str, int], ...]
+    """Address and port of the source, and of each node."""
+    position: int
+    """The place of this node; 0 for the source."""
+
+
+@dataclass(frozen=True)
+class RelayOutcome:
+    """The end of a transfer on one node."""
+
+    failure: str = ""
+    """Why the file did not come; empty if it did."""
+    errno: int = 0
+    """The number of the system's error, if this node's own disk is the reason."""
+    seconds: float = 0.0
+    """From the first byte to the last."""
+    left: tuple[tuple[int, str], ...] = ()
+    """The places of nodes that this one took chunks from and has left, with the reasons."""
+    corrupt: tuple[int, ...] = ()
+    """The places of those that sent damaged chunks."""
+
+
+def listen(address: str, ports: Sequence[int] = ()) -> socket.socket:
+    """Return a socket that listens on an address, on one of some ports or on any.
+
+    Args:
+        address: an IPv4 or IPv6 address; empty for all of this machine.
+        ports: the ports that are allowed; none for any.
+
+    Raises:
+        OSError: none of them can be used.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in [*ports[:-1]]:
+        with contextlib.suppress(OSError):
+            return _bound(family, address, port)
+    return _bound(family, address, ports[-1] if ports else 0)
+
+
+def _bound(family: int, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class Relay:
+    """The loop of one node, or of the source."""
+
+    def __init__(self, file: ChunkFile, token: bytes, listener: socket.socket) -> None:
+        """Take what serving needs.
+
+        Args:
+            file: the file, or what there is of it.
+            token: the transfer's token.
+            listener: the socket that others connect to.
+        """
+        self._file, self._token, self._listener = file, token, listener
+        self._addresses: tuple[tuple[str, int], ...] = ()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, _READ, self._accept)
+        self._children: list[RelayChild] = []
+        self._inflows: list[Inflow] = []
+        self._began = 0.0
+
+    def run(
+        self,
+        addresses: RelayAddresses | None,
+        control: int,
+        on_outcome: Callable[[RelayOutcome], None],
+    ) -> None:
+        """Take the file and serve others, until something is written to a pipe or it is closed.
+
+        Args:
+            addresses: where the others are; None for the source.
+            control: the pipe's end to read from.
+            on_outcome: called once the file is here, or cannot come.
+
+        Raises:
+            UnwritableFile: this node's disk does not take a chunk.
+        """
+        if addresses is not None:
+            self._addresses = addresses.addresses
+            nodes = len(addresses.addresses) - 1
+            for tree in range(trees.TREES):
+                chain = trees.ancestors(addresses.position, nodes, tree)
+                self._inflows.append(Inflow(self._file, tree, chain, self))
+        self._began = time.monotonic()
+        self._selector.register(control, _READ)
+        reported = addresses is None
+        while True:
+            for key, events in self._selector.select(_TICK_SECONDS):
+                if key.fileobj == control:
+                    return
+                key.data(events)
+            now = time.monotonic()
+            self._tick(now)
+            outcome = None if reported else self._outcome(now)
+            if outcome is not None:
+                reported = True
+                on_outcome(outcome)
+
+    def close(self) -> None:
+        """End all connections."""
+        for child in list(self._children):
+            self._drop(child)
+        for inflow in self._inflows:
+            for link in inflow.connections:
+                self.disconnect(link)
+        self._selector.close()
+        self._listener.close()
+
+    def connect(self, position: int, inflow: Inflow) -> RelayParent:
+        """Begin to connect to a position; what comes goes to the inflow.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        address = self._addresses[position]
+        link = RelayParent(position, address, self._token, inflow.tree, time.monotonic())
+
+        def receive(events: int) -> None:
+            if link not in inflow.connections:  # ended in this round
+                return
+            inflow.receive(link, time.monotonic())
+            if events & _WRITE and link in inflow.connections:
+                self._selector.modify(link, _READ, receive)
+
+        self._selector.register(link, _WRITE, receive)
+        return link
+
+    def disconnect(self, link: RelayParent) -> None:
+        """End a connection."""
+        self._selector.unregister(link)
+        link.close()
+
+    def _outcome(self, now: float) -> RelayOutcome | None:
+        """Return the outcome, if there is one by now."""
+        failure = ""
+        if not self._file.complete:
+            failed = [inflow for inflow in self._inflows if inflow.gave_up(now)]
+            if not failed:
+                return None
+            reasons = sorted(failed[0].reasons.items())
+            failure = "; ".join(f"{position}: {why}" for position, why in reasons)
+        return RelayOutcome(
+            failure=failure,
+            seconds=round(now - self._began, 3),
+            left=tuple(place for inflow in self._inflows for place in inflow.left),
+            corrupt=tuple(place for inflow in self._inflows for place in inflow.corrupt),
+        )
+
+    def _accept(self, events: int) -> None:
+        """Take the connections that wait."""
+        with contextlib.suppress(OSError):  # there are no more, or too many files are open
+            while True:
+                connection, _ = self._listener.accept()
+                child = RelayChild(connection, self._token, self._file, time.monotonic())
+                self._children.append(child)
+                self._selector.register(child, _READ | _WRITE, self._server_of(child))
+                strangers = [child for child in self._children if not child.accepted]
+                if len(strangers) > MOST_STRANGERS:
+                    self._drop(strangers[0])
+
+    def _server_of(self, child: RelayChild) -> Callable[[int], None]:
+        """Return what is to be done when a child's connection is ready."""
+
+        def serve(events: int) -> None:
+            if child not in self._children:  # ended in this round
+                return
+            with self._dropping(child):
+                if events & _READ:
+                    served = sum(other.accepted for other in self._children)
+                    child.receive(room=served < MOST_CHILDREN)
+                if events & _WRITE:
+                    child.send(time.monotonic())
+
+        return serve
+
+    @contextlib.contextmanager
+    def _dropping(self, child: RelayChild) -> Iterator[None]:
+        """End a child's connection if the block fails."""
+        try:
+            yield
+        except BlockingIOError:  # it takes no more at present
+            pass
+        except (ConnectionOver, OSError):
+            self._drop(child)
+
+    def _drop(self, child: RelayChild) -> None:
+        self._children.remove(child)
+        self._selector.unregister(child)
+        child.close()
+
+    def _tick(self, now: float) -> None:
+        """Look after all connections."""
+        for inflow in self._inflows:
+            inflow.tick(now)
+        for child in list(self._children):
+            with self._dropping(child):
+                child.tick(now)
+        for child in self._children:
+            wanted = _READ | (_WRITE if child.has_more else 0)
+            key = self._selector.get_key(child)
+            if key.events != wanted:
+                self._selector.modify(child, wanted, key.data)

@@ -1,0 +1,146 @@
+"""A relay's connection to a node that takes chunks from this one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+
+from . import relay_handshake
+from .chunks import ChunkFile
+from .relay_handshake import HELLO_BYTES, NONCE_BYTES, ParentReply
+
+FRAME = struct.Struct("!BQII")
+"""The head of a frame: its kind, the position of a chunk in its tree, its length, its CRC-32."""
+CHUNK, ALIVE = 1, 2
+"""The kinds of frames. One that only shows that the parent is alive has the number of the chunks
+that it has as its position, and nothing follows."""
+HANDSHAKE_SECONDS = 5.0
+ALIVE_SECONDS = 1.0
+"""After so long without a chunk a parent says that it is alive."""
+
+
+class ConnectionOver(Exception):
+    """A connection is of no more use; its text says why."""
+
+
+class RelayChild:
+    """A connection that somebody has made to this node, a stranger until the token is proved.
+
+    Attributes:
+        accepted: True once it gets chunks.
+    """
+
+    def __init__(
+        self, connection: socket.socket, token: bytes, file: ChunkFile, now: float
+    ) -> None:
+        """Challenge it."""
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._token, self._file = connection, token, file
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._hello = b""
+        self._unsent = memoryview(self._nonce)
+        self._body = (0, 0)
+        """The part of a chunk that is still to be sent: its offset and length in the file."""
+        self._until = now + HANDSHAKE_SECONDS
+        self._last = now
+        self._asked = False
+        self._tree = self._next = 0
+        """The tree whose chunks it gets, and the position of the next one."""
+        self.accepted = False
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection."""
+        return self._socket.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """True if there is something to send."""
+        return bool(self._unsent) or self._body[1] > 0 or self._chunk_waits
+
+    @property
+    def _chunk_waits(self) -> bool:
+        return self.accepted and self._next < self._file.have[self._tree]
+
+    def receive(self, *, room: bool) -> None:
+        """Take what it sends: its hello, and later only its end.
+
+        Args:
+            room: False if this node serves as many as it can.
+
+        Raises:
+            ConnectionOver: it has ended, or does not know the token.
+            OSError: the connection is broken.
+        """
+        if self._asked:
+            if not self._socket.recv(1):
+                raise ConnectionOver("it has ended")
+            raise ConnectionOver("it sent more than its request")
+        raw = self._socket.recv(HELLO_BYTES - len(self._hello))
+        if not raw:
+            raise ConnectionOver("it has ended")
+        self._hello += raw
+        if len(self._hello) == HELLO_BYTES:
+            self._answer(room=room)
+
+    def _answer(self, *, room: bool) -> None:
+        request = relay_handshake.read_hello(self._token, self._nonce, self._hello)
+        if request is None or request.tree >= len(self._file.have):
+            raise ConnectionOver("it does not know the token")
+        self._asked, self.accepted = True, room
+        self._tree, self._next = request.tree, request.first
+        answer = ParentReply(room, self._file.have[request.tree])
+        raw = relay_handshake.reply(self._token, self._nonce, self._hello, answer)
+        self._unsent = memoryview(bytes(self._unsent) + raw)
+
+    def send(self, now: float) -> None:
+        """Send as much as the connection takes, of one chunk at most.
+
+        Raises:
+            ConnectionOver: all that it may have is sent, after a refusal.
+            OSError: the connection is broken, or the file cannot be read.
+        """
+        self._last = now
+        if not self._unsent and not self._body[1] and self._chunk_waits:
+            self._begin_chunk()
+        if self._unsent:
+            flags = socket.MSG_MORE if self._body[1] else 0
+            self._unsent = self._unsent[self._socket.send(self._unsent, flags) :]
+        if self._body[1] and not self._unsent:
+            self._send_body()
+        if self._asked and not self.accepted and not self._unsent:
+            raise ConnectionOver("refused: it serves as many as it can")
+
+    def _send_body(self) -> None:
+        """Send as much of the present chunk as the connection takes."""
+        offset, length = self._body
+        sent = os.sendfile(self._socket.fileno(), self._file.handle, offset, length)
+        if not sent:
+            raise ConnectionOver("the file has become shorter")
+        self._body = offset + sent, length - sent
+
+    def _begin_chunk(self) -> None:
+        """Prepare the next chunk's frame."""
+        self._body = self._file.place(self._tree, self._next)
+        checksum = self._file.checksum(self._tree, self._next)
+        self._unsent = memoryview(FRAME.pack(CHUNK, self._next, self._body[1], checksum))
+        self._next += 1
+
+    def tick(self, now: float) -> None:
+        """Show that this node is alive, where nothing else has shown it for a while.
+
+        Raises:
+            ConnectionOver: it has not proved its right in time.
+        """
+        if not self._asked:
+            if now > self._until:
+                raise ConnectionOver("it did not prove its right in time")
+        elif self.accepted and not self.has_more and now > self._last + ALIVE_SECONDS:
+            have = self._file.have[self._tree]
+            self._unsent = memoryview(FRAME.pack(ALIVE, have, 0, 0))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()

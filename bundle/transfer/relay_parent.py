@@ -1,0 +1,173 @@
+"""A relay's connection to a node that it takes the chunks of one tree from."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import zlib
+
+from . import relay_handshake
+from .chunks import ChunkFile
+from .relay_child import ALIVE, CHUNK, FRAME, HANDSHAKE_SECONDS, ConnectionOver
+from .relay_handshake import NONCE_BYTES, REPLY_BYTES, ChunkRequest
+
+CONNECT_SECONDS = 1.5
+"""Time for a connection to stand. A firewall that drops what is sent shows in no other way."""
+SILENT_SECONDS = 5.0
+"""Time without a word, after which a parent that says each second that it is alive is left."""
+MOST_BYTES = 1 << 20
+"""A frame is not longer."""
+
+
+class CorruptChunk(ConnectionOver):
+    """A chunk did not come as it was sent."""
+
+
+class ParentBusy(ConnectionOver):
+    """A parent serves as many as it can."""
+
+
+class RelayParent:
+    """A connection to a parent, or to a node that may become one.
+
+    Attributes:
+        position: its place in the trees.
+        have: the chunks of the tree that it has, as far as it has said.
+        accepted: True once it has proved that it knows the token, and serves this node.
+    """
+
+    def __init__(
+        self, position: int, address: tuple[str, int], token: bytes, tree: int, now: float
+    ) -> None:
+        """Begin to connect.
+
+        Args:
+            position: its place in the trees.
+            address: its address and port.
+            token: the transfer's token.
+            tree: the tree whose chunks it is asked for.
+            now: the time.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.position, self.have, self.accepted = position, 0, False
+        self._token, self._tree = token, tree
+        self._until = now + CONNECT_SECONDS
+        self._connected = False
+        self._theirs = self._hello = b""
+        self._buffer = bytearray(MOST_BYTES)
+        self._filled, self._wanted = 0, NONCE_BYTES
+        self._chunk: tuple[int, int] | None = None
+        """Position in its tree and CRC-32 of the chunk that is coming."""
+        code = self._socket.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            self._socket.close()
+            raise OSError(code, os.strerror(code))
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection."""
+        return self._socket.fileno()
+
+    @property
+    def connecting(self) -> bool:
+        """True until the connection stands, which shows when it can be written to."""
+        return not self._connected
+
+    def connect(self, now: float) -> None:
+        """Note that the connection stands.
+
+        Raises:
+            ConnectionOver: it does not.
+        """
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise ConnectionOver(os.strerror(code).lower())
+        self._connected = True
+        self._until = now + HANDSHAKE_SECONDS
+
+    def receive(self, file: ChunkFile, now: float) -> None:
+        """Take what has come; whole chunks go into the file.
+
+        Raises:
+            ConnectionOver: it is of no more use.
+            OSError: the connection is broken.
+            UnwritableFile: this node's disk does not take a chunk.
+        """
+        with memoryview(self._buffer) as view:
+            size = self._socket.recv_into(view[self._filled : self._wanted])
+        if not size:
+            raise ConnectionOver("it closed the connection")
+        self._filled += size
+        if self.accepted:
+            self._until = now + SILENT_SECONDS
+        if self._filled < self._wanted:
+            return
+        self._filled = 0
+        if not self._theirs:
+            self._prove(file)
+        elif not self.accepted:
+            self._read_reply(now)
+        elif self._chunk is None:
+            self._read_head(file)
+        else:
+            self._read_chunk(file, *self._chunk)
+
+    def _prove(self, file: ChunkFile) -> None:
+        """Answer its challenge, and ask for the chunks that are missing."""
+        self._theirs = bytes(self._buffer[:NONCE_BYTES])
+        request = ChunkRequest(self._tree, file.have[self._tree])
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._hello = relay_handshake.hello(self._token, self._theirs, nonce, request)
+        self._socket.sendall(self._hello)  # the first bytes of a connection always have room
+        self._wanted = REPLY_BYTES
+
+    def _read_reply(self, now: float) -> None:
+        raw = bytes(self._buffer[:REPLY_BYTES])
+        answer = relay_handshake.read_reply(self._token, self._theirs, self._hello, raw)
+        if answer is None:
+            raise ConnectionOver("it does not know this transfer")
+        if not answer.accepted:
+            raise ParentBusy("it serves as many as it can")
+        self.accepted, self.have = True, answer.have
+        self._until = now + SILENT_SECONDS
+        self._wanted = FRAME.size
+
+    def _read_head(self, file: ChunkFile) -> None:
+        kind, position, length, checksum = FRAME.unpack_from(self._buffer)
+        if kind == ALIVE:
+            self.have = position
+            return
+        if position >= file.totals[self._tree] or length != file.place(self._tree, position)[1]:
+            kind = 0
+        if kind != CHUNK or position > file.have[self._tree]:
+            raise CorruptChunk("it sent what no relay sends")
+        self.have = max(self.have, position + 1)
+        self._chunk, self._wanted = (position, checksum), length
+
+    def _read_chunk(self, file: ChunkFile, position: int, checksum: int) -> None:
+        with memoryview(self._buffer) as view, view[: self._wanted] as data:
+            if zlib.crc32(data) != checksum:
+                raise CorruptChunk("its bytes did not come as they were sent")
+            if position == file.have[self._tree]:  # else it came from another parent meanwhile
+                file.add(self._tree, data, checksum)
+        self._chunk, self._wanted = None, FRAME.size
+
+    def tick(self, now: float) -> None:
+        """Look at the time.
+
+        Raises:
+            ConnectionOver: nothing has come for too long.
+        """
+        if now > self._until:
+            raise ConnectionOver("no answer" if not self.accepted else "it fell silent")
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()

@@ -1,0 +1,99 @@
+"""A node's part in a relay, as its agent sees it: it waits for the file, and serves others."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ..channel.agent_channel import GO, RELAY, AgentChannel, unpacked
+from ..format.arriving_file import Arrival
+from ..protocol.answers import Ready, Relayed
+from ..protocol.codec import decode
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..protocol.requests import Incoming, RelayNodes, RelayTask
+from ..system import files
+from .chunks import ChunkFile
+from .relay import RelayAddresses, RelayOutcome, listen
+from .relay_process import RelayProcess
+
+_DRIVER_HOST = "SLURM_LAUNCH_NODE_IPADDR"
+"""The variable of a step with the address of the host that has started it, see srun(1)."""
+
+
+class RelayReceiver:
+    """The nodes pass the file on to each other.
+
+    Attributes:
+        arrival: the file's progress on this node.
+    """
+
+    def __init__(self, incoming: Incoming, task: RelayTask) -> None:
+        """Make the file, and listen.
+
+        Raises:
+            NodeError: one of both cannot be done.
+        """
+        path = incoming.target
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
+            raise NodeError(files.disk_problem(exc, path, full, unwritable)) from exc
+        try:
+            file = ChunkFile(self._handle, incoming.size)
+            self.arrival = Arrival(file.prefix)
+            listener = listen(task.address)
+            self._address, self._port = listener.getsockname()[:2]
+            self._relay = RelayProcess(file, bytes.fromhex(task.token), listener)
+        except OSError as exc:
+            os.close(self._handle)
+            values = {"why": exc.strerror or str(exc)}
+            problem = Problem(ProblemCode.RELAY_NOT_STARTED, task.address, values)
+            raise NodeError(problem) from exc
+
+    def ready(self) -> Ready:
+        """Return the event that tells the driver where this node listens."""
+        return Ready(address=self._address, port=self._port)
+
+    def follow(self, channel: AgentChannel) -> None:
+        """Begin when the driver says where the others are, and serve them until it says the end."""
+        command = channel.command()
+        if command.startswith(RELAY):
+            nodes = decode(RelayNodes, unpacked(command[len(RELAY) :]))
+            waiting = threading.Thread(target=self._wait, args=(channel, nodes), daemon=True)
+            self._relay.begin(_addresses(nodes, channel.node))
+            waiting.start()
+            command = channel.command()
+            self._relay.end()
+            waiting.join()
+        if command != GO:
+            self.arrival.end(whole=False)
+
+    def _wait(self, channel: AgentChannel, nodes: RelayNodes) -> None:
+        """Wait until the file is here, or cannot come, and report it."""
+        outcome = self._relay.outcome()
+        self.arrival.end(whole=not outcome.failure)
+        channel.emit(_relayed(outcome, nodes))
+
+    def close(self) -> None:
+        """End the relay."""
+        self._relay.end()
+        os.close(self._handle)
+
+
+def _addresses(nodes: RelayNodes, node: str) -> RelayAddresses:
+    """Return where the others are, and the place of this node among them."""
+    addresses = [address or os.environ.get(_DRIVER_HOST, "") for address in nodes.addresses]
+    places = tuple(zip(addresses, nodes.ports))
+    return RelayAddresses(places, nodes.nodes.index(node) + 1)
+
+
+def _relayed(outcome: RelayOutcome, nodes: RelayNodes) -> Relayed:
+    """Return the outcome with the names of nodes."""
+    names = ("the source", *nodes.nodes)
+    return Relayed(
+        seconds=outcome.seconds,
+        failure=outcome.failure,
+        left=tuple((names[place], why) for place, why in outcome.left),
+        corrupt=tuple(names[place] for place in outcome.corrupt),
+    )

@@ -1,0 +1,246 @@
+"""A relay between processes of this machine: nodes that fail, lie, stall, and strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bundle.transfer import relay_child
+from bundle.transfer.chunks import ChunkFile
+from bundle.transfer.relay import MOST_STRANGERS, RelayAddresses, RelayOutcome, listen
+from bundle.transfer.relay_handshake import HELLO_BYTES, NONCE_BYTES
+from bundle.transfer.relay_process import RelayProcess
+from bundle.transfer.trees import parent
+from tests.support.processes import until
+
+MIB = 1 << 20
+
+
+class Nodes:
+    """A source and nodes that relay its file."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+        self.token = secrets.token_bytes(32)
+        self.places: list[tuple[str, int]] = []
+        self.relays: list[RelayProcess] = []
+        content = os.urandom(size)
+        self.digest = hashlib.sha256(content).hexdigest()
+        (folder / "0").write_bytes(content)
+        self.add(complete=True)
+        self.relays[0].begin(None)
+
+    def add(self, *, complete: bool = False, address: str = "127.0.0.1") -> int:
+        """Start a node, or the source; return its place."""
+        number = len(self.relays)
+        handle = os.open(self.folder / str(number), os.O_RDWR | os.O_CREAT)
+        listener = listen(address)
+        self.places.append(listener.getsockname()[:2])
+        file = ChunkFile(handle, self.size, complete=complete)
+        self.relays.append(RelayProcess(file, self.token, listener))
+        os.close(handle)
+        return number
+
+    def begin(self, *places: int) -> None:
+        """Let nodes begin; all by default."""
+        for place in places or range(1, len(self.relays)):
+            self.relays[place].begin(RelayAddresses(tuple(self.places), place))
+
+    def kill(self, place: int, number: int = signal.SIGKILL) -> None:
+        """Send a node a signal."""
+        os.kill(self.relays[place]._child, number)
+
+    def has(self, place: int) -> int:
+        """The bytes of a node's file so far."""
+        return (self.folder / str(place)).stat().st_size
+
+    def assert_whole(self, place: int) -> RelayOutcome:
+        """Check that a node gets the file; return its outcome."""
+        outcome = self.relays[place].outcome()
+        assert outcome.failure == ""
+        content = (self.folder / str(place)).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == self.digest
+        return outcome
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    """Make a source with some nodes."""
+    made: list[Nodes] = []
+
+    def nodes(count: int, size: int = 3 * MIB + 17) -> Nodes:
+        made.append(Nodes(tmp_path, size))
+        for _ in range(count):
+            made[0].add()
+        return made[0]
+
+    yield nodes
+    for relay in made[0].relays if made else ():
+        relay.end()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
+def test_every_node_gets_the_file(make: Callable[..., Nodes], count: int) -> None:
+    nodes = make(count)
+    nodes.begin()
+    for place in range(1, count + 1):
+        outcome = nodes.assert_whole(place)
+        assert (outcome.left, outcome.corrupt) == ((), ())
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 200_000])
+def test_small_files(make: Callable[..., Nodes], size: int) -> None:
+    nodes = make(3, size)
+    nodes.begin()
+    for place in (1, 2, 3):
+        nodes.assert_whole(place)
+
+
+def test_ipv6(make: Callable[..., Nodes]) -> None:
+    nodes = make(0)
+    nodes.add(address="::1")
+    nodes.add(address="::1")
+    nodes.begin()
+    for place in (1, 2):
+        nodes.assert_whole(place)
+
+
+def test_a_node_that_dies_costs_the_others_nothing_but_a_connection(
+    make: Callable[..., Nodes],
+) -> None:
+    nodes = make(7, 60 * MIB)
+    dying = parent(1, 7, 0)
+    nodes.begin()
+    until(lambda: nodes.has(dying) > 8 * MIB)
+    nodes.kill(dying)
+    for place in set(range(1, 8)) - {dying}:
+        nodes.assert_whole(place)
+
+
+def test_a_node_that_never_listened_is_passed_over(make: Callable[..., Nodes]) -> None:
+    nodes = make(7)
+    missing = parent(1, 7, 0)
+    nodes.kill(missing)
+    nodes.begin(*(place for place in range(1, 8) if place != missing))
+    for place in set(range(1, 8)) - {missing}:
+        nodes.assert_whole(place)
+
+
+def test_a_node_that_stands_still_is_left(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bundle.transfer.relay_parent.SILENT_SECONDS", 1.5)
+    nodes = make(7, 60 * MIB)
+    still = parent(1, 7, 0)
+    nodes.begin()
+    until(lambda: nodes.has(still) > 8 * MIB)
+    nodes.kill(still, signal.SIGSTOP)
+    left = [nodes.assert_whole(place).left for place in set(range(1, 8)) - {still}]
+    assert {place for reasons in left for place, _ in reasons} <= {still}
+    nodes.kill(still, signal.SIGCONT)
+    nodes.assert_whole(still)
+
+
+def test_without_a_source_a_node_gives_up_and_says_why(make: Callable[..., Nodes]) -> None:
+    nodes = make(1)
+    nodes.kill(0)
+    os.waitpid(nodes.relays[0]._child, 0)
+    nodes.begin(1)
+    assert nodes.relays[1].outcome().failure == "0: connection refused"
+
+
+def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liar = parent(1, 7, 0)
+    real, forked = ChunkFile.checksum, os.getpid()
+
+    def lying(file: ChunkFile, tree: int, position: int) -> int:
+        place = os.readlink(f"/proc/self/fd/{file.handle}").rpartition("/")[2]
+        wrong = os.getpid() != forked and place == str(liar) and position == 5
+        return real(file, tree, position) ^ wrong
+
+    monkeypatch.setattr(ChunkFile, "checksum", lying)
+    nodes = make(7, 20 * MIB)
+    nodes.begin()
+    outcomes = {place: nodes.assert_whole(place) for place in range(1, 8)}
+    fed = [place for place in range(1, 8) for tree in (0, 1) if parent(place, 7, tree) == liar]
+    assert {place for place, outcome in outcomes.items() if outcome.corrupt} == set(fed)
+    assert {place for outcome in outcomes.values() for place in outcome.corrupt} == {liar}
+
+
+def test_a_full_disk_fails_one_node_and_no_other(make: Callable[..., Nodes]) -> None:
+    nodes = make(3)
+    nodes.relays[2].end()
+    handle = os.open("/dev/full", os.O_RDWR)  # pwrite: no space left on device
+    listener = listen("127.0.0.1")
+    nodes.places[2] = listener.getsockname()[:2]
+    nodes.relays[2] = RelayProcess(ChunkFile(handle, nodes.size), nodes.token, listener)
+    os.close(handle)
+    nodes.begin()
+    outcome = nodes.relays[2].outcome()
+    assert (outcome.failure, outcome.errno) == ("No space left on device", 28)
+    for place in (1, 3):
+        nodes.assert_whole(place)
+
+
+def strangers(place: tuple[str, int], count: int) -> list[socket.socket]:
+    return [socket.create_connection(place) for _ in range(count)]
+
+
+def test_a_stranger_learns_nothing_and_keeps_nobody_out(make: Callable[..., Nodes]) -> None:
+    nodes = make(3)
+    silent = strangers(nodes.places[0], 2 * MOST_STRANGERS)
+    loud = socket.create_connection(nodes.places[0])
+    loud.settimeout(10)
+    nonce = loud.recv(NONCE_BYTES, socket.MSG_WAITALL)
+    loud.sendall(os.urandom(HELLO_BYTES))
+    assert loud.recv(1) == b""
+    assert len(nonce) == NONCE_BYTES
+    nodes.begin()
+    for place in (1, 2, 3):
+        nodes.assert_whole(place)
+    for connection in (*silent, loud):
+        connection.close()
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then_is_sent_away(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_child, "HANDSHAKE_SECONDS", 1.0)
+    nodes = make(1)
+    [slow] = strangers(nodes.places[0], 1)
+    slow.settimeout(10)
+    slow.recv(NONCE_BYTES, socket.MSG_WAITALL)
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        for _ in range(HELLO_BYTES - 1):
+            slow.sendall(b"x")
+            sent += 1
+            time.sleep(0.1)
+    assert sent < HELLO_BYTES - 1
+    slow.close()
+
+
+def test_a_stranger_can_feed_nothing(make: Callable[..., Nodes]) -> None:
+    """Somebody who listens in a parent's place, and does not know the token."""
+    nodes = make(1)
+    with socket.create_server(("127.0.0.1", 0)) as false_source:
+        true_place, nodes.places[0] = nodes.places[0], false_source.getsockname()[:2]
+        nodes.begin()
+        for _ in range(2):  # one connection for each tree
+            connection, _ = false_source.accept()
+            connection.sendall(os.urandom(NONCE_BYTES) + os.urandom(200))
+            connection.close()
+        assert "does not know this transfer" in nodes.relays[1].outcome().failure
+    assert true_place != nodes.places[0]
+    assert nodes.has(1) == 0
