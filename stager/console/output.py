@@ -110,10 +110,19 @@ class Output:
             print(visible(line), flush=True)
 
     def text(self, text: str) -> None:
-        """Print a command's result that is a file, to the byte."""
+        """Print a command's result that is a file, to the byte.
+
+        Raises:
+            OSError: not all of it could be written.
+        """
         self.stop()
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stream = sys.stdout
+        stream.flush()
+        left = memoryview(text.encode(stream.encoding, stream.errors or "strict"))
+        # Under PYTHONUNBUFFERED a write may take a part only, which the text layer would not say.
+        while left:
+            left = left[stream.buffer.write(left) :]
+        stream.buffer.flush()
 
     def _print_table(self, table: Table) -> None:
         """Print a table on a terminal."""

@@ -15,10 +15,12 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal, get_args
 
 from bundle.protocol.counts import sized
 from bundle.protocol.enumerations import LogMode
@@ -30,6 +32,10 @@ from .regular_files import opened
 from .values import Digest
 
 CHUNK = 1 << 20
+ScratchKind = Literal["lock", "new", "prove", "spool", "wheels"]
+"""The first words of the names of our directories under ``tmp/``."""
+_SCRATCH = re.compile(rf"({'|'.join(get_args(ScratchKind))})-[a-z0-9_]{{8}}")
+"""Their names, see :meth:`Store.scratch`."""
 FEW_INODES = 100
 """A build makes tens of files in the store, not thousands: layers stay packed there."""
 STORE_HINT = (
@@ -113,12 +119,29 @@ class Store:
             # next sweep removes the rest.
             with self._flock(".tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
                 if alone:
-                    remove(self.root / "tmp")
+                    self._sweep()
             yield
 
-    def scratch(self, prefix: str) -> Path:
-        """Make a new directory under ``tmp/``, on the same file system as the final places."""
-        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder("tmp")))
+    def _sweep(self) -> None:
+        """Remove what builds that were killed have left under ``tmp/``, and nothing else there.
+
+        The root may be a directory that had a ``tmp`` of the user's own before.
+        """
+        folder = self.root / "tmp"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for path in list(folder.iterdir()):
+                if _SCRATCH.fullmatch(path.name):
+                    remove(path)
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            folder.rmdir()
+
+    def scratch(self, kind: ScratchKind) -> Path:
+        """Make a new directory under ``tmp/``, on the same file system as the final places.
+
+        Args:
+            kind: its purpose; by its name the next build knows what a killed one has left.
+        """
+        folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self._folder("tmp")))
         self.open_up(folder)  # so that other users of the store can sweep it
         return folder
 

@@ -14,6 +14,7 @@ from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest
 
 from ..config.load import Config
+from ..core.errors import ConfigError
 from ..core.values import Target, Wheel
 from .bytecode import COMPILED
 from .ignore import anchored
@@ -143,12 +144,21 @@ def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
     """Return the patterns of files to leave out of the project.
 
     Assets are layers of their own, and a run's outputs must not make the bundle stale.
+
+    Raises:
+        ConfigError: the project's folder is stager's own as well.
     """
     assets = [str(path) for path in config.assets.paths]
     patterns = [*config.project.exclude, *asset_excludes(assets, folder)]
     for output in config.project.outputs:
         patterns += [f"/{output.rstrip('/')}{suffix}" for suffix in ("", *_OUTPUT_SUFFIXES)]
     for path in own:
+        if path == folder:
+            raise ConfigError(
+                f"the offline root is the project's own folder, {folder}: each bundle would hold "
+                "all earlier ones",
+                hint="name another one with environment.offline-root or $OFFLINE_ROOT",
+            )
         if path.is_relative_to(folder):
             patterns.append(anchored(str(path.relative_to(folder))))
     return patterns

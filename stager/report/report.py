@@ -11,6 +11,7 @@ from bundle.system import permissions
 from ..core.atomic_write import replacing
 from ..core.errors import StagerError
 from ..logs.files import JobFiles
+from ..logs.output_place import output_place
 from .collect import collect
 from .page import page
 
@@ -42,9 +43,10 @@ def report(files: JobFiles, output: Path | None = None) -> Report:
     """
     name = files.folder / f"report.{files.job_id}.html" if files.job_id else Path("report.html")
     path = (name if output is None else output).absolute()
+    place = output_place(path, files, "the report")
     data = collect(files)
     html = page(data).encode("utf-8", "replace")
-    _write(path, html, data.facts.log_mode)
+    _write(place, html, data.facts.log_mode)
     return Report(path=path, job_id=files.job_id, size=len(html))
 
 
@@ -52,16 +54,13 @@ def _write(path: Path, data: bytes, mode: LogMode) -> None:
     """Put a file into its place, all of it at once, for those who may read the job's logs.
 
     Raises:
-        StagerError: it cannot be written, or is something else than a file.
+        StagerError: it cannot be written.
     """
-    final = path.resolve()  # a link stays one, and what it leads to is renewed
-    hint = "name another one with --output"
-    if final.exists() and not final.is_file():
-        raise StagerError(
-            f"{path} is not a regular file, so the report cannot be written there", hint=hint
-        )
     try:
-        with replacing(final, permissions.opener(mode)) as file:
+        with replacing(path, permissions.opener(mode)) as file:
             file.write(data)
     except OSError as exc:
-        raise StagerError(f"{path} cannot be written: {exc.strerror or exc}", hint=hint) from exc
+        raise StagerError(
+            f"{path} cannot be written: {exc.strerror or exc}",
+            hint="name another one with --output",
+        ) from exc

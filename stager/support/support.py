@@ -18,6 +18,7 @@ from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..diagnosis.result import diagnosis_result
 from ..logs.files import JobFiles
+from ..logs.output_place import output_place
 from ..redaction.known_values import KnownValues
 from ..redaction.pseudonyms import Pseudonyms
 from ..redaction.redact import Redactor
@@ -121,11 +122,11 @@ def support(
                 hint="they are kept in $TMPDIR until the archive is written: make sure that it "
                 "has room",
             ) from exc
-        top = gathering.top
-        target = _target(options.output, top)
+        target = _target(options.output, gathering.top)
+        place = output_place(target, files, "the archive")
         return Supported(
             archive=target,
-            size=archive.write(target, top),
+            size=archive.write(place, gathering.top),
             files=len(archive.members),
             redacted=dict(sorted(gathering.redactor.counts.items())),
             left_out=left_out,

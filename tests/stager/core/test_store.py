@@ -136,6 +136,19 @@ with store.lock(), store.publishing(store.layers / 'a') as partial:
     assert (store.layers / "a").read_bytes() == b"whole"
 
 
+def test_what_a_user_had_in_tmp_stays(store: Store) -> None:
+    """An offline root may be a directory that was used for something else before."""
+    mine = store.root / "tmp" / "mine" / "results.csv"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("r")
+    (store.root / "tmp" / "new-notes").write_text("n")
+    left_over = store.scratch("prove")
+    with store.lock():
+        assert not left_over.exists()
+    names = {path.name for path in (store.root / "tmp").iterdir()}
+    assert (names, mine.read_text()) == ({"mine", "new-notes"}, "r")
+
+
 def test_the_lock_keeps_a_second_process_out_until_it_is_free(store: Store) -> None:
     code = """
 print('asking', flush=True)
@@ -155,7 +168,7 @@ with store.lock():
 
 
 def test_the_lock_sweeps_what_a_killed_build_left(store: Store) -> None:
-    old = store.scratch("old")
+    old = store.scratch("spool")
     (old / "part").write_bytes(b"x")
     with store.lock():
         assert not old.exists()

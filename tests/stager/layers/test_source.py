@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stager.config.load import load
+from stager.core.errors import ConfigError
 from stager.core.values import Digest, Target
 from stager.layers import source as layersource
 from stager.layers.source import LayerSource, layer_id, project_sources
@@ -93,3 +94,11 @@ def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
     assert [source.kind for source in sources] == ["project", "trainer"]
     (note,) = notes
     assert note.startswith("nodes/dead -> /nowhere: ")
+
+
+def test_an_offline_root_in_the_projects_own_place_is_refused(tmp_path: Path) -> None:
+    """Each bundle would hold all earlier ones."""
+    (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
+    config = load(tmp_path)
+    with pytest.raises(ConfigError, match="the offline root is the project's own folder"):
+        project_sources(config, (tmp_path, tmp_path / "pylock.toml"))

@@ -1,0 +1,34 @@
+"""The place of a file that a command makes about a job: never one of the job's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..core.errors import StagerError
+from .files import JobFiles
+
+_HINT = "name another one with --output"
+
+
+def output_place(path: Path, files: JobFiles, what: str) -> Path:
+    """Return the path that a file is written to; a link stays one, and its target is renewed.
+
+    Args:
+        path: the path that the user has named.
+        files: the files of the job that the new one is about.
+        what: the new file in a word, as ``the report``.
+
+    Raises:
+        StagerError: a device or a pipe lies there, or one of the job's own files.
+    """
+    place = path.resolve()
+    if place.exists() and not place.is_file():
+        raise StagerError(
+            f"{path} is not a regular file, so {what} cannot be written there", hint=_HINT
+        )
+    own = [*(log.path for log in files.logs), files.events, files.job, files.order]
+    if place in [file.resolve() for file in own]:
+        raise StagerError(
+            f"{path} is one of the files that {what} is made from, and would be lost", hint=_HINT
+        )
+    return place

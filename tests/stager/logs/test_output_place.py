@@ -1,0 +1,46 @@
+"""A file that a command makes about a job does not take the place of the job's own files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import StagerError
+from stager.logs.files import JobFiles, find
+from stager.logs.output_place import output_place
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> JobFiles:
+    """Somebody's logs."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.out").write_text("ValueError: z\n")
+    return find(str(tmp_path / "logs"), tmp_path)
+
+
+def test_a_new_file_an_old_one_and_the_target_of_a_link(tmp_path: Path, files: JobFiles) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to("old")
+    assert output_place(tmp_path / "new", files, "the report") == tmp_path / "new"
+    assert output_place(tmp_path / "old", files, "the report") == tmp_path / "old"
+    assert output_place(tmp_path / "link", files, "the report") == tmp_path / "old"
+
+
+def test_a_device_and_a_pipe_are_refused(tmp_path: Path, files: JobFiles) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(StagerError, match="is not a regular file") as caught:
+            output_place(place, files, "the archive")
+        assert "--output" in caught.value.hint
+
+
+def test_a_log_is_not_overwritten_with_what_is_made_from_it(
+    tmp_path: Path, files: JobFiles
+) -> None:
+    log = tmp_path / "logs" / "rank0.out"
+    (tmp_path / "link").symlink_to(log)
+    for place in (log, tmp_path / "link"):
+        with pytest.raises(StagerError, match="one of the files that the archive is made from"):
+            output_place(place, files, "the archive")
