@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..core.errors import StagerError
@@ -21,13 +22,13 @@ def output_place(path: Path, files: JobFiles, what: str) -> Path:
     Raises:
         StagerError: a device or a pipe lies there, or one of the job's own files.
     """
-    place = path.resolve()
+    place = Path(os.path.realpath(path))  # unlike resolve(), it takes a loop of links as it is
     if place.exists() and not place.is_file():
         raise StagerError(
             f"{path} is not a regular file, so {what} cannot be written there", hint=_HINT
         )
     own = [*(log.path for log in files.logs), files.events, files.job, files.order]
-    if place in [file.resolve() for file in own]:
+    if str(place) in map(os.path.realpath, own):
         raise StagerError(
             f"{path} is one of the files that {what} is made from, and would be lost", hint=_HINT
         )

@@ -44,3 +44,10 @@ def test_a_log_is_not_overwritten_with_what_is_made_from_it(
     for place in (log, tmp_path / "link"):
         with pytest.raises(StagerError, match="one of the files that the archive is made from"):
             output_place(place, files, "the archive")
+
+
+def test_a_loop_of_links_among_the_job_s_files_is_no_obstacle(
+    tmp_path: Path, files: JobFiles
+) -> None:
+    files.events.symlink_to(files.events.name)
+    assert output_place(tmp_path / "new", files, "the report") == tmp_path / "new"
