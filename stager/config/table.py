@@ -93,6 +93,13 @@ class Table:
 
 def describe(value: object) -> str:
     """Return a TOML value in words: its type, and the value itself if it is short."""
+    try:
+        return _described(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number of thousands of digits"
+
+
+def _described(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
