@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .regular_files import bytes_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,7 +42,7 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not UTF-8, or is not TOML; says file, line, column.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = bytes_of(path).decode("utf-8")
     except OSError as exc:
         raise ConfigError(
             f"cannot read {path}: {exc.strerror or exc}", hint="check the path and its permissions"
