@@ -269,6 +269,27 @@ def test_a_value_out_of_range(tmp_path: Path, table: str, key: str, value: objec
     assert ", allowed: " in line
 
 
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("environment", "offline-root", "/tmp/\0"),
+        ("environment", "requirements", ["numpy", "a\0b.txt"]),
+        ("environment", "constraints", ["a\0b.txt"]),
+        ("project", "path", "a\0b"),
+        ("project", "command", ["train.py", "\0"]),
+        ("cluster", "node-root", "/tmp/\0"),
+        ("cluster", "partition", "a\0b"),
+        ("launch", "interface", {"node\0": "eth0"}),
+    ],
+)
+def test_a_nul_character_is_refused_in_every_string(
+    tmp_path: Path, table: str, key: str, value: object
+) -> None:
+    (line,) = problems({table: {key: value}}, tmp_path)
+    assert line.startswith(f"{table}.{key}: found ")
+    assert line.endswith(", with a NUL character in it; remove that")
+
+
 def test_a_number_too_long_to_write_out_is_an_ordinary_problem(tmp_path: Path) -> None:
     (line,) = problems({"cluster": {"nodes": 1 << 60_000}}, tmp_path)
     assert line == f"cluster.nodes: found a number of thousands of digits, {NODES}"
