@@ -290,6 +290,18 @@ def test_a_nul_character_is_refused_in_every_string(
     assert line.endswith(", with a NUL character in it; remove that")
 
 
+def test_a_name_too_long_for_the_files_it_names_is_refused(tmp_path: Path) -> None:
+    (line,) = problems({"project": {"name": "n" * 101}}, tmp_path)
+    assert line.startswith("project.name: found the string 'nnn")
+    assert "allowed: up to 100 letters" in line
+
+
+def test_a_long_folder_gives_a_short_name(tmp_path: Path) -> None:
+    root = tmp_path / ("f" * 250)
+    data = {"environment": {"requirements": []}}
+    assert load.parse(data, root=root, source=root / "stager.toml").name == "f" * 100
+
+
 def test_a_number_too_long_to_write_out_is_an_ordinary_problem(tmp_path: Path) -> None:
     (line,) = problems({"cluster": {"nodes": 1 << 60_000}}, tmp_path)
     assert line == f"cluster.nodes: found a number of thousands of digits, {NODES}"
