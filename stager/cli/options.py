@@ -241,15 +241,18 @@ def job_options(
     from ..slurm.request import ALLOCATIONS
 
     name = checks.matching(checks.VARIABLE)
-    nodes = 'a node list without blanks, as in "node02,node[05-07]"'
+    nodes = f"N or MIN:MAX, from 1 to {checks.MOST}"
+    excluded = 'a node list without blanks, as in "node02,node[05-07]"'
     batch.check()
     return JobOptions(
-        nodes=_checked(checks.node_range, slurm.nodes, "--nodes", "N or MIN:MAX, 1 or more"),
+        nodes=_checked(checks.node_range, slurm.nodes, "--nodes", nodes),
         partition=_checked(checks.word, slurm.partition, "--partition", "one word"),
         time=_checked(checks.slurm_time, slurm.time, "--time", "minutes, 00:30:00, 1-12:00"),
-        exclude=_checked(checks.node_list, slurm.exclude, "--exclude", nodes),
+        exclude=_checked(checks.node_list, slurm.exclude, "--exclude", excluded),
         account=_checked(checks.word, slurm.account, "--account", "one word"),
-        nproc_per_node=launch.nproc_per_node,
+        nproc_per_node=_checked(
+            checks.whole(1), launch.nproc_per_node, "--nproc-per-node", checks.COUNT
+        ),
         launcher=member_of(Launcher, launch.launcher, "--launcher"),
         backend=member_of(Backend, launch.backend, "--backend"),
         interface=_checked(
@@ -257,7 +260,7 @@ def job_options(
         ),
         stage=member_of(Stage, launch.stage, "--stage"),
         transfer=member_of(TransferWay, launch.transfer, "--transfer"),
-        min_nodes=launch.min_nodes,
+        min_nodes=_checked(checks.whole(1), launch.min_nodes, "--min-nodes", checks.COUNT),
         log_dir=launch.log_dir,
         pass_env=_each(name, launch.pass_env, "--pass-env", "a name, without a value"),
         container_image=_checked(
@@ -336,15 +339,17 @@ def member_of(kind: type[EnumT], text: str | None, option: str) -> EnumT | None:
     return None if chosen is None else kind(chosen)
 
 
-def _checked(check: Callable[[object], T], text: str | None, option: str, allowed: str) -> T | None:
+def _checked(
+    check: Callable[[object], T], value: str | int | None, option: str, allowed: str
+) -> T | None:
     """Return an option's value, read as the same key of the settings is."""
-    if text is None:
+    if value is None:
         return None
     try:
-        return check(text)
+        return check(value)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} cannot be used, allowed: {allowed}", param_hint=option
+            f"{value!r} cannot be used, allowed: {allowed}", param_hint=option
         ) from None
 
 

@@ -20,6 +20,11 @@ EnumT = TypeVar("EnumT", bound=TextEnum)
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 """The name of an environment variable, as a regular expression."""
 
+MOST = 65_535
+"""Most nodes, CPUs, ranks, restarts or seconds: Slurm has 16 bits for the CPUs of a task."""
+COUNT = f"a whole number from 1 to {MOST}"
+"""The values that ``whole(1)`` allows, in words."""
+
 # The forms sbatch(1) documents for --time.
 _TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+")
 _NODE_RANGE = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
@@ -85,10 +90,12 @@ def member_of(kind: type[EnumT]) -> Callable[[object], EnumT]:
 
 
 def whole(least: int) -> Callable[[object], int]:
-    """A whole number, not below ``least``; true and false are not numbers."""
+    """A whole number from ``least`` to ``MOST``; true and false are not numbers."""
 
     def number(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError
+        if not least <= value <= MOST:
             raise ValueError
         return value
 
@@ -115,16 +122,16 @@ def node_range(value: object) -> tuple[int, int]:
     if not match:
         raise ValueError
     least, most = int(match[1]), int(match[2] or match[1])
-    if not 1 <= least <= most:
+    if not 1 <= least <= most <= MOST:
         raise ValueError
     return least, most
 
 
 def gpus(value: object) -> str:
     """GPUs of one node: a number, or a type and a number, as Slurm's --gpus-per-node has them."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return str(value)
-    return matching(r"([\w.-]+:)?[1-9]\d*")(value)
+    if isinstance(value, int):
+        return str(whole(1)(value))
+    return matching(r"([\w.-]+:)?[1-9]\d{0,4}")(value)
 
 
 def mount(value: object) -> str:

@@ -48,7 +48,7 @@ class ClusterConfig:
 
 def cluster(table: Table) -> ClusterConfig:
     """Read the table; problems are noted in it."""
-    count = "a whole number, 1 or more"
+    count = checks.COUNT
     nodes = table.take("nodes", (1, 1), checks.node_range, f'{count}, or "MIN:MAX" in quotes')
     min_nodes = table.take("min-nodes", None, checks.whole(1), count)
     if min_nodes is not None and min_nodes > nodes[1]:
@@ -58,9 +58,7 @@ def cluster(table: Table) -> ClusterConfig:
         min_nodes=min_nodes,
         partition=table.take("partition", None, checks.word, "the name of a partition"),
         cpus_per_task=table.take("cpus-per-task", None, checks.whole(1), count),
-        gpus_per_node=table.take(
-            "gpus-per-node", None, checks.gpus, 'a whole number, 1 or more, or "TYPE:NUMBER"'
-        ),
+        gpus_per_node=table.take("gpus-per-node", None, checks.gpus, f'{count}, or "TYPE:NUMBER"'),
         time=table.take(
             "time", None, checks.slurm_time, 'a time limit, for example "00:30:00" or "1-12:00"'
         ),

@@ -37,7 +37,7 @@ class LaunchConfig:
 
 def launch(table: Table) -> LaunchConfig:
     """Read the table; problems are noted in it."""
-    count = 'a whole number, 1 or more, or "auto"'
+    count = f'{checks.COUNT}, or "auto"'
     return LaunchConfig(
         nproc_per_node=table.take("nproc-per-node", None, checks.whole_or_auto(1), count),
         launcher=table.take(
@@ -53,10 +53,10 @@ def launch(table: Table) -> LaunchConfig:
             '"auto", a name like "ens1f1", or a table { "node0[1-3]" = "ens1f1" }',
         ),
         omp_num_threads=table.take("omp-num-threads", None, checks.whole_or_auto(1), count),
-        max_restarts=table.take("max-restarts", 0, checks.whole(0), "a whole number, 0 or more"),
-        grace_seconds=table.take(
-            "grace-seconds", GRACE_SECONDS, checks.whole(1), "a whole number, 1 or more"
+        max_restarts=table.take(
+            "max-restarts", 0, checks.whole(0), f"a whole number from 0 to {checks.MOST}"
         ),
+        grace_seconds=table.take("grace-seconds", GRACE_SECONDS, checks.whole(1), checks.COUNT),
         pass_env=table.take(
             "pass-env",
             (),

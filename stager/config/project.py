@@ -9,6 +9,9 @@ from pathlib import Path
 from . import checks
 from .table import Table
 
+_LONGEST_NAME = 100
+"""A file's name has 255 bytes; a log's also has the job's id, a node's name and a task's number."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectConfig:
@@ -38,12 +41,13 @@ class AssetsConfig:
 
 def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
     """Read ``[project]``: the name, and the rest; problems are noted in the table."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", root.name).strip("-._") or "project"
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", root.name).strip("-._")[:_LONGEST_NAME] or "project"
     name = table.take(
         "name",
         safe,
-        checks.matching(r"[A-Za-z0-9][A-Za-z0-9._-]*"),
-        "letters, digits, dot, dash and underscore, a letter or digit first",
+        checks.matching(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}"),
+        f"up to {_LONGEST_NAME} letters, digits, dots, dashes and underscores, a letter or digit "
+        "first, since files are named by it",
     )
     strings = "a list of strings"
     return name, ProjectConfig(

@@ -40,6 +40,9 @@ class Table:
         if key not in self._data:
             return default
         value = self._data[key]
+        if _has_nul(value):
+            self.problem(key, f"found {describe(value)}, with a NUL character in it; remove that")
+            return default
         try:
             return check(value)
         except ValueError:
@@ -93,6 +96,13 @@ class Table:
 
 def describe(value: object) -> str:
     """Return a TOML value in words: its type, and the value itself if it is short."""
+    try:
+        return _described(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number of thousands of digits"
+
+
+def _described(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -104,6 +114,15 @@ def describe(value: object) -> str:
     if isinstance(value, Mapping):
         return "a table"
     return f"the list {value!r}" if len(repr(value)) < 60 else "a list"
+
+
+def _has_nul(value: object) -> bool:
+    """Return whether any string of a value has a NUL in it; no path and no argument can."""
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, Mapping):
+        return any(_has_nul(item) for pair in value.items() for item in pair)
+    return isinstance(value, list) and any(map(_has_nul, value))
 
 
 def _suggestion(path: str, known: list[str]) -> str:

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .regular_files import bytes_of
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
+_BYTE_ORDER_MARK = "\ufeff"
+"""Some editors write it in front of a file; the standard's parser refuses it."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _POSITION = re.compile(r"\s*\(at (line \d+, column \d+|end of document)\)")
 _ESCAPES = {
@@ -41,7 +44,7 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not UTF-8, or is not TOML; says file, line, column.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = bytes_of(path).decode("utf-8")
     except OSError as exc:
         raise ConfigError(
             f"cannot read {path}: {exc.strerror or exc}", hint="check the path and its permissions"
@@ -60,7 +63,7 @@ def loads(text: str, source: Path) -> dict[str, Any]:
         ConfigError: the text is not TOML; says file, line and column.
     """
     try:
-        data: dict[str, Any] = tomllib.loads(text)
+        data: dict[str, Any] = tomllib.loads(text.removeprefix(_BYTE_ORDER_MARK))
     except tomllib.TOMLDecodeError as exc:
         message = str(exc)
         position = _POSITION.search(message)
@@ -68,6 +71,15 @@ def loads(text: str, source: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{source}: {place}: {_POSITION.sub('', message)}",
             hint="the file is not valid TOML; strings need quotes, lists need brackets",
+        ) from exc
+    except RecursionError as exc:
+        raise ConfigError(
+            f"{source}: lists or tables lie too deep within each other",
+            hint="look for a bracket or brace that was repeated by mistake",
+        ) from exc
+    except ValueError as exc:  # a number of more than 4300 digits, a date that does not exist
+        raise ConfigError(
+            f"{source}: a value cannot be used: {exc}", hint="correct the number or the date"
         ) from exc
     return data
 

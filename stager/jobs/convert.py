@@ -14,6 +14,7 @@ from pathlib import PurePath
 
 from bundle.protocol.enumerations import Backend
 
+from ..config import checks
 from ..core.errors import ConfigError
 from . import launcher_options
 from .option_scan import Given, notes_on, scan
@@ -22,6 +23,7 @@ _PYTHON = re.compile(r"python(w|\d(\.\d+)?t?)?$")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _OLD_TORCHRUN = "torch.distributed.launch"
 _ACCELERATE = "accelerate launch"
+_MOST_DIGITS = len(str(checks.MOST))
 _ACCELERATE_VARIABLES = {
     "mixed-precision": "ACCELERATE_MIXED_PRECISION",
     "dynamo-backend": "ACCELERATE_DYNAMO_BACKEND",
@@ -232,14 +234,20 @@ def _number(program: str, name: str, given: Mapping[str, str]) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal()):
-        raise ConfigError(f"{program} --{name} {text}: not a whole number")
-    return int(text)
+    return _whole(program, name, text, 0)
 
 
 def _positive(program: str, name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ConfigError(f"{program} --{name} {text}: not a number of 1 or more")
+    return _whole(program, name, text, 1)
+
+
+def _whole(program: str, name: str, text: str, least: int) -> int:
+    """Return a number that the same key of the settings may have."""
+    digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    if not (digits and least <= int(text) <= checks.MOST):
+        raise ConfigError(
+            f"{program} --{name} {text}: not a whole number from {least} to {checks.MOST}"
+        )
     return int(text)
 
 

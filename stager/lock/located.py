@@ -213,7 +213,9 @@ def _unusable(path: Path, place: str) -> str:
             f"{place} has neither pyproject.toml nor setup.py, so it cannot be installed; "
             "ship plain folders as [project] or [assets] paths"
         )
-    if path.is_file() and not path.name.endswith(ARCHIVES):
+    if not path.is_file():
+        return f"{place} is not a regular file, but a pipe, a socket or a device; name a file"
+    if not path.name.endswith(ARCHIVES):
         remedy = foreign_files.remedy(path.name)
         return f"{place} is neither a wheel nor an sdist; {remedy}"
     return ""

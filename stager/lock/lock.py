@@ -110,7 +110,7 @@ def read_lock(path: Path, target: Target) -> Lock:
     """
     if not path.is_file():
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
-    data = toml.read(path)
+    data = _parsed(path)
     metadata = _metadata(data)
     spec_digest = None
     if metadata:
@@ -282,9 +282,18 @@ def _resolve(
     return files
 
 
+def _parsed(path: Path) -> dict[str, Any]:
+    """Parse a lock, which a person does not mend by hand where it is not TOML."""
+    try:
+        return toml.read(path)
+    except ConfigError as exc:
+        remedy = "run `stager lock` to make the lock again, or the tool that wrote it"
+        raise ConfigError(exc.message, hint=f"{exc.hint}; {remedy}") from exc
+
+
 def _supplied(path: Path, request: ResolveRequest) -> list[ResolvedFile]:
     """Return the files of a lock that the user supplied."""
-    data = toml.read(path)
+    data = _parsed(path)
     files, unavailable = select(data, request.target, base=path.parent, source=str(path))
     if unavailable:
         raise _no_file(path, request.target, unavailable_lines(unavailable, request))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import foreign_files
+from ..core.regular_files import bytes_of
 from . import pyproject
 from .indexes import Indexes
 from .pyproject import PyprojectReader
@@ -137,11 +138,15 @@ class RequirementReader:
             self.problems.append(f"{origin}: {shown} is not a requirement file; {remedy}")
             return None
         try:
-            return path.read_text(encoding="utf-8-sig")
+            text = bytes_of(path).decode("utf-8-sig")
         except OSError as exc:
             self.problems.append(f"{origin}: cannot read {shown}: {exc.strerror}")
         except UnicodeDecodeError:
             self.problems.append(f"{origin}: cannot read {shown}: not UTF-8")
+        else:
+            if "\0" not in text:
+                return text
+            self.problems.append(f"{origin}: {shown} has a NUL character, so it is not a text file")
         return None
 
     def _add_source(self, path: Path) -> None:

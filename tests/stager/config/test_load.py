@@ -182,7 +182,7 @@ def test_a_time_without_quotes_is_a_time(tmp_path: Path) -> None:
 # --- problems -------------------------------------------------------------------------------------
 
 
-COUNT = "allowed: a whole number, 1 or more"
+COUNT = "allowed: a whole number from 1 to 65535"
 NODES = f'{COUNT}, or "MIN:MAX" in quotes'
 STRINGS = 'allowed: a list of strings, for example ["requirements.txt"]'
 PRUNED = 'allowed: a list of "headers" and "tests"'
@@ -201,6 +201,9 @@ PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
         ("cluster", "nodes", True, f"found true, {NODES}"),
         ("cluster", "nodes", "4:2", f"found the string '4:2', {NODES}"),
         ("cluster", "cpus-per-task", 0, f"found the number 0, {COUNT}"),
+        ("cluster", "nodes", 65_536, f"found the number 65536, {NODES}"),
+        ("cluster", "nodes", 10**26, f"found the number {10**26}, {NODES}"),
+        ("cluster", "nodes", "1:65536", f"found the string '1:65536', {NODES}"),
         ("cluster", "min-nodes", 2, "found 2, which is more than cluster.nodes"),
         ("environment", "python", 3.1, f"found the number 3.1, {PYTHON}"),
         ("environment", "requirements", "numpy", f"found the string 'numpy', {STRINGS}"),
@@ -240,6 +243,14 @@ def test_a_wrong_table(tmp_path: Path) -> None:
         ("cluster", "stage", "sometimes"),
         ("cluster", "gpus-per-node", "a100:0"),
         ("cluster", "gpus-per-node", True),
+        ("cluster", "gpus-per-node", 100_000),
+        ("cluster", "gpus-per-node", "a100:100000"),
+        ("cluster", "min-nodes", 100_000),
+        ("cluster", "cpus-per-task", 100_000),
+        ("launch", "nproc-per-node", 100_000),
+        ("launch", "omp-num-threads", 100_000),
+        ("launch", "max-restarts", 10**21),
+        ("launch", "grace-seconds", 100_000),
         ("cluster", "container-mounts", ["/scratch"]),
         ("launch", "pass-env", ["HF_TOKEN=secret"]),
         ("cluster", "node-root", "relative/path"),
@@ -256,6 +267,44 @@ def test_a_value_out_of_range(tmp_path: Path, table: str, key: str, value: objec
     (line,) = problems({table: {key: value}}, tmp_path)
     assert line.startswith(f"{table}.{key}: found ")
     assert ", allowed: " in line
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("environment", "offline-root", "/tmp/\0"),
+        ("environment", "requirements", ["numpy", "a\0b.txt"]),
+        ("environment", "constraints", ["a\0b.txt"]),
+        ("project", "path", "a\0b"),
+        ("project", "command", ["train.py", "\0"]),
+        ("cluster", "node-root", "/tmp/\0"),
+        ("cluster", "partition", "a\0b"),
+        ("launch", "interface", {"node\0": "eth0"}),
+    ],
+)
+def test_a_nul_character_is_refused_in_every_string(
+    tmp_path: Path, table: str, key: str, value: object
+) -> None:
+    (line,) = problems({table: {key: value}}, tmp_path)
+    assert line.startswith(f"{table}.{key}: found ")
+    assert line.endswith(", with a NUL character in it; remove that")
+
+
+def test_a_name_too_long_for_the_files_it_names_is_refused(tmp_path: Path) -> None:
+    (line,) = problems({"project": {"name": "n" * 101}}, tmp_path)
+    assert line.startswith("project.name: found the string 'nnn")
+    assert "allowed: up to 100 letters" in line
+
+
+def test_a_long_folder_gives_a_short_name(tmp_path: Path) -> None:
+    root = tmp_path / ("f" * 250)
+    data = {"environment": {"requirements": []}}
+    assert load.parse(data, root=root, source=root / "stager.toml").name == "f" * 100
+
+
+def test_a_number_too_long_to_write_out_is_an_ordinary_problem(tmp_path: Path) -> None:
+    (line,) = problems({"cluster": {"nodes": 1 << 60_000}}, tmp_path)
+    assert line == f"cluster.nodes: found a number of thousands of digits, {NODES}"
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import datetime
+import os
 import sys
 from pathlib import Path
 
@@ -64,6 +65,33 @@ def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
     path.write_bytes(b'a = "\xff"\n')
     with pytest.raises(ConfigError, match="byte 5 is not UTF-8"):
         toml.read(path)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 3000 + "]" * 3000, "a = " + "{b=" * 3000])
+def test_brackets_that_are_too_deep_are_an_ordinary_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="too deep within each other") as caught:
+        toml.read(path)
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_number_of_too_many_digits_is_an_ordinary_error() -> None:
+    with pytest.raises(ConfigError, match=r"x\.toml: a value cannot be used: Exceeds the limit"):
+        toml.loads("a = " + "9" * 5000, Path("x.toml"))
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbfa = 1\n")
+    assert toml.read(path) == {"a": 1}
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ConfigError, match=r"cannot read .*pipe\.toml: is not a regular file"):
+        toml.read(tmp_path / "pipe.toml")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

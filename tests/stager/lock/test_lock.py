@@ -714,6 +714,14 @@ def test_a_lock_that_cannot_be_used(tmp_path: Path, text: str, expected: str) ->
     assert str(path) in caught.value.message
 
 
+def test_a_lock_that_is_not_toml_is_to_be_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "pylock.toml"
+    path.write_text("garbage\n")
+    with pytest.raises(ConfigError, match=r"pylock\.toml: line 1") as caught:
+        read_lock(path, HERE)
+    assert "run `stager lock` to make the lock again" in caught.value.hint
+
+
 def test_no_lock(tmp_path: Path) -> None:
     with pytest.raises(ResolveError, match="no lock at") as caught:
         read_lock(tmp_path / "pylock.toml", HERE)

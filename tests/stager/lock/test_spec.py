@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 import subprocess
@@ -109,6 +110,41 @@ def test_a_requirement_file_as_pip_reads_it(
         "nested.txt",
         "last.txt",
     ]
+
+
+def test_a_pipe_as_a_requirement_file_is_refused_at_once(ask: Ask, root: Path) -> None:
+    os.mkfifo(root / "pipe.txt")
+    why = "cannot read pipe.txt: is not a regular file"
+    assert problems(ask, "pipe.txt") == (f"environment.requirements: {why}",)
+    assert problems(ask, "numpy", constraints=["pipe.txt"]) == (f"environment.constraints: {why}",)
+
+
+def test_a_pipe_in_an_included_file_is_refused_with_its_line(ask: Ask, root: Path) -> None:
+    os.mkfifo(root / "pipe.txt")
+    write(root, "list.in", "-r pipe.txt\n-c pipe.txt\n")
+    assert problems(ask, "list.in") == (
+        "list.in:1: cannot read pipe.txt: is not a regular file",
+        "list.in:2: cannot read pipe.txt: is not a regular file",
+    )
+
+
+def test_a_pipe_in_place_of_pyproject_is_refused(ask: Ask, root: Path) -> None:
+    os.mkfifo(root / "pyproject.toml")
+    (line,) = problems(ask, "pyproject.toml")
+    assert line.endswith("pyproject.toml: is not a regular file")
+
+
+def test_a_device_as_a_package_is_refused(ask: Ask) -> None:
+    (line,) = problems(ask, "/dev/zero")
+    assert line.startswith("environment.requirements: /dev/zero is not a regular file, but a pipe")
+
+
+def test_a_requirement_file_with_a_nul_character_is_refused(ask: Ask, root: Path) -> None:
+    write(root, "binary.txt", "numpy\0\n")
+    (line,) = problems(ask, "binary.txt")
+    assert line == (
+        "environment.requirements: binary.txt has a NUL character, so it is not a text file"
+    )
 
 
 def test_index_options(ask: Ask, root: Path) -> None:
