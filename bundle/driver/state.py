@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, TypeVar
@@ -17,6 +18,7 @@ from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import AgentRequest, CollectRequest
+from ..redaction.known_values import SecretMask
 from ..transfer.plan import Plan
 from . import event_lines
 from .joined_answers import joined
@@ -80,12 +82,15 @@ class State:
     """The last event, as far as the phases have come; each replaces what it has found out."""
     output: OutputLogs = field(init=False)
     """The way of the ranks' output into the logs."""
+    _mask: SecretMask = field(init=False)
+    """The secrets that no event may have."""
     _late: dict[str, int] = field(default_factory=dict)
     """Nodes whose ranks did not end, and the seconds since others had ended."""
 
     def __post_init__(self) -> None:
-        """Let the output of ranks go into the job's logs."""
+        """Let the output of ranks go into the job's logs, and its secrets into no event."""
         self.output = OutputLogs(self.logs)
+        self._mask = SecretMask(os.environ, self.job.launch.pass_env)
 
     @property
     def has_transport(self) -> bool:
@@ -99,7 +104,7 @@ class State:
 
     def emit(self, event: DriverEvent) -> None:
         """Print an event of the driver, and keep it."""
-        event_lines.keep(self.job, self.logs, event.to_json())
+        self._keep(event.to_json())
 
     def note(self, text: str, *, warning: bool = False) -> None:
         """Emit a remark for the user."""
@@ -108,13 +113,17 @@ class State:
     def take(self, phase: str, event: Event) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
         if not isinstance(event, RankOutput):
-            event_lines.keep(self.job, self.logs, {"phase": phase, **event.to_json()})
+            self._keep({"phase": phase, **event.to_json()})
             return
         task = self.first_task(event.node) if event.rank is None else event.rank
         self.output.write(event, task)
         head = self._is_from_head(event)
         if head or self.job.show_all:  # else nobody would look at it
             event_lines.show(self.job, phase, event, head=head)
+
+    def _keep(self, event: Mapping[str, object]) -> None:
+        """Print and keep an event; the end of a rank's output in it may have a secret."""
+        event_lines.keep(self.job, self.logs, self._mask.without_secrets(event))
 
     def _is_from_head(self, event: RankOutput) -> bool:
         """Return whether output is the first node's: that of the first ranks, where they move.

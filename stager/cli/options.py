@@ -25,10 +25,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 EnumT = TypeVar("EnumT", bound=TextEnum)
 
+
+def path_option(text: str) -> Path:
+    """Return an option's value as a path; an empty one is a usage error, not this folder."""
+    if not text:
+        raise typer.BadParameter("it is empty: is a shell variable unset?")
+    return Path(text)
+
+
 RESOLVERS = ("auto", "uv", "pip-tools")
 
 LogDir = Annotated[
-    Path | None, typer.Option("--log-dir", metavar="DIR", help="Default: ~/slurm_logs.")
+    Path | None,
+    typer.Option("--log-dir", metavar="DIR", parser=path_option, help="Default: ~/slurm_logs."),
 ]
 NprocPerNode = Annotated[
     int | None, typer.Option("--nproc-per-node", metavar="N", min=1, help="Ranks on each node.")
@@ -40,7 +49,12 @@ Resolver = Annotated[str, typer.Option(metavar="NAME", help="auto, uv or pip-too
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 Bundle = Annotated[
     Path | None,
-    typer.Option("--bundle", metavar="FILE", help="The bundle; default: the project's newest."),
+    typer.Option(
+        "--bundle",
+        metavar="FILE",
+        parser=path_option,
+        help="The bundle; default: the project's newest.",
+    ),
 ]
 BundleId = Annotated[
     str | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, chosen_files
+from .options import JobArgument, LogDir, Talk, chosen_files, path_option
 from .program import app, boundary
 
 
@@ -21,7 +21,11 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="Default: report.JOB.html beside the logs."
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=path_option,
+            help="Default: report.JOB.html beside the logs.",
         ),
     ] = None,
     talk: Talk,

@@ -13,7 +13,7 @@ from bundle.protocol.counts import counted
 
 from ..support import LOG_BYTES
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, chosen_files
+from .options import JobArgument, LogDir, Talk, chosen_files, path_option
 from .program import app, boundary
 
 if TYPE_CHECKING:
@@ -32,7 +32,11 @@ class PackFlags:
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="Default: stager-support-JOB.tar.gz here."
+            "-o",
+            "--output",
+            metavar="FILE",
+            parser=path_option,
+            help="Default: stager-support-JOB.tar.gz here.",
         ),
     ] = None
     max_log_bytes: Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bundle.protocol.codec import encode
 
 from ..core.errors import CommandFailure, StagerError
-from ..core.printable import visible
+from ..core.printable import in_one_line, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -105,9 +105,9 @@ class Output:
         """Print a line of a command's result; to standard error while JSON owns standard output."""
         self.stop()
         if self.as_json:
-            self.say(line)
+            self.say(in_one_line(line))
         else:
-            print(visible(line), flush=True)
+            print(in_one_line(line), flush=True)
 
     def text(self, text: str) -> None:
         """Print a command's result that is a file, to the byte.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.printable import visible
+from ..core.printable import in_one_line
 from .job_result import Console
 
 
@@ -15,4 +15,4 @@ class Recorder(Console):
 
     def data(self, line: str) -> None:
         """Keep a line."""
-        self.recorded.append(visible(line))
+        self.recorded.append(in_one_line(line))

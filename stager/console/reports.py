@@ -56,7 +56,8 @@ class Reports(Output):
 
     def planned(self, job: PlannedJob) -> None:
         """Show what ``--dry-run`` would ask of Slurm, outside of an allocation."""
-        self.data(shlex.join(job.argv))
+        for line in shlex.join(job.argv).split("\n"):  # to be pasted as it is
+            self.data(line)
         self.expected(encode(job.forecast))
         self.say(
             f"nothing was requested from Slurm; at most {sized(job.bytes_at_most)} would be sent: "

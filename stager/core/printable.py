@@ -28,5 +28,10 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(_escape, _COLOUR.sub("", text))
 
 
+def in_one_line(text: str) -> str:
+    r"""Return a text like :func:`visible`, with line feeds, too, as ``\n``: for names of files."""
+    return visible(text).replace("\n", r"\n")
+
+
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")

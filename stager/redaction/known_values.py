@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bundle.redaction.known_values import worth_hiding
+
 from .spans import end_of
 from .values import looks_random
 
@@ -29,24 +31,11 @@ _PIECE = 512
 """Letters that are looked for together; a longer value is taken to pieces."""
 _MAX_LETTERS = 1 << 14
 """Letters of a value that are looked for at all."""
-_MIN_BYTES = 5
-_MIN_DIFFERENT = 3
-_MIN_DIGITS = 6
-"""A number of fewer digits is too common."""
-_ORDINARY = frozenset(
-    b"true false none null basic bearer token password secret default changeme admin root user "
-    b"test local munge kerberos digest empty enabled disabled required".split()
-)
 
 
 def worth_looking_for(value: bytes) -> bool:
     """Return whether a value can be looked for without finding half of the text."""
-    bare = value.strip()
-    if len(bare) < _MIN_BYTES or bare.lower() in _ORDINARY:
-        return False
-    if bare.isdigit() and len(bare) < _MIN_DIGITS:
-        return False
-    return len(set(bare)) >= _MIN_DIFFERENT
+    return worth_hiding(value.decode("latin-1"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,6 +158,11 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["run", "--exclude", "n1 n2"], "--exclude"),
         (["run", "--container-mounts", "/scratch"], "--container-mounts"),
         (["verify", "--wait"], "--batch"),
+        (["run", "--log-dir", ""], "'--log-dir': it is empty"),
+        (["logs", "--log-dir="], "'--log-dir': it is empty"),
+        (["run", "--bundle", ""], "'--bundle': it is empty"),
+        (["report", "-o", ""], "it is empty"),
+        (["support", "-o", ""], "it is empty"),
         (["verify", "--interface", "an-interface-with-a-long-name"], "--interface"),
     ],
 )

@@ -374,3 +374,26 @@ def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job) -> 
     assert log.read_bytes() == b"half a line\ntorchrun's\nend"
     pieces = Path(job.log_dir, "order.4711.tsv").read_text().splitlines()
     assert sum(int(line.split("\t")[3]) for line in pieces) == log.stat().st_size
+
+
+def test_no_event_has_a_passed_secret(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank printed it: its own log has every byte, the events have not."""
+    monkeypatch.setenv("MINE", "SEKRITENV789abc")
+    state = state_of(replace(job, launch=replace(job.launch, pass_env=("MINE",))))
+    printed = "ValueError: SEKRITENV789abc"
+    failure = FailureRecord("n1", 0, 1, 1.0, message=printed, lines=(printed,))
+    state.take("launch", RankOutput(node="n1", rank=0, data=f"{printed}\n".encode()))
+    state.take("launch", LaunchAnswer(node="n1", ok=False, failures=(failure,), tail=(printed,)))
+    state.emit(replace(state.result, failures=(failure,), tails={"n1": (printed,)}))
+    folder = Path(job.log_dir)
+    kept = (folder / f"events.{job.id}.jsonl").read_text()
+    assert "SEKRIT" not in kept
+    assert kept.count("ValueError: ***") == 6
+    assert [path.name for path in folder.iterdir() if b"SEKRIT" in path.read_bytes()] == [
+        f"{job.name}.{job.id}.n1.0.out"
+    ]
+    shown, *events = capsys.readouterr().out.splitlines()
+    assert printed in shown
+    assert "SEKRIT" not in "".join(events)

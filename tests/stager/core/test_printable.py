@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 
 from stager.console.job_result import Console
 from stager.console.node_table import node_table
-from stager.core.printable import TURNING, visible
+from stager.core.printable import TURNING, in_one_line, visible
 from stager.jobs.summary import NodeCheck
 from stager.report.page import shown
 from tests.support.building import STAGER
@@ -42,6 +42,18 @@ SHOWN = r"ValueError: \x1b]52;c;ZWNobw==\x07\x1b[2J\x9b5i\x07\u202egpj.exe\u2066
 def test_what_cannot_be_seen_is_written_out(text: str, shown: str) -> None:
     assert visible(text) == shown
     assert visible(shown) == shown
+
+
+def test_a_name_stays_in_one_line() -> None:
+    assert in_one_line("d/x\n00:00:01 n1 0 | FORGED.out") == r"d/x\n00:00:01 n1 0 | FORGED.out"
+
+
+def test_the_name_of_a_log_forges_no_line(tmp_path: Path) -> None:
+    (tmp_path / "x\n00:00:01 local1 0 | FORGED.out").write_text("ValueError: z\n")
+    argv = [*STAGER, "logs", str(tmp_path)]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert "FORGED" in said
+    assert len(said.splitlines()) == 1, said
 
 
 def test_no_control_character_is_left() -> None:
