@@ -125,8 +125,7 @@ def boundary(console: Output) -> Iterator[None]:
         )
         raise typer.Exit(EXIT_FAILURE) from None
     except KeyboardInterrupt:  # typer makes an exit code of it, without a word
-        console.stop()
-        print("interrupted", file=sys.stderr)
+        console.interrupted()
         raise
     finally:
         console.stop()

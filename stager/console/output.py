@@ -54,6 +54,7 @@ class Output:
         self._colour = self._terminal and not os.environ.get("NO_COLOR")
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._has_result = False
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a rank prints, or a file is named
             sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -80,6 +81,14 @@ class Output:
         if failure.hint:
             self._write(f"hint: {failure.hint}", "good")
 
+    def interrupted(self) -> None:
+        """Say that the command was interrupted; in JSON, too, unless its result is there."""
+        self.stop()
+        if self.as_json and not self._has_result:
+            failure = StagerError("interrupted", hint="run the command again")
+            self.emit(CommandFailure.of(failure))
+        self._write("interrupted")
+
     def _write(self, line: str, style: str = "") -> None:
         line = visible(line)
         if self._progress is not None:
@@ -98,6 +107,7 @@ class Output:
             result: a dataclass.
         """
         self.stop()
+        self._has_result = True
         text = json.dumps({"schema": 1, **encode(result)}, indent=2, ensure_ascii=True)
         print(text.replace("\x7f", "\\u007f"), flush=True)
 

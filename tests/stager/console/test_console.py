@@ -21,6 +21,7 @@ from bundle.protocol.launch_answers import Started
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
 from bundle.protocol.records import Record
+from stager.cli.program import boundary
 from stager.config.template import InitResult
 from stager.console.job_result import Console
 from stager.console.node_table import node_table
@@ -521,3 +522,21 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
     shown = on_terminal(TERM="dumb")
     assert ESCAPE not in shown
     assert "  torch 2.13.0 [bold] (2/3)\r\n" in shown
+
+
+def test_an_interrupted_command_has_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), boundary(Console(as_json=True)):
+        raise KeyboardInterrupt
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert (result["schema"], result["ok"]) == (1, False)
+    assert result["error"]["message"] == "interrupted"
+    assert said.err == "interrupted\n"
+
+
+def test_an_interruption_adds_nothing_to_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(as_json=True)
+    console.emit(PhaseBegins(PhaseName.LAUNCH))
+    with pytest.raises(KeyboardInterrupt), boundary(console):
+        raise KeyboardInterrupt
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "phase": "launch"}
