@@ -33,7 +33,8 @@ NOT_FOR_AGENTS = frozenset(
         *("protocol/planned_transfer", "protocol/deep_report", "protocol/output_loss"),
         *("checks/findings", "checks/network_agreement", "checks/node_lines"),
         "format/partial_bundle",
-        *("results/publish", "results/receive", "transfer/forecast", "transfer/plan"),
+        *("redaction/known_values", "results/publish", "results/receive"),
+        *("transfer/forecast", "transfer/plan"),
         *("protocol/problem_table", "protocol/wording"),
         *("protocol/node_wordings", "protocol/environment_wordings", "protocol/job_wordings"),
     )
