@@ -148,7 +148,7 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["exec"], "COMMAND"),
         (["run", "--nodes", "3:2"], "'3:2' cannot be used"),
         (["run", "--allocation", "cloud"], "'cloud' is not one of auto, slurm, local"),
-        (["run", "--stage", "--transfer", "maybe"], "'maybe' is not one of auto, always, never"),
+        (["run", "--stage", "maybe"], "'maybe' is not one of auto, always, never"),
         (["run", "--time", "soon"], "--time"),
         (["run", "--pass-env", "HF_TOKEN=hunter2"], "--pass-env"),
         (["estimate", "--nodes", "0"], "'0' cannot be used, allowed: 1 to 100000"),
