@@ -202,8 +202,10 @@ done
 for once in {folder}/once*; do
     if rm "$once" 2>/dev/null; then
         cp "$source" {folder}/copy
-        printf X | dd of={folder}/copy bs=1 seek=$(($(stat -c %s "$source") / 2)) conv=notrunc \
-            2>/dev/null
+        middle=$(($(stat -c %s "$source") / 2))
+        byte=$(od -An -tu1 -j $middle -N 1 "$source")
+        printf "\\$(printf %03o $((byte ^ 255)))" |
+            dd of={folder}/copy bs=1 seek=$middle conv=notrunc 2>/dev/null
         source={folder}/copy
         break
     fi
