@@ -160,8 +160,9 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
         unreached = _try(state, shipment, nodes)
         if not unreached:
             return
+        for node, why in unreached.items():
+            state.note(f"the relay did not reach {node} ({why}): using sbcast", warning=True)
         nodes, shipment = tuple(unreached), replace(shipment, relayed=False)
-        state.note(f"the relay did not reach {', '.join(nodes)}: using sbcast there", warning=True)
     for node in _deliver_together(state, shipment, nodes):
         faults = _try(state, shipment, (node,))
         if faults:
@@ -243,7 +244,8 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str,
         state.note(remark, warning=True)
     if not delivery.failed or (shipment.relayed and delivery.failed.keys() < set(nodes)):
         state.bytes_sent += shipment.transfer.size
-        state.emit(FileSent(shipment.transfer.size, round(delivery.seconds, 3)))
+        seconds = round(delivery.seconds, 3)
+        state.emit(FileSent(shipment.transfer.size, seconds, shipment.relayed))
     return delivery.failed
 
 

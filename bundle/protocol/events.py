@@ -96,6 +96,8 @@ class FileSent(DriverEvent):
     """Its size."""
     seconds: float = field(default=0.0, metadata=REQUIRED)
     """Time that the sending took."""
+    relayed: bool = False
+    """True if the nodes passed it on to each other."""
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,7 @@ many nodes without much delay; large ones cost a fast link's nodes less time in 
 
 
 class UnwritableFile(Exception):
-    """The disk does not take a chunk: a fault of this node, and of no connection.
-
-    Attributes:
-        errno: the number of the system's error.
-        reason: its text.
-    """
-
-    def __init__(self, errno: int, reason: str) -> None:
-        """Take the system's error."""
-        super().__init__(reason)
-        self.errno, self.reason = errno, reason
+    """The disk does not take a chunk: a fault of this node, and of no connection."""
 
 
 def chunk_size(size: int) -> int:
@@ -114,7 +104,7 @@ class ChunkFile:
                 written = os.pwrite(self.handle, data, offset)
                 data, offset = data[written:], offset + written
         except OSError as exc:
-            raise UnwritableFile(exc.errno or 0, exc.strerror or str(exc)) from exc
+            raise UnwritableFile(exc.strerror or str(exc)) from exc
         self._note(position * TREES + tree, checksum)
         self.have[tree] = position + 1
         missing = min(have * TREES + tree for tree, have in enumerate(self.have))

@@ -12,7 +12,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from . import trees
@@ -46,37 +46,29 @@ class RelayOutcome:
 
     failure: str = ""
     """Why the file did not come; empty if it did."""
-    errno: int = 0
-    """The number of the system's error, if this node's own disk is the reason."""
+    unreached: tuple[tuple[int, str], ...] = ()
+    """If nobody could be reached: the places of those that were tried, with the reasons."""
     seconds: float = 0.0
-    """From the first byte to the last."""
+    """From the beginning to the last byte."""
     left: tuple[tuple[int, str], ...] = ()
     """The places of nodes that this one took chunks from and has left, with the reasons."""
     corrupt: tuple[int, ...] = ()
     """The places of those that sent damaged chunks."""
 
 
-def listen(address: str, ports: Sequence[int] = ()) -> socket.socket:
-    """Return a socket that listens on an address, on one of some ports or on any.
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens on an address, on a port that is free.
 
     Args:
-        address: an IPv4 or IPv6 address; empty for all of this machine.
-        ports: the ports that are allowed; none for any.
+        address: an IPv4 or IPv6 address; empty for all IPv4 addresses of this machine.
 
     Raises:
-        OSError: none of them can be used.
+        OSError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in [*ports[:-1]]:
-        with contextlib.suppress(OSError):
-            return _bound(family, address, port)
-    return _bound(family, address, ports[-1] if ports else 0)
-
-
-def _bound(family: int, address: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.bind((address, port))
+        listener.bind((address, 0))
         listener.listen(_BACKLOG)
         listener.setblocking(False)
     except BaseException:
@@ -177,15 +169,12 @@ class Relay:
 
     def _outcome(self, now: float) -> RelayOutcome | None:
         """Return the outcome, if there is one by now."""
-        failure = ""
-        if not self._file.complete:
-            failed = [inflow for inflow in self._inflows if inflow.gave_up(now)]
-            if not failed:
-                return None
-            reasons = sorted(failed[0].reasons.items())
-            failure = "; ".join(f"{position}: {why}" for position, why in reasons)
+        failed = [inflow for inflow in self._inflows if inflow.gave_up(now)]
+        if not self._file.complete and not failed:
+            return None
         return RelayOutcome(
-            failure=failure,
+            failure="no other node can be reached" if failed else "",
+            unreached=tuple(failed[0].reasons.items()) if failed else (),
             seconds=round(now - self._began, 3),
             left=tuple(place for inflow in self._inflows for place in inflow.left),
             corrupt=tuple(place for inflow in self._inflows for place in inflow.corrupt),

@@ -106,11 +106,13 @@ class RelayChild:
         if not self._unsent and not self._body[1] and self._chunk_waits:
             self._begin_chunk()
         if self._unsent:
-            flags = socket.MSG_MORE if self._body[1] else 0
+            flags = socket.MSG_MORE if self._body[1] else 0  # one packet, where it has room
             self._unsent = self._unsent[self._socket.send(self._unsent, flags) :]
-        if self._body[1] and not self._unsent:
+        if self._unsent:
+            return
+        if self._body[1]:
             self._send_body()
-        if self._asked and not self.accepted and not self._unsent:
+        elif self._asked and not self.accepted:
             raise ConnectionOver("refused: it serves as many as it can")
 
     def _send_body(self) -> None:

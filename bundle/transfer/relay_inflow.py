@@ -100,15 +100,20 @@ class Inflow:
             for link in self.connections:
                 self._end(link)
             return
-        self._fed = now if self._fed is None else self._fed
-        if self._have != self._file.have[self.tree]:
+        if self._fed is None or self._have != self._file.have[self.tree]:
             self._have, self._fed = self._file.have[self.tree], now
         for link in self.connections:
             with self.guarded(link):
                 link.tick(now)
-        if self.parent is None and self.trial is None and now >= self._again:
-            self._try_next(now)
-        elif self.parent is not None and self.trial is None and self._is_behind(now):
+        if self.trial is None:
+            self._look_for_another(now)
+
+    def _look_for_another(self, now: float) -> None:
+        """Connect to the next candidate, where there is no parent or a slow one."""
+        if self.parent is None:
+            if now >= self._again:
+                self._try_next(now)
+        elif self._is_behind(now):
             self._try_above(self.parent)
 
     def gave_up(self, now: float) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import threading
 
 from ..protocol.codec import decode, encode
 from ..system.parent_death import prctl, signal_at_parent_death
@@ -31,6 +32,7 @@ class RelayProcess:
         prctl()  # loads libc, which is unsafe after a fork
         control, self._control = os.pipe()
         self._report, report = os.pipe()
+        self._ending = threading.Lock()
         parent = os.getpid()
         self._child = os.fork()
         if not self._child:
@@ -55,15 +57,23 @@ class RelayProcess:
         return decode(RelayOutcome, json.loads(line))
 
     def end(self) -> None:
-        """End it, with all its connections."""
-        if not self._child:
-            return
-        os.close(self._control)
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was reaped elsewhere
-            os.kill(self._child, signal.SIGTERM)  # it may wait for the addresses, or for a disk
-            os.waitpid(self._child, 0)
+        """End it, with all its connections; whoever waits for the outcome learns that it ended.
+
+        Two threads may do so at the same time: one on the driver's word, one because of a signal.
+        """
+        with self._ending:
+            if not self._child:
+                return
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # reaped elsewhere
+                os.kill(self._child, signal.SIGTERM)  # it may wait for a disk
+                os.waitpid(self._child, 0)
+            os.close(self._control)
+            self._child = 0
+
+    def close(self) -> None:
+        """End it, and forget its outcome, for which nobody may wait any more."""
+        self.end()
         os.close(self._report)
-        self._child = 0
 
 
 def _be_the_relay(
@@ -79,9 +89,8 @@ def _be_the_relay(
             if raw:
                 _relay(file, token, listener, control, report, json.loads(raw))
     except (OSError, UnwritableFile) as exc:
-        outcome = RelayOutcome(failure=str(exc), errno=exc.errno or 0)
         with contextlib.suppress(OSError):
-            _send(report, outcome)
+            _send(report, RelayOutcome(failure=str(exc)))
     finally:
         os._exit(0)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 
-from ..channel.agent_channel import GO, RELAY, AgentChannel, unpacked
+from ..channel.agent_channel import RELAY, AgentChannel, unpacked
 from ..format.arriving_file import Arrival
 from ..protocol.answers import Ready, Relayed
 from ..protocol.codec import decode
@@ -33,6 +34,8 @@ class RelayReceiver:
         Raises:
             NodeError: one of both cannot be done.
         """
+        self._waiting: threading.Thread | None = None
+        """Waits for the outcome."""
         path = incoming.target
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -58,26 +61,33 @@ class RelayReceiver:
     def follow(self, channel: AgentChannel) -> None:
         """Begin when the driver says where the others are, and serve them until it says the end."""
         command = channel.command()
+        nodes = None
         if command.startswith(RELAY):
             nodes = decode(RelayNodes, unpacked(command[len(RELAY) :]))
-            waiting = threading.Thread(target=self._wait, args=(channel, nodes), daemon=True)
-            self._relay.begin(_addresses(nodes, channel.node))
-            waiting.start()
-            command = channel.command()
-            self._relay.end()
-            waiting.join()
-        if command != GO:
+        if nodes is None or channel.node not in nodes.nodes:  # the driver has given this node up
             self.arrival.end(whole=False)
+            return
+        waiting = threading.Thread(target=self._wait, args=(channel, nodes), daemon=True)
+        waiting.start()
+        self._waiting = waiting
+        self._relay.begin(_addresses(nodes, channel.node))
+        channel.command()  # whatever it is, there is no more to do for others
+        self._relay.end()
+        waiting.join()
 
     def _wait(self, channel: AgentChannel, nodes: RelayNodes) -> None:
         """Wait until the file is here, or cannot come, and report it."""
         outcome = self._relay.outcome()
         self.arrival.end(whole=not outcome.failure)
-        channel.emit(_relayed(outcome, nodes))
+        with contextlib.suppress(OSError):  # the driver has gone
+            channel.emit(_relayed(outcome, nodes))
 
     def close(self) -> None:
         """End the relay."""
         self._relay.end()
+        if self._waiting is not None:
+            self._waiting.join()
+        self._relay.close()
         os.close(self._handle)
 
 
@@ -91,9 +101,10 @@ def _addresses(nodes: RelayNodes, node: str) -> RelayAddresses:
 def _relayed(outcome: RelayOutcome, nodes: RelayNodes) -> Relayed:
     """Return the outcome with the names of nodes."""
     names = ("the source", *nodes.nodes)
+    reasons = "; ".join(f"{names[place]}: {why}" for place, why in outcome.unreached)
     return Relayed(
         seconds=outcome.seconds,
-        failure=outcome.failure,
+        failure=f"{outcome.failure}: {reasons}" if reasons else outcome.failure,
         left=tuple((names[place], why) for place, why in outcome.left),
         corrupt=tuple(names[place] for place in outcome.corrupt),
     )

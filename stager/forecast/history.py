@@ -98,6 +98,7 @@ class JobTimer:
             self._seconds[event.phase] = event.seconds
         elif isinstance(event, FileSent):
             self._sent.append(event.seconds)
+            self._disturbed |= event.relayed  # the forecast is one of sbcast
         elif isinstance(event, UnpackAnswer):
             self._take_unpack(event)
 

@@ -76,7 +76,7 @@ def _source(transfer: Transfer) -> Iterator[int]:
             raise NodeError(
                 Problem(ProblemCode.RELAY_NOT_STARTED, transfer.source, values)
             ) from exc
-        resources.callback(source.end)
+        resources.callback(source.close)
         source.begin(None)
         yield port
 
@@ -122,8 +122,8 @@ def remarks(relayed: Mapping[str, Relayed], size: int) -> tuple[str, ...]:
     usual = statistics.median(seconds.values()) if seconds else 0.0
     for node, taken in seconds.items():
         if taken > max(_SLOW_SHARE * usual, usual + _SLOW_SECONDS):
-            rate = f"{sized(int(size / taken))}/s"
-            lines.append(f"{node} is slow: it received {rate}, the others {usual:.1f} s in all")
+            rate, others = sized(int(size / taken)), sized(int(size / max(usual, 0.001)))
+            lines.append(f"{node} is slow: it received {rate}/s, the median is {others}/s")
     for node, report in relayed.items():
         for other in dict.fromkeys(report.corrupt):
             lines.append(f"{other} sent damaged bytes to {node}, which took them from another node")

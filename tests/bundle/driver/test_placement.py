@@ -23,9 +23,9 @@ from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Request
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
 from bundle.protocol.codec import encode
-from bundle.protocol.enumerations import Stage
+from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.problem import ProblemCode
-from bundle.protocol.requests import Incoming, UnpackRequest
+from bundle.protocol.requests import Incoming, RelayTask, UnpackRequest
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 from tests.support.problems import worded
@@ -63,6 +63,9 @@ class Sending:
         self.incoming.append(asked.incoming)
         every = self.fails.pop(0) if self.fails else {}
         failed = {node: why for node, why in every.items() if node in requests or not node}
+        if transfer.token:  # a relay fails on single nodes
+            reached = {node: request for node, request in requests.items() if node not in failed}
+            return Delivery(failed, self._unpacked(reached, on_event))
         if not failed:
             return Delivery({}, self._unpacked(requests, on_event))
         for node in requests:
@@ -94,10 +97,14 @@ class Sending:
 
 @contextlib.contextmanager
 def planned(
-    packed: Packed, folder: Path, transport: Sending, facts: dict[str, dict[str, Any]]
+    packed: Packed,
+    folder: Path,
+    transport: Sending,
+    facts: dict[str, dict[str, Any]],
+    **changed: Any,
 ) -> Iterator[State]:
     """A state whose plan is made, as the preflight found the nodes."""
-    job = job_for(packed, folder, nodes=tuple(facts))
+    job = job_for(packed, folder, nodes=tuple(facts), **changed)
     state = State(job, Logs(job))
     state.transport = transport
     state.facts = {
@@ -130,6 +137,34 @@ def test_when_all_goes_well_it_is_sent_once(single: Packed, tmp_path: Path) -> N
     assert data == single.path.read_bytes()
     assert transport.incoming == [Incoming(transfer.target, None, (), size)]
     assert (whys(state), state.bytes_sent, list(state.answers)) == ({}, size, list(NODES))
+
+
+def test_nodes_that_a_relay_does_not_reach_get_the_bundle_by_sbcast(
+    single: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transport = Sending({"n2": "no other node can be reached: n1: no answer"}, {})
+    facts = {node: {"address": f"10.0.0.{node[1:]}"} for node in NODES}
+    with planned(single, tmp_path, transport, facts, transfer=TransferWay.RELAY) as state:
+        placement.carry_out(state)
+    assert transport.sent == [NODES, ("n2",)]
+    relayed, sent = (transfer for transfer, _ in transport.transfers)
+    assert (len(relayed.token), sent.token) == (64, "")
+    [asked, again] = transport.incoming
+    assert asked.relay == RelayTask(relayed.token, "10.0.0.1")
+    assert again.relay is None
+    assert relayed.target != sent.target, "what the relay left is not in the way"
+    said = capsys.readouterr().out
+    assert "the relay did not reach n2 (no other node can be reached: n1: no answer)" in said
+    assert relayed.token not in said
+    assert (whys(state), state.bytes_sent) == ({}, 2 * relayed.size)
+
+
+def test_without_an_address_a_node_takes_part_in_no_relay(single: Packed, tmp_path: Path) -> None:
+    transport = Sending()
+    facts: dict[str, dict[str, Any]] = {"n1": {"address": "10.0.0.1"}, "n2": {}}
+    with planned(single, tmp_path, transport, facts, transfer=TransferWay.RELAY) as state:
+        placement.carry_out(state)
+    assert [transfer.token for transfer, _ in transport.transfers] == [""]
 
 
 def test_nodes_that_failed_are_left_aside_and_tried_alone(single: Packed, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from bundle.transfer import relay_child
 from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay import MOST_STRANGERS, RelayAddresses, RelayOutcome, listen
+from bundle.transfer.relay_child import RelayChild
 from bundle.transfer.relay_handshake import HELLO_BYTES, NONCE_BYTES
 from bundle.transfer.relay_process import RelayProcess
 from bundle.transfer.trees import parent
@@ -85,7 +87,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
 
     yield nodes
     for relay in made[0].relays if made else ():
-        relay.end()
+        relay.close()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
@@ -155,7 +157,7 @@ def test_without_a_source_a_node_gives_up_and_says_why(make: Callable[..., Nodes
     nodes.kill(0)
     os.waitpid(nodes.relays[0]._child, 0)
     nodes.begin(1)
-    assert nodes.relays[1].outcome().failure == "0: connection refused"
+    assert nodes.relays[1].outcome().unreached == ((0, "connection refused"),)
 
 
 def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
@@ -178,6 +180,26 @@ def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
     assert {place for outcome in outcomes.values() for place in outcome.corrupt} == {liar}
 
 
+def test_a_slow_node_is_left_by_those_below_it(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It becomes a leaf, and the others do not wait for it."""
+    slow, real = parent(1, 7, 0), RelayChild._send_body
+
+    def hesitate(child: RelayChild) -> None:
+        place = os.readlink(f"/proc/self/fd/{child._file.handle}").rpartition("/")[2]
+        if place == str(slow):
+            time.sleep(0.05)
+        real(child)
+
+    monkeypatch.setattr(RelayChild, "_send_body", hesitate)
+    nodes = make(7, 60 * MIB)
+    nodes.begin()
+    outcomes = [nodes.assert_whole(place) for place in range(1, 8)]
+    left = {reason for outcome in outcomes for reason in outcome.left}
+    assert left == {(slow, "it was slow")}
+
+
 def test_a_full_disk_fails_one_node_and_no_other(make: Callable[..., Nodes]) -> None:
     nodes = make(3)
     nodes.relays[2].end()
@@ -187,10 +209,25 @@ def test_a_full_disk_fails_one_node_and_no_other(make: Callable[..., Nodes]) -> 
     nodes.relays[2] = RelayProcess(ChunkFile(handle, nodes.size), nodes.token, listener)
     os.close(handle)
     nodes.begin()
-    outcome = nodes.relays[2].outcome()
-    assert (outcome.failure, outcome.errno) == ("No space left on device", 28)
+    assert nodes.relays[2].outcome().failure == "No space left on device"
     for place in (1, 3):
         nodes.assert_whole(place)
+
+
+def test_whoever_waits_for_the_outcome_hears_of_the_end(make: Callable[..., Nodes]) -> None:
+    """One thread waits, and two end the relay: one on the driver's word, one for a signal."""
+    nodes = make(1, 200 * MIB)
+    nodes.kill(0, signal.SIGSTOP)
+    nodes.begin()
+    relay, heard = nodes.relays[1], []
+    waiting = threading.Thread(target=lambda: heard.append(relay.outcome()))
+    ending = [threading.Thread(target=relay.end) for _ in range(2)]
+    for thread in (waiting, *ending):
+        thread.start()
+    for thread in (waiting, *ending):
+        thread.join(timeout=20)
+    nodes.kill(0, signal.SIGCONT)
+    assert heard == [RelayOutcome(failure="its relay ended")]
 
 
 def strangers(place: tuple[str, int], count: int) -> list[socket.socket]:
@@ -241,6 +278,7 @@ def test_a_stranger_can_feed_nothing(make: Callable[..., Nodes]) -> None:
             connection, _ = false_source.accept()
             connection.sendall(os.urandom(NONCE_BYTES) + os.urandom(200))
             connection.close()
-        assert "does not know this transfer" in nodes.relays[1].outcome().failure
+        [(place, why)] = nodes.relays[1].outcome().unreached
+        assert (place, why) == (0, "it does not know this transfer")
     assert true_place != nodes.places[0]
     assert nodes.has(1) == 0

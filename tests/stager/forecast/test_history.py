@@ -180,10 +180,11 @@ def test_what_a_job_shows() -> None:
         [plan("broadcast", "broadcast"), *ends()],
         [plan("broadcast"), *unpacked(1.0, ok=False), *ends()],
         [plan("broadcast"), *[{"event": "sent", "seconds": 1.0}] * 2, *ends()],
+        [plan("broadcast"), {"event": "sent", "seconds": 1.0, "relayed": True}, *ends()],
     ],
 )
 def test_a_job_that_shows_nothing(events: list[dict[str, Any]]) -> None:
-    """Nothing was sent, it did not come to an end, or not at the first try."""
+    """Nothing was sent by sbcast, it did not come to an end, or not at the first try."""
     assert seen(*events) is None
 
 

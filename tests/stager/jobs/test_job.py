@@ -185,3 +185,28 @@ def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(StagerError, match="log directory") as caught:
         make(tmp_path, JobOptions(command=("a.py",), log_dir=tmp_path / "file" / "logs"))
     assert "--log-dir" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("cluster", "stage"),
+    [
+        ({}, Stage.AUTO),
+        ({"stage": "never"}, Stage.NEVER),
+        ({"transfer": "relay"}, Stage.ALWAYS),
+        ({"transfer": "sbcast", "stage": "always"}, Stage.ALWAYS),
+        ({"transfer": "shared"}, Stage.NEVER),
+    ],
+)
+def test_whoever_names_a_way_of_transfer_has_decided_if_the_bundle_is_sent(
+    tmp_path: Path, cluster: dict[str, Any], stage: Stage
+) -> None:
+    job = make(tmp_path, JobOptions(command=("a.py",)), cluster=cluster)
+    assert (job.stage, job.transfer) == (stage, cluster.get("transfer", "auto"))
+
+
+def test_a_way_of_transfer_that_contradicts_the_stage(tmp_path: Path) -> None:
+    for transfer, stage in (("relay", "never"), ("shared", "always")):
+        cluster = {"transfer": transfer, "stage": stage}
+        with pytest.raises(ConfigError, match="contradicts stage") as caught:
+            make(tmp_path, JobOptions(command=("a.py",)), cluster=cluster)
+        assert caught.value.hint == "leave one of them out"
