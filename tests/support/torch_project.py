@@ -54,11 +54,6 @@ PLACES = Path("/var/tmp")
 _PREFIX = "stager-torch-"
 COMMON = os.environ.get("STAGER_TEST_SHARED")
 """A directory that test processes have in common; read now, as tests do not see such variables."""
-ROOM = 16 << 30
-"""Bytes of memory that must be free for the node roots to be kept in it.
-
-Slurm's nodes, which another part of the suite starts later, keep theirs in memory, too: 8 GB.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +162,10 @@ class TorchProject:
 def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
     """A project with PyTorch, built by the real command; gone when the tests are done."""
     base = _place()
-    nodes = Path(tempfile.mkdtemp(prefix="stager-test-", dir=_quick_disk(base)))
-    for name in ("home", "project"):
+    # On disk: the nodes of a cluster on this machine keep gigabytes of environments in memory, and
+    # ranks that the kernel kills for want of it are no finding.
+    nodes = base / "nodes"
+    for name in ("home", "project", "nodes"):
         (base / name).mkdir()
     caches = os.environ.get("UV_CACHE_DIR", str(base / "cache" / "uv"))
     env = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
@@ -196,7 +193,6 @@ def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
             bundle_id=made["id"],
         )
     finally:
-        shutil.rmtree(nodes, ignore_errors=True)
         shutil.rmtree(base, ignore_errors=True)
 
 
@@ -231,20 +227,6 @@ def _place() -> Path:
         if owner.isdigit() and not Path("/proc", owner).exists():
             shutil.rmtree(other, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=PLACES))
-
-
-def _quick_disk(otherwise: Path) -> Path:
-    """A directory for the node roots: in memory if there is plenty, as on many clusters."""
-    memory = Path("/dev/shm")
-    if memory.is_dir() and shutil.disk_usage(memory).free > ROOM and _free_memory() > ROOM:
-        return memory
-    return otherwise
-
-
-def _free_memory() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    found = dict(line.split(":", 1) for line in lines)
-    return int(found["MemAvailable"].split()[0]) * 1024
 
 
 def _stager(
