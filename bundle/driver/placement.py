@@ -15,15 +15,24 @@ from dataclasses import dataclass, replace
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
-from ..protocol.answers import Answer, UnpackAnswer
-from ..protocol.enumerations import TransferWay
+from ..protocol.answers import Answer, PreflightAnswer, UnpackAnswer
 from ..protocol.events import FileSent, TransferPlan
 from ..protocol.planned_transfer import StagingForecast
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
 from ..protocol.requests import Incoming, RelayTask, UnpackRequest
 from ..transfer.forecast import forecast
-from ..transfer.plan import BROADCAST, NodeGroup, Plan, make_plan, where
+from ..transfer.plan import (
+    RELAY,
+    SENT,
+    NodeGroup,
+    Plan,
+    TransferRule,
+    by_root,
+    first_names,
+    make_plan,
+    where,
+)
 from ..transfer.relay_handshake import TOKEN_BYTES
 from .state import State
 from .transports import slurm_faults
@@ -36,7 +45,8 @@ def decide(state: State) -> None:
     if state.bundle is not None:
         manifest, size = state.bundle.manifest, os.path.getsize(state.bundle.path)
     rates, sharing = state.job.rates or ASSUMED, state.transport.nodes_here
-    plan, problems = make_plan(state.facts, state.job.stage, manifest, size, rates, sharing)
+    rule = TransferRule(state.job.stage, state.job.transfer)
+    plan, problems = make_plan(state.facts, rule, manifest, size, rates, sharing)
     state.plan = plan
     nodes = where(state.job.nodes, state.facts, sharing)
     expected = forecast(plan.staged, nodes, rates, launcher=state.job.launch.launcher)
@@ -62,13 +72,13 @@ def carry_out(state: State) -> None:
         return
     _unpack_in_place(state, state.plan)
     for number, group in enumerate(state.plan.groups):
-        if group.how == BROADCAST:
+        if group.how in SENT:
             _serve(state, group, number)
 
 
 def _unpack_in_place(state: State, plan: Plan) -> None:
     """Let the nodes that need no copy unpack the bundle where it lies, or use what they have."""
-    direct = [node for group in plan.groups if group.how != BROADCAST for node in group.nodes]
+    direct = [node for group in plan.groups if group.how not in SENT for node in group.nodes]
     nodes = _remaining(state, direct)
     if not nodes:
         return
@@ -90,11 +100,9 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
     nodes = _remaining(state, group.nodes)
     if not nodes or state.bundle is None:
         return
-    folder = os.path.join(group.root, "incoming", f"{INCOMING_PREFIX}{state.job.id}.{number}")
-    target = os.path.join(folder, "bundle.tar")
+    folder = f"{INCOMING_PREFIX}{state.job.id}.{number}"
     with tempfile.TemporaryDirectory(prefix="stager-") as scratch:
-        shipment = _Shipment.of_group(state.bundle, group, target, scratch)
-        shipment = replace(shipment, relayed=_relays(state, nodes))
+        shipment = _Shipment.of_group(state.bundle, group, folder, scratch)
         _deliver(state, shipment, nodes)
         _send_again_where_damaged(state, shipment, nodes)
     answers = state.answers_of(UnpackAnswer)
@@ -102,26 +110,21 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
     if lacking:  # an older environment has gone meanwhile
         for node in lacking:
             del state.answers[node]
-        shipment = replace(
-            _Shipment.of_bundle(state.bundle, target), relayed=_relays(state, lacking)
-        )
+        shipment = _Shipment.of_bundle(state.bundle, group, folder)
         _deliver(state, shipment, lacking)
         _send_again_where_damaged(state, shipment, lacking)
-
-
-def _relays(state: State, nodes: tuple[str, ...]) -> bool:
-    """Return whether nodes are to pass a file on to each other: each must have an address."""
-    if state.job.transfer is not TransferWay.RELAY:
-        return False
-    return all(state.facts[node].address for node in nodes)
 
 
 @dataclass(frozen=True)
 class _Shipment:
     """A file for some nodes, and what their agents must know to unpack it."""
 
-    transfer: Transfer
-    """The file."""
+    source: str
+    """The file's path here."""
+    size: int
+    """Bytes."""
+    folder: str
+    """The name of the directory that it goes to, in ``incoming/`` of each node root."""
     manifest: str | None = None
     """The bundle's manifest, where the file has only a part of the bundle."""
     members: tuple[str, ...] = ()
@@ -130,25 +133,45 @@ class _Shipment:
     """True if the nodes pass it on to each other; False if ``sbcast`` brings it."""
 
     @classmethod
-    def of_bundle(cls, bundle: BundleFile, target: str) -> _Shipment:
+    def of_bundle(cls, bundle: BundleFile, group: NodeGroup, folder: str) -> _Shipment:
         """Return a shipment of the whole bundle."""
-        return cls(Transfer(bundle.path, target, os.path.getsize(bundle.path)))
+        size = os.path.getsize(bundle.path)
+        return cls(bundle.path, size, folder, relayed=group.how == RELAY)
 
     @classmethod
-    def of_group(cls, bundle: BundleFile, group: NodeGroup, target: str, scratch: str) -> _Shipment:
+    def of_group(cls, bundle: BundleFile, group: NodeGroup, folder: str, scratch: str) -> _Shipment:
         """Return a shipment of what a group lacks; a part of the bundle is written to scratch."""
         if group.members is None:
-            return cls.of_bundle(bundle, target)
+            return cls.of_bundle(bundle, group, folder)
         source = os.path.join(scratch, "parts.tar")
         write_excerpt(bundle, group.members, source)
-        transfer = Transfer(source, target, os.path.getsize(source))
-        return cls(transfer, bundle.manifest.to_bytes().decode(), group.members)
+        return cls(
+            source,
+            os.path.getsize(source),
+            folder,
+            bundle.manifest.to_bytes().decode(),
+            group.members,
+            relayed=group.how == RELAY,
+        )
 
-    def incoming(self, address: str) -> Incoming:
-        """Return what the agent of a node with some address is asked to take."""
-        transfer = self.transfer
-        task = RelayTask(transfer.token, address) if transfer.token else None
-        return Incoming(transfer.target, self.manifest, self.members, transfer.size, task)
+    def transfer(self, root: str) -> Transfer:
+        """Return the file on its way to nodes with some node root."""
+        token = secrets.token_hex(TOKEN_BYTES) if self.relayed else ""
+        return Transfer(self.source, self.target(root), self.size, token)
+
+    def target(self, root: str) -> str:
+        """Return the file's path on a node."""
+        return os.path.join(root, "incoming", self.folder, "bundle.tar")
+
+    def incoming(self, facts: PreflightAnswer, token: str) -> Incoming:
+        """Return what a node's agent is asked to take.
+
+        Args:
+            facts: the node's answer to the preflight.
+            token: that of the relay; empty if ``sbcast`` sends the file.
+        """
+        task = RelayTask(token, facts.address) if token else None
+        return Incoming(self.target(facts.root), self.manifest, self.members, self.size, task)
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
@@ -160,13 +183,25 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
         unreached = _try(state, shipment, nodes)
         if not unreached:
             return
-        for node, why in unreached.items():
-            state.note(f"the relay did not reach {node} ({why}): using sbcast", warning=True)
+        for line in _not_relayed(unreached):
+            state.note(line, warning=True)
         nodes, shipment = tuple(unreached), replace(shipment, relayed=False)
-    for node in _deliver_together(state, shipment, nodes):
-        faults = _try(state, shipment, (node,))
-        if faults:
-            _blame(state, shipment, (node,), faults)
+    for group in by_root(nodes, state.facts):
+        for node in _deliver_together(state, shipment, group):
+            faults = _try(state, shipment, (node,))
+            if faults:
+                _blame(state, (node,), faults)
+
+
+def _not_relayed(unreached: dict[str, str]) -> list[str]:
+    """Return a line for all nodes that a relay did not reach for the same reason."""
+    by_reason: dict[str, list[str]] = {}
+    for node, why in unreached.items():
+        by_reason.setdefault(why, []).append(node)
+    return [
+        f"the relay did not reach {first_names(nodes)} ({why}): using sbcast"
+        for why, nodes in by_reason.items()
+    ]
 
 
 def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> list[str]:
@@ -183,7 +218,7 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
         named = [node for node in nodes if node in faults]
         unexplained += not named
         if unexplained > 1:
-            _blame(state, shipment, nodes, faults)
+            _blame(state, nodes, faults)
             break
         failed_nodes += named
         nodes = tuple(node for node in nodes if node not in faults)
@@ -216,7 +251,7 @@ def _damaged_on_the_way(
     arrived = {node: answers[node].arrived for node in nodes if node in answers}
     if not any(arrived.values()):
         return ()
-    sent = digest_of(shipment.transfer.source)
+    sent = digest_of(shipment.source)
     return tuple(node for node, digest in arrived.items() if digest and digest != sent)
 
 
@@ -224,57 +259,51 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str,
     """Send to some nodes once; return those that it failed on, and why."""
     for node in nodes:
         state.answers.pop(node, None)
-    target = shipment.transfer.target
-    attempts = state.sent_targets.count(target)
-    state.sent_targets.append(target)
+    attempts = state.sent_folders.count(shipment.folder)
+    state.sent_folders.append(shipment.folder)
     if attempts:
         # Blocks of a sending that failed may still come to its own place, and spoil what is there.
-        fresh = f"{os.path.dirname(target)}.{attempts}/bundle.tar"
-        shipment = replace(shipment, transfer=replace(shipment.transfer, target=fresh))
-    if shipment.relayed:
-        token = secrets.token_hex(TOKEN_BYTES)
-        shipment = replace(shipment, transfer=replace(shipment.transfer, token=token))
+        shipment = replace(shipment, folder=f"{shipment.folder}.{attempts}")
+    transfer = shipment.transfer(state.facts[nodes[0]].root)
 
     def request(node: str) -> UnpackRequest:
-        incoming = shipment.incoming(state.facts[node].address)
+        incoming = shipment.incoming(state.facts[node], transfer.token)
         return UnpackRequest(*state.placed(node), incoming=incoming)
 
-    delivery = state.deliver(shipment.transfer, nodes, request)
+    delivery = state.deliver(transfer, nodes, request)
     for remark in delivery.remarks:
         state.note(remark, warning=True)
     if not delivery.failed or (shipment.relayed and delivery.failed.keys() < set(nodes)):
-        state.bytes_sent += shipment.transfer.size
+        state.bytes_sent += shipment.size
         seconds = round(delivery.seconds, 3)
-        state.emit(FileSent(shipment.transfer.size, seconds, shipment.relayed))
+        state.emit(FileSent(shipment.size, seconds, shipment.relayed))
     return delivery.failed
 
 
-def _blame(
-    state: State, shipment: _Shipment, nodes: tuple[str, ...], faults: dict[str, str]
-) -> None:
+def _blame(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None:
     """Note the problem of each node that the file did not reach."""
     for node in nodes:
         why = faults.get(node) or faults.get("") or "it failed on another node, see there"
         answer = state.answers.get(node)
         told = answer.problems[0] if answer and answer.problems else None
-        problem = _not_sent(node, why, told, shipment.transfer)
+        problem = _not_sent(node, why, told, state.facts[node].root)
         state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
 
 
-def _not_sent(node: str, fault: str, answered: Problem | None, transfer: Transfer) -> Problem:
+def _not_sent(node: str, fault: str, answered: Problem | None, root: str) -> Problem:
     """Return the problem of a node that the file did not reach.
 
     Args:
         node: the node.
         fault: what ``sbcast`` says.
         answered: what the node's agent says, which sees a full disk that Slurm hides.
-        transfer: the file.
+        root: the node's root.
     """
     reasons = [fault, answered.why if answered is not None else ""]
     why = "; ".join(filter(None, reasons))
     if slurm_faults.network_fault(fault):
         return Problem(ProblemCode.BUNDLE_NOT_SENT_NETWORK, node, {"why": why})
-    incoming = os.path.dirname(os.path.dirname(transfer.target))
+    incoming = os.path.join(root, "incoming")
     code = ProblemCode.BUNDLE_NOT_SENT
     if answered is not None and answered.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM:
         code = ProblemCode.BUNDLE_NOT_SENT_NO_ROOM

@@ -69,9 +69,9 @@ class State:
     task_codes: dict[str, int] = field(default_factory=dict)
     """Exit status of each task of the launch, by its number."""
     bytes_sent: int = 0
-    """Bytes that were broadcast."""
-    sent_targets: list[str] = field(default_factory=list)
-    """The paths that files were sent to, whether they arrived or not."""
+    """Bytes of all files that were sent."""
+    sent_folders: list[str] = field(default_factory=list)
+    """The names of the directories that files were sent to, whether they arrived or not."""
     nproc: int = 1
     """Ranks on each node."""
     separate_run_dirs: bool = False

@@ -160,6 +160,21 @@ class Ready(AgentEvent):
     """The address at which the agent takes part in a relay."""
     port: int = 0
     """The port there."""
+    switches: str = ""
+    """The switches above the node from the top down, with dots between, where Slurm knows them."""
+
+
+@dataclass(frozen=True)
+class OutOfReach(AgentEvent):
+    """A node cannot connect to some of those that it would take a file from.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "out-of-reach"
+
+    nodes: tuple[tuple[str, str], ...] = ()
+    """Their names, with the reasons."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class TransferWay(TextEnum):
     """The way in which nodes get the bundle."""
 
     AUTO = "auto"
-    """Read where it lies if that is quicker; else sent by ``sbcast``."""
+    """Read where it lies if that is quicker; else sent, by the nodes to each other if they can."""
     RELAY = "relay"
     """Sent: each node passes it on to others."""
     SBCAST = "sbcast"

@@ -279,6 +279,7 @@ OF_DRIVER: tuple[type[DriverEvent], ...] = (
 OF_AGENTS: tuple[type[AgentEvent], ...] = (
     answers.PreflightAnswer,
     answers.Ready,
+    answers.OutOfReach,
     answers.Relayed,
     answers.UnpackAnswer,
     answers.ProbeAnswer,

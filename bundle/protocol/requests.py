@@ -243,6 +243,10 @@ class Handover:
     """The number of frames that the agent had sent."""
 
 
+RELAY_SOURCE = "the source"
+"""What the driver's host is called in a relay, beside the names of nodes."""
+
+
 @dataclass(frozen=True)
 class RelayNodes:
     """The nodes of a relay, in the order of their places in its trees."""

@@ -1,11 +1,12 @@
 """Forecast of the time until a job's ranks run, from a small model. Pure functions.
 
 A job checks the nodes, sends them the bundle while they unpack it, checks the environment, and
-starts the ranks, all in one Slurm step, with a few exceptions. The bundle is sent by ``sbcast``: in
-blocks of 8 MiB, each sent when every node has acknowledged the one before; each sender passes a
-block on to ``width`` nodes over one link, which they share, and so on down the tree
-(``file_bcast.c`` and ``forward.c`` of Slurm). The time to unpack depends on bytes and on files,
-which cost as much.
+starts the ranks, all in one Slurm step, with a few exceptions. Nodes pass the bundle on to each
+other along two trees that carry a half each, so every link carries it once, and depth adds little
+(:mod:`bundle.transfer.trees`). Or ``sbcast`` sends it: in blocks of 8 MiB, each sent when every
+node has acknowledged the one before; each sender passes a block on to ``width`` nodes over one
+link, which they share, and so on down the tree (``file_bcast.c`` and ``forward.c`` of Slurm). The
+time to unpack depends on bytes and on files, which cost as much.
 """
 
 from __future__ import annotations
@@ -128,6 +129,14 @@ def best_width(nodes: int, widest: int, rates: Rates = ASSUMED) -> int:
     return min(widths, key=lambda width: block_seconds(nodes, width, rates))
 
 
+def relaying(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
+    """Return the seconds for the nodes to pass ``size`` bytes on to each other; 0 for no file."""
+    if not size:
+        return 0.0
+    depth = levels(nodes.count, 2)
+    return rates.relay + size * nodes.sharing / rates.link + depth * rates.relay_level
+
+
 def sending(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
     """Return the seconds for ``sbcast`` to send ``size`` bytes to all nodes; 0 for no file."""
     if not size:
@@ -140,20 +149,47 @@ def sending(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
 
 
 def staging(
-    work: StagingWork, nodes: Nodes, rates: Rates = ASSUMED, reading: float | None = None
+    work: StagingWork, nodes: Nodes, rates: Rates = ASSUMED, *, relayed: bool = True
 ) -> Staging:
-    """Return the seconds to stage the environment on all nodes.
+    """Return the seconds to stage the environment on all nodes, to which the bundle is sent.
 
     Args:
         work: the work of each node.
         nodes: the nodes.
         rates: their speeds.
-        reading: bytes a second at which the slowest node reads the bundle where it lies; None if
-            the bundle is sent.
+        relayed: True if the nodes pass it on to each other; False if ``sbcast`` sends it.
     """
-    send = sending(work.sent, nodes, rates) if reading is None else work.sent / reading
+    send = (relaying if relayed else sending)(work.sent, nodes, rates)
+    return _staging(work, nodes, rates, send, rates.received * work.sent)
+
+
+def staging_by_reading(
+    work: StagingWork, nodes: Nodes, speed: float, rates: Rates = ASSUMED
+) -> Staging:
+    """Return the same for nodes that read the bundle where it lies.
+
+    Args:
+        work: the work of each node.
+        nodes: the nodes.
+        speed: bytes a second at which the slowest of them reads.
+        rates: their speeds.
+    """
+    return _staging(work, nodes, rates, work.sent / speed, 0.0)
+
+
+def _staging(
+    work: StagingWork, nodes: Nodes, rates: Rates, send: float, receiving: float
+) -> Staging:
+    """Return the seconds, of which so many are for the sending.
+
+    Args:
+        work: the work of each node.
+        nodes: the nodes.
+        rates: their speeds.
+        send: seconds until the last byte is on the last node.
+        receiving: CPU seconds that a node needs to take the bytes in.
+    """
     content = rates.file * work.files + rates.byte * work.bytes
-    receiving = rates.received * work.sent if reading is None else 0.0
     fixed = nodes.alone(rates.environment + rates.link_file * work.linked)
     share = min(1.0, BLOCK / work.sent) if work.sent else 0.0
     return Staging(

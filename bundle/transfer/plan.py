@@ -9,13 +9,25 @@ from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
 from ..protocol.answers import PreflightAnswer
 from ..protocol.counts import counted, sized
-from ..protocol.enumerations import Stage
+from ..protocol.enumerations import Stage, TransferWay
 from ..protocol.planned_transfer import PlannedGroup, StagingWork
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED, Rates
-from .forecast import Nodes, Staging, staging, staging_work
+from .forecast import Nodes, Staging, staging, staging_by_reading, staging_work
 
-PRESENT, SHARED, BROADCAST = "present", "shared", "broadcast"
+PRESENT, SHARED, RELAY, SBCAST = "present", "shared", "relay", "sbcast"
+SENT = (RELAY, SBCAST)
+"""The ways in which a file is sent."""
+
+
+@dataclass(frozen=True)
+class TransferRule:
+    """The user's wish."""
+
+    stage: Stage = Stage.AUTO
+    """Whether the bundle is sent."""
+    way: TransferWay = TransferWay.AUTO
+    """How it is sent, if it is."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +38,7 @@ class NodeGroup:
     """Their names."""
     how: str
     """``present``: the environment is there; ``shared``: they read the bundle where it lies;
-    ``broadcast``: it is sent to them."""
-    root: str
-    """Their node root."""
+    ``relay`` and ``sbcast``: it is sent to them."""
     members: tuple[str, ...] | None = None
     """Names of the bundle's members that are sent; None for the whole bundle. There may be none, if
     the nodes have all layers and only the manifest differs."""
@@ -63,7 +73,7 @@ class Plan:
 
 def make_plan(
     facts: Mapping[str, PreflightAnswer],
-    stage: Stage,
+    rule: TransferRule,
     manifest: Manifest | None,
     size: int,
     rates: Rates = ASSUMED,
@@ -73,7 +83,7 @@ def make_plan(
 
     Args:
         facts: each node's answer to the preflight.
-        stage: the rule by which the bundle is sent.
+        rule: the user's wish.
         manifest: the bundle's; None if the driver cannot read the bundle.
         size: length of the bundle's file in bytes.
         rates: the measured speeds of the cluster.
@@ -83,15 +93,16 @@ def make_plan(
         The plan, and the nodes that cannot be served.
     """
     nodes = _Nodes.of(facts)
-    groups = _by_root(nodes.waiting, facts)
+    sender = _Sender.of(rule.way, nodes.waiting, facts)
+    groups = _to_be_sent(nodes.waiting, facts, sender.how)
     if manifest is not None:
         groups = [_with_content(group, facts, manifest, size) for group in groups]
     model = _Model(facts, rates, sharing)
-    choice = _choose(nodes, stage, model, groups)
-    problems = _unserved(nodes, stage, sending_nothing=choice.send and manifest is None)
+    choice = _choose(nodes, rule.stage, model, groups, sender)
+    problems = _unserved(nodes, rule.stage, sending_nothing=choice.send and manifest is None)
     if not choice.send or manifest is None:
         groups = _reading(groups, problems)
-    present = [replace(group, how=PRESENT) for group in _by_root(nodes.ready, facts)]
+    present = [NodeGroup(tuple(nodes.ready), PRESENT)] if nodes.ready else []
     staged = tuple(model.staged(group) for group in groups)
     return Plan((*present, *groups), choice.why, staged), problems
 
@@ -131,6 +142,34 @@ class _Nodes:
 
 
 @dataclass(frozen=True)
+class _Sender:
+    """What sends the bundle, where it is sent."""
+
+    how: str
+    """``relay`` or ``sbcast``."""
+    why: str = ""
+    """The reason, where it is not what is usual."""
+
+    @classmethod
+    def of(
+        cls, way: TransferWay, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
+    ) -> _Sender:
+        """Choose the relay, unless it is not wanted or some node has no address for the others."""
+        if way is TransferWay.SBCAST:
+            return cls(SBCAST)
+        nowhere = [node for node in nodes if not facts[node].address]
+        if nowhere:
+            have = "has" if len(nowhere) == 1 else "have"
+            return cls(SBCAST, f"{first_names(nowhere)} {have} no address for others")
+        return cls(RELAY)
+
+    def line(self, count: str, why: str) -> str:
+        """Return the line that says what is done, and why."""
+        besides = f"; no relay, as {self.why}" if self.why else ""
+        return f"{self.how} to {count}: {why}{besides}"
+
+
+@dataclass(frozen=True)
 class _Choice:
     """The choice between sending the bundle and reading it where it lies."""
 
@@ -159,11 +198,14 @@ class _Model:
         if group.work is None:
             return Staging(0.0, 0.0, 0.0)
         nodes = where(group.nodes, self._facts, self._sharing)
-        rate = self.slowest(group.nodes)[1] if group.how == SHARED else None
-        return staging(group.work, nodes, self._rates, rate)
+        if group.how == SHARED:
+            return staging_by_reading(group.work, nodes, self.slowest(group.nodes)[1], self._rates)
+        return staging(group.work, nodes, self._rates, relayed=group.how == RELAY)
 
 
-def _choose(nodes: _Nodes, stage: Stage, model: _Model, groups: Sequence[NodeGroup]) -> _Choice:
+def _choose(
+    nodes: _Nodes, stage: Stage, model: _Model, groups: Sequence[NodeGroup], sender: _Sender
+) -> _Choice:
     """Choose whether the bundle is sent."""
     if not nodes.waiting:
         return _Choice("nothing to send: every node has the environment", send=False)
@@ -171,17 +213,19 @@ def _choose(nodes: _Nodes, stage: Stage, model: _Model, groups: Sequence[NodeGro
     if stage == Stage.NEVER:
         return _Choice(f"{count} read the shared bundle: staging is off", send=False)
     if stage == Stage.ALWAYS:
-        return _Choice(f"broadcast to {count}: staging is asked for", send=True)
+        return _Choice(sender.line(count, "staging is asked for"), send=True)
     if nodes.blind:
-        names = _first_names(nodes.blind)
-        return _Choice(f"broadcast to {count}: {names} cannot see the bundle", send=True)
+        names = first_names(nodes.blind)
+        return _Choice(sender.line(count, f"{names} cannot see the bundle"), send=True)
     if any(group.work is None for group in groups):
         why = f"{count} read the shared bundle: the first node cannot see it"
         return _Choice(why, send=False)
-    return _choose_by_speed(nodes.waiting, model, groups)
+    return _choose_by_speed(nodes.waiting, model, groups, sender)
 
 
-def _choose_by_speed(waiting: Sequence[str], model: _Model, groups: Sequence[NodeGroup]) -> _Choice:
+def _choose_by_speed(
+    waiting: Sequence[str], model: _Model, groups: Sequence[NodeGroup], sender: _Sender
+) -> _Choice:
     count = counted(len(waiting), "node")
     slowest, rate = model.slowest(waiting)
     # All nodes read at the same time; files are sent one after the other.
@@ -190,7 +234,7 @@ def _choose_by_speed(waiting: Sequence[str], model: _Model, groups: Sequence[Nod
     speed = f"{sized(int(rate))}/s on {slowest}, about {reading:.1f} s"
     if reading > sending:
         slow = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
-        return _Choice(f"broadcast to {count}: {slow}", send=True)
+        return _Choice(sender.line(count, slow), send=True)
     why = f"{count} read the shared bundle ({speed}; sending would take {sending:.1f} s)"
     return _Choice(why, send=False)
 
@@ -214,13 +258,21 @@ def _each_with(code: ProblemCode, nodes: Sequence[str]) -> dict[str, Problem]:
     return {node: Problem(code, node) for node in nodes}
 
 
-def _by_root(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[NodeGroup]:
-    by_root: dict[str, list[str]] = {}
+def _to_be_sent(
+    nodes: Sequence[str], facts: Mapping[str, PreflightAnswer], how: str
+) -> list[NodeGroup]:
+    """Return the groups of nodes that are sent a file each; ``sbcast`` needs the same path."""
+    if how == SBCAST:
+        return [NodeGroup(group, how) for group in by_root(nodes, facts)]
+    return [NodeGroup(tuple(nodes), how)] if nodes else []
+
+
+def by_root(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[tuple[str, ...]]:
+    """Return the nodes that have the same node root, together."""
+    groups: dict[str, list[str]] = {}
     for node in nodes:
-        by_root.setdefault(facts[node].root, []).append(node)
-    return [
-        NodeGroup(nodes=tuple(group), how=BROADCAST, root=root) for root, group in by_root.items()
-    ]
+        groups.setdefault(facts[node].root, []).append(node)
+    return [tuple(group) for group in groups.values()]
 
 
 def _reading(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[NodeGroup]:
@@ -275,6 +327,7 @@ def _missing_layers(
     return [manifest.layers[number] for number in sorted(missing)]
 
 
-def _first_names(nodes: Sequence[str]) -> str:
+def first_names(nodes: Sequence[str]) -> str:
+    """Return the names of some nodes for a person: the first three, and how many more."""
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return ", ".join(nodes[:3]) + more

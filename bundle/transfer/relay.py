@@ -26,7 +26,7 @@ MOST_CHILDREN = 8
 MOST_STRANGERS = 64
 """Connections that have not proved their right; a further one ends the oldest of them."""
 _TICK_SECONDS = 0.1
-_BACKLOG = 512
+BACKLOG = 512
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -69,7 +69,7 @@ def listen(address: str) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.bind((address, 0))
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()

@@ -8,17 +8,20 @@ import threading
 
 from ..channel.agent_channel import RELAY, AgentChannel, unpacked
 from ..format.arriving_file import Arrival
-from ..protocol.answers import Ready, Relayed
+from ..protocol.answers import OutOfReach, Ready, Relayed
 from ..protocol.codec import decode
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.requests import Incoming, RelayNodes, RelayTask
+from ..protocol.requests import RELAY_SOURCE, Incoming, RelayNodes, RelayTask
 from ..system import files
 from .chunks import ChunkFile
 from .relay import RelayAddresses, RelayOutcome, listen
+from .relay_contact import unreachable
 from .relay_process import RelayProcess
 
 _DRIVER_HOST = "SLURM_LAUNCH_NODE_IPADDR"
 """The variable of a step with the address of the host that has started it, see srun(1)."""
+_TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
+"""The variable of a step with the switches above a node, see srun(1)."""
 
 
 class RelayReceiver:
@@ -56,7 +59,9 @@ class RelayReceiver:
 
     def ready(self) -> Ready:
         """Return the event that tells the driver where this node listens."""
-        return Ready(address=self._address, port=self._port)
+        # What Slurm knows of the network: the switches from the top down, and the node.
+        switches = os.environ.get(_TOPOLOGY, "").rpartition(".")[0]
+        return Ready(address=self._address, port=self._port, switches=switches)
 
     def follow(self, channel: AgentChannel) -> None:
         """Begin when the driver says where the others are, and serve them until it says the end."""
@@ -70,8 +75,12 @@ class RelayReceiver:
         waiting = threading.Thread(target=self._wait, args=(channel, nodes), daemon=True)
         waiting.start()
         self._waiting = waiting
-        self._relay.begin(_addresses(nodes, channel.node))
+        addresses = _addresses(nodes, channel.node)
+        self._relay.begin(addresses)
+        over = threading.Event()
+        threading.Thread(target=_try, args=(channel, nodes, addresses, over), daemon=True).start()
         channel.command()  # whatever it is, there is no more to do for others
+        over.set()
         self._relay.end()
         waiting.join()
 
@@ -98,9 +107,26 @@ def _addresses(nodes: RelayNodes, node: str) -> RelayAddresses:
     return RelayAddresses(places, nodes.nodes.index(node) + 1)
 
 
+def _try(
+    channel: AgentChannel, nodes: RelayNodes, addresses: RelayAddresses, over: threading.Event
+) -> None:
+    """Tell the driver whom this node cannot connect to, unless the relay is over by then."""
+    names = _names(nodes)
+    failures = unreachable(addresses)
+    if failures and not over.is_set():
+        told = OutOfReach(nodes=tuple((names[place], why) for place, why in failures.items()))
+        with contextlib.suppress(OSError):  # the driver has gone
+            channel.emit(told)
+
+
+def _names(nodes: RelayNodes) -> tuple[str, ...]:
+    """Return the names of all places."""
+    return (RELAY_SOURCE, *nodes.nodes)
+
+
 def _relayed(outcome: RelayOutcome, nodes: RelayNodes) -> Relayed:
     """Return the outcome with the names of nodes."""
-    names = ("the source", *nodes.nodes)
+    names = _names(nodes)
     reasons = "; ".join(f"{names[place]}: {why}" for place, why in outcome.unreached)
     return Relayed(
         seconds=outcome.seconds,

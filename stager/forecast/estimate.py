@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted
+from bundle.protocol.enumerations import TransferWay
 from bundle.protocol.planned_transfer import StagingWork
 from bundle.redaction.masking import masked
 from bundle.transfer.forecast import (
@@ -52,6 +53,8 @@ class Setting:
     """CPUs that a job gets on each node."""
     launcher: str
     """``torchrun`` or ``srun``."""
+    relayed: bool
+    """True if the nodes pass the bundle on to each other; False if ``sbcast`` sends it."""
     basis: Basis
     """The rates of the cluster."""
 
@@ -78,6 +81,7 @@ def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -
         # As slurm.request asks for them.
         cpus=config.cluster.cpus_per_task or ranks,
         launcher=config.launch.launcher,
+        relayed=config.cluster.transfer is not TransferWay.SBCAST,
         basis=basis,
     )
 
@@ -186,7 +190,7 @@ def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
 
 def _at(setting: Setting, count: int) -> CountForecast:
     """Return the forecast for a number of nodes."""
-    width = best_width(count, WIDEST, setting.basis.rates)
+    width = min(2, count) if setting.relayed else best_width(count, WIDEST, setting.basis.rates)
     changed = one_changed(setting, count)
     return CountForecast(
         nodes=count,
@@ -204,7 +208,7 @@ def _at(setting: Setting, count: int) -> CountForecast:
 
 def _staged(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
     nodes, rates = setting.nodes(count), setting.basis.rates
-    staged = [] if work is None else [staging(work, nodes, rates)]
+    staged = [] if work is None else [staging(work, nodes, rates, relayed=setting.relayed)]
     return forecast(staged, nodes, rates, launcher=setting.launcher)
 
 

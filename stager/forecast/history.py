@@ -21,7 +21,7 @@ from bundle.protocol.planned_transfer import PlannedGroup, StagingWork
 from bundle.protocol.rates import ASSUMED, Rates
 from bundle.protocol.records import Record
 from bundle.transfer.forecast import BLOCK, Nodes, a_step, staging
-from bundle.transfer.plan import BROADCAST, SHARED
+from bundle.transfer.plan import SENT, SHARED
 
 from ..core.errors import StagerError
 from ..core.regular_files import text_of
@@ -57,6 +57,8 @@ class Seen:
     """Seconds of the sending alone, where that is known."""
     unpack: float | None = None
     """Seconds that the slowest node unpacked for, where that is known."""
+    relayed: bool = False
+    """True if the nodes passed the bundle on to each other; False if ``sbcast`` sent it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class JobTimer:
         self._seconds: dict[PhaseName, float] = {}
         self._sent: list[float] = []
         self._unpacked: list[float] = []
-        self._disturbed = False
+        self._disturbed = self._relayed = False
 
     def take(self, record: Record) -> None:
         """Learn from one event."""
@@ -98,7 +100,7 @@ class JobTimer:
             self._seconds[event.phase] = event.seconds
         elif isinstance(event, FileSent):
             self._sent.append(event.seconds)
-            self._disturbed |= event.relayed  # the forecast is one of sbcast
+            self._relayed = event.relayed
         elif isinstance(event, UnpackAnswer):
             self._take_unpack(event)
 
@@ -124,6 +126,7 @@ class JobTimer:
             stage=self._seconds[PhaseName.UNPACK],
             send=self._sent[0] if self._sent else None,
             unpack=max(self._unpacked, default=None),
+            relayed=self._relayed,
         )
 
     def _only_group(self) -> PlannedGroup | None:
@@ -131,7 +134,7 @@ class JobTimer:
         groups = self._plan.groups
         if any(group.how == SHARED for group in groups):
             return None
-        sent = [group for group in groups if group.how == BROADCAST and group.work is not None]
+        sent = [group for group in groups if group.how in SENT and group.work is not None]
         return sent[0] if len(sent) == 1 else None
 
 
@@ -189,7 +192,7 @@ def basis(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
     send, unpack, step = [], [], []
     for job in jobs:
         nodes = Nodes(job.nodes, cpus=job.cpus, sharing=job.nodes if one_machine else 1)
-        expected = staging(job.work, nodes)
+        expected = staging(job.work, nodes, relayed=job.relayed)
         step.append(job.step / a_step(nodes))
         together = max(job.stage - job.step, 0.0) / expected.seconds
         if job.work.sent >= _ENOUGH_BYTES:

@@ -94,9 +94,9 @@ class CountForecast:
     world_size: int
     """The number of ranks."""
     width: int
-    """Nodes that one node of a broadcast sends to."""
+    """Nodes that one node sends to: 2 in a relay."""
     levels: int
-    """The depth of a broadcast's tree."""
+    """The depth of the tree along which the bundle is sent."""
     cold: PhaseSeconds
     """Nodes that have nothing yet."""
     unchanged: PhaseSeconds

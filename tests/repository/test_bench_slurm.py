@@ -69,7 +69,7 @@ def test_without_what_is_fitted_nothing_is_foretold() -> None:
 def test_what_a_job_showed_is_in_its_events(tmp_path: Path) -> None:
     assert forecasts.seen(tmp_path) is None
     work = {"sent": 8, "bytes": 9, "files": 1, "linked": 0}
-    group = {"how": "broadcast", "nodes": ["a", "b"], "work": work}
+    group = {"how": "sbcast", "nodes": ["a", "b"], "work": work}
     events = [
         {"event": "end", "phase": "preflight", "seconds": 0.5},
         {"event": "plan", "groups": [group], "cpus": 2},

@@ -111,6 +111,7 @@ def test_the_printed_script_does_the_same(
     assert done.returncode == 0, log.read_text() if log else done.stderr
     ran = SlurmRan(code=0, report={"job_id": number}, stderr="", logs=work / "logs")
     assert_trained(ran, work, accuracy=0.0)
+    here.clean()  # gigabytes of memory, which other tests need
 
 
 def test_a_rank_touches_nothing_that_is_shared(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.building import Project
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, make_cluster, remove_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +39,30 @@ def torn(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Two nodes, not the first: what they send to each other is lost, until the test is over."""
     pair = cluster.nodes[1], cluster.nodes[2]
     for node, other in (pair, pair[::-1]):
-        nobody = ["lladdr", "02:00:00:00:00:01", "nud", "permanent"]
-        cluster.on(
-            node, ["ip", "neigh", "replace", address(cluster, other), "dev", "eth0", *nobody]
-        )
+        lose(cluster, node, [other])
     yield pair
     for node, other in (pair, pair[::-1]):
         cluster.on(node, ["ip", "neigh", "del", address(cluster, other), "dev", "eth0"])
+
+
+@pytest.fixture
+def apart() -> Iterator[Cluster]:
+    """Eight nodes that cannot reach each other: what they send is lost."""
+    name = f"test-{os.getpid()}-apart"
+    try:
+        cluster = make_cluster(name, "--nodes", "8")
+        for node in cluster.nodes:
+            lose(cluster, node, [other for other in cluster.nodes if other != node])
+        yield cluster
+    finally:
+        remove_cluster(name)
+
+
+def lose(cluster: Cluster, node: str, others: list[str]) -> None:
+    """Lose what a node sends to others, as a firewall that drops does."""
+    nobody = "lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+    command = f"for place; do ip neigh replace $place {nobody}; done"
+    cluster.on(node, ["sh", "-ec", command, "sh", *(address(cluster, other) for other in others)])
 
 
 def address(cluster: Cluster, node: str) -> str:
@@ -54,12 +72,19 @@ def address(cluster: Cluster, node: str) -> str:
 
 
 def staged(project: Project, *options: str) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-    """The result, the events and the talk of a verification whose bundle is relayed."""
-    done = project.stager("verify", "--json", "--nodes", "3", "--transfer", "relay", *options)
+    """The result, the events and the talk of a verification; its bundle is relayed by default."""
+    options = options or ("--nodes", "3", "--transfer", "relay")
+    done = project.stager("verify", "--json", *options)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     [log] = Path(report["log_dir"]).glob(f"events.{report['job_id']}.jsonl")
     return report, [json.loads(line) for line in log.read_text().splitlines()], done.stderr
+
+
+def renew(project: Project) -> None:
+    """Add what no node has yet."""
+    (project.root / "new.bin").write_bytes(os.urandom(1 << 20))
+    project.build()
 
 
 def test_nodes_pass_the_bundle_on(
@@ -85,9 +110,40 @@ def test_nodes_that_cannot_reach_each_other_take_another_way(
     slurm_project: Project, without_sbcast: Path, torn: tuple[str, str]
 ) -> None:
     """A firewall that drops, and does not refuse."""
-    (slurm_project.root / "new.bin").write_bytes(os.urandom(1 << 20))
-    slurm_project.build()
+    renew(slurm_project)
     report, events, _ = staged(slurm_project)
     assert [node["ok"] for node in report["nodes"]] == [True, True, True]
     assert [event["bytes"] > 1 << 20 for event in events if event["event"] == "sent"] == [True]
     assert not without_sbcast.exists()
+
+
+def test_where_hardly_any_node_reaches_another_sbcast_sends(
+    slurm_project: Project, apart: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way is found out, and said: nobody has asked for one."""
+    renew(slurm_project)
+    for name, value in apart.env.items():
+        monkeypatch.setenv(name, value)
+    _, events, said = staged(slurm_project, "--nodes", "8", "--stage", "always")
+    # The nodes at the top of the trees had taken it from the source before that was known.
+    *_, last = [event for event in events if event["event"] == "sent"]
+    assert last.get("relayed", False) is False
+    assert "relay to 8 nodes: staging is asked for" in said
+    assert re.search(
+        r"the relay did not reach node0\d, node0\d, node0\d and \d more \(most nodes cannot connect"
+        r" to others, node0\d to node0\d for example: no answer within 1.5 s\): using sbcast",
+        " ".join(said.split()),
+    ), said
+
+
+def test_the_relay_is_what_is_usual(slurm_project: Project, without_sbcast: Path) -> None:
+    """And it is remembered how fast it was, for the next forecast."""
+    renew(slurm_project)
+    report, events, said = staged(slurm_project, "--nodes", "3", "--stage", "always")
+    [sent] = [event for event in events if event["event"] == "sent"]
+    assert sent["relayed"] is True
+    assert [group["how"] for group in report["plan"]["groups"]] == ["relay"]
+    assert "relay to 3 nodes: staging is asked for" in said
+    assert not without_sbcast.exists()
+    history = json.loads((slurm_project.store.root / "history.json").read_text())
+    assert [job["relayed"] for job in history["jobs"]] == [True]

@@ -47,7 +47,7 @@ OF_PHASES = {
     "relay": (
         *("transfer/trees", "transfer/chunks", "transfer/relay", "transfer/relay_handshake"),
         *("transfer/relay_child", "transfer/relay_parent", "transfer/relay_inflow"),
-        *("transfer/relay_process", "transfer/relay_receiver"),
+        *("transfer/relay_process", "transfer/relay_receiver", "transfer/relay_contact"),
     ),
     "launch": (
         *("launch/wrapper", "launch/watch", "launch/early_torchrun"),

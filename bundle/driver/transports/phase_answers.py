@@ -8,7 +8,7 @@ from collections.abc import Collection, KeysView, Mapping
 from dataclasses import replace
 
 from ...protocol.agent_events import RankOutput, read_agent_line
-from ...protocol.answers import Answer, Ready, Relayed
+from ...protocol.answers import Answer, OutOfReach, Ready, Relayed
 from ...protocol.events import FramesLost
 from .transport import OnEvent, Requests
 
@@ -23,7 +23,8 @@ class PhaseAnswers:
         answered: how many tasks of each node have answered.
         bad: the nodes of which a task has failed.
         step_id: the id of the step, as an agent that is ready gives it.
-        listening: where the agents that are ready listen: address and port.
+        listening: the agents that are ready to take part in a relay, and where they listen.
+        out_of_reach: whom a node cannot connect to in a relay, with the reasons.
         relayed: the outcome of a relay on each node.
     """
 
@@ -43,7 +44,8 @@ class PhaseAnswers:
         self.answered: dict[str, int] = {}
         self.bad: set[str] = set()
         self.step_id = ""
-        self.listening: dict[str, tuple[str, int]] = {}
+        self.listening: dict[str, Ready] = {}
+        self.out_of_reach: dict[str, dict[str, str]] = {}
         self.relayed: dict[str, Relayed] = {}
         self._done: dict[str, set[int]] = {}
         self._unknown: collections.Counter[str] = collections.Counter()
@@ -103,7 +105,10 @@ class PhaseAnswers:
         if isinstance(event, Ready):
             self.ready.add(node)
             self.step_id = event.step
-            self.listening[node] = event.address, event.port
+            self.listening[node] = event
+            return
+        if isinstance(event, OutOfReach):
+            self.out_of_reach[node] = dict(event.nodes)
             return
         if isinstance(event, Relayed):
             self.relayed[node] = event

@@ -22,12 +22,11 @@ from ...launch import output_reader
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
-from . import slurm_commands, slurm_faults
+from . import relay_source, slurm_commands, slurm_faults
 from .agent_program import factored, request_line
 from .driver_channel import DriverChannel
 from .phase_answers import PhaseAnswers
 from .phase_run import SECONDS, LaunchLimit, Limit, PhaseRun, TimeLimit
-from .relay_source import RelaySource, remarks
 from .sbcast import Broadcaster
 from .step_starter import StepStarter
 from .timeouts import CONTROLLER_SECONDS, Waiting, Watch, endings
@@ -237,7 +236,7 @@ class SlurmTransport:
                 watch = Watch("unpack", requests, on_event, self._variables)
                 run = PhaseRun(step, PhaseAnswers(requests, 1, watch.take, "unpack"), watch)
                 if transfer.token:
-                    failed, seconds = RelaySource().send(transfer, run)
+                    failed, seconds = relay_source.send(transfer, run, self._relay_ports())
                 else:
                     failed, seconds = self._broadcaster.send(transfer, run, waiting)
                 if not waiting.again(step.errors if step.ended else ""):
@@ -248,7 +247,18 @@ class SlurmTransport:
             if not joins:
                 step.finish(run.answers.take, _LOST_SECONDS if watch.lost else self._grace)
             ended = {**endings(requests, step), **watch.lost}
-            return Delivery(failed, ended, seconds, remarks(run.answers.relayed, transfer.size))
+            return Delivery(
+                failed, ended, seconds, relay_source.remarks(run.answers, transfer.size)
+            )
+
+    def _relay_ports(self) -> range | None:
+        """Return the ports of this host that a cluster's firewall lets nodes connect to.
+
+        It is where ``srun`` listens, too. None where Slurm names none.
+        """
+        with contextlib.suppress(NodeError):
+            return slurm_commands.srun_ports(self._ask("scontrol", "show", "config"))
+        return None
 
     def _await_unpacking(self, run: PhaseRun) -> None:
         step, answers = run.step, run.answers

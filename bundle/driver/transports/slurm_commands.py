@@ -69,6 +69,7 @@ _ENDED_BY_STATE = {
     "REVOKED": Ending.CANCELLED,
 }
 _ENDED_BY_REASON = {"TimeLimit": Ending.TIME_LIMIT, "NodeDown": Ending.NODE_FAILURE}
+_SRUN_PORTS = re.compile(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
 _COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -212,6 +213,17 @@ def version(text: str) -> tuple[int, int]:
     """Parse ``srun --version``: ``slurm-wlm 22.05.8`` is (22, 5); (0, 0) if unknown."""
     match = _VERSION.search(text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def srun_ports(shown: str) -> range | None:
+    """Return the ports that ``srun`` may listen on; None for any.
+
+    Args:
+        shown: what ``scontrol show config`` prints.
+    """
+    match = _SRUN_PORTS.search(shown)
+    first, last = map(int, match.groups()) if match else (0, 0)
+    return range(first, last + 1) if 0 < first <= last else None
 
 
 def down_nodes(listed: str) -> dict[str, str]:

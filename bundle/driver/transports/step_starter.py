@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from ...agent.agent import SESSION
-from ...protocol.enumerations import Launcher, TransferWay
+from ...protocol.enumerations import Launcher, Stage, TransferWay
 from ...protocol.job import Job
 from ...protocol.requests import AgentRequest, LaunchRequest
 from ...redaction.masking import without_secrets
@@ -95,9 +95,12 @@ class StepStarter:
 
     def _phases(self, command: str) -> set[str]:
         """Return the phases that agents with this command may be asked for."""
-        relay = {"relay"} if self._job.transfer is TransferWay.RELAY else set()
+        relays = self._job.transfer in (TransferWay.AUTO, TransferWay.RELAY)
+        relay = {"relay"} if relays and self._job.stage is not Stage.NEVER else set()
+        if command == "unpack":
+            return relay
         if command != SESSION:
-            return {command, *relay}
+            return {command}
         phases: set[str] = {self._job.action, *relay}
         if self._job.deep:
             phases.add("deep")

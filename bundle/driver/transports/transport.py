@@ -59,7 +59,7 @@ class Transfer:
     source: str
     """Its path where the driver runs."""
     target: str
-    """Its path on the nodes."""
+    """Its path on the nodes, for ``sbcast``."""
     size: int
     """Bytes."""
     token: str = field(default="", repr=False)

@@ -271,13 +271,15 @@ def test_the_plan_is_told(
     with planned(single, tmp_path, Sending(), {"n1": {}}) as state:
         (told,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert told["event"] == "plan"
-    assert told["why"] == "broadcast to 1 node: n1 cannot see the bundle"
+    assert told["why"] == (
+        "sbcast to 1 node: n1 cannot see the bundle; no relay, as n1 has no address for others"
+    )
     (layer,) = single.manifest.layers
     size = single.path.stat().st_size
     work = {"sent": size, "bytes": layer.unpacked_size, "files": layer.files, "linked": 0}
     group = {
         "nodes": ["n1"],
-        "how": "broadcast",
+        "how": "sbcast",
         "bytes": size,
         "layers": [layer.name],
         "work": work,

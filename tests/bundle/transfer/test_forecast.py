@@ -21,8 +21,10 @@ from bundle.transfer.forecast import (
     block_seconds,
     forecast,
     levels,
+    relaying,
     sending,
     staging,
+    staging_by_reading,
     staging_work,
 )
 from stager.pack.bundle import Packed
@@ -31,6 +33,8 @@ ROUND = Rates(
     link=BLOCK / 0.02,
     exchange=0.01,
     broadcast=0.5,
+    relay=0.4,
+    relay_level=0.1,
     received=1e-9,
     byte=2e-9,
     file=1e-4,
@@ -92,8 +96,19 @@ def test_sending_by_hand() -> None:
     assert sending(BLOCK // 2, Nodes(1), ROUND) == pytest.approx(0.5 + 0.01 + 0.01)
 
 
+def test_relaying_by_hand() -> None:
+    """The file travels once; each level adds a little."""
+    assert relaying(10 * BLOCK, Nodes(1), ROUND) == pytest.approx(0.4 + 0.2 + 0.1)
+    assert relaying(10 * BLOCK, Nodes(14), ROUND) == pytest.approx(0.4 + 0.2 + 0.3)
+    assert relaying(0, Nodes(14), ROUND) == 0.0
+    # The nodes of one machine share what carries the bytes.
+    assert relaying(10 * BLOCK, Nodes(6, sharing=6), ROUND) == pytest.approx(0.4 + 1.2 + 0.2)
+    made = staging(TEN_BLOCKS, Nodes(14, cpus=4), ROUND)
+    assert made.send == relaying(TEN_BLOCKS.sent, Nodes(14), ROUND)
+
+
 def test_staging_by_hand() -> None:
-    made = staging(TEN_BLOCKS, Nodes(3, cpus=4), ROUND)
+    made = staging(TEN_BLOCKS, Nodes(3, cpus=4), ROUND, relayed=False)
     content, received = 20_000 * 1e-4 + 10**9 * 2e-9, 10 * BLOCK * 1e-9
     assert made.send == pytest.approx(1.2)
     assert made.unpack == pytest.approx(0.25 + (content + received) / 4)
@@ -111,7 +126,7 @@ def test_links_are_made_by_one_process() -> None:
 
 
 def test_a_bundle_that_is_read_where_it_lies() -> None:
-    made = staging(TEN_BLOCKS, Nodes(1000, cpus=4), ROUND, reading=BLOCK / 2)
+    made = staging_by_reading(TEN_BLOCKS, Nodes(1000, cpus=4), BLOCK / 2, ROUND)
     assert made.send == pytest.approx(20)
     assert made.unpack == pytest.approx(0.25 + 1.0)
 

@@ -12,16 +12,18 @@ from bundle.format.manifest import Manifest
 from bundle.format.partial_bundle import write_excerpt
 from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.codec import encode
+from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.facts import HostFacts
 from bundle.protocol.rates import ASSUMED
-from bundle.transfer.forecast import Nodes, staging, staging_work
-from bundle.transfer.plan import NodeGroup, Plan, excerpt_size, make_plan, where
+from bundle.transfer.forecast import Nodes, staging, staging_by_reading, staging_work
+from bundle.transfer.plan import NodeGroup, Plan, TransferRule, excerpt_size, make_plan, where
 from stager.pack.bundle import Packed
 from tests.support.generated import generated
 
 Facts = dict[str, PreflightAnswer]
 SIZE = 300_000_000
 FAST, SLOW = 15e9, 1.5e6
+AUTO, ALWAYS, NEVER = map(TransferRule, (Stage.AUTO, Stage.ALWAYS, Stage.NEVER))
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def manifest(standard: Packed) -> Manifest:
 
 
 def node(rate: float | None = FAST, root: str = "/tmp/stager-7", **more: Any) -> PreflightAnswer:
-    return PreflightAnswer(rate=rate, root=root, **more)
+    return PreflightAnswer(**{"rate": rate, "root": root, "address": "10.0.0.7", **more})
 
 
 READY = node(None, ready=True)
@@ -44,7 +46,7 @@ def ways(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
 @pytest.mark.parametrize("seen", [True, False])
 def test_where_all_is_there_nothing_travels(manifest: Manifest, stage: str, seen: bool) -> None:
     facts = {"n1": READY, "n2": READY}
-    plan, problems = make_plan(facts, stage, manifest if seen else None, SIZE)
+    plan, problems = make_plan(facts, TransferRule(Stage(stage)), manifest if seen else None, SIZE)
     assert ways(plan) == [("present", ("n1", "n2"))]
     assert (plan.bytes, problems) == (0, {})
     assert plan.why == "nothing to send: every node has the environment"
@@ -52,45 +54,64 @@ def test_where_all_is_there_nothing_travels(manifest: Manifest, stage: str, seen
 
 def test_a_shared_bundle_that_is_read_quickly_is_read_where_it_lies(manifest: Manifest) -> None:
     facts = {"n1": node(), "n2": READY, "n3": node()}
-    plan, problems = make_plan(facts, "auto", manifest, SIZE)
+    plan, problems = make_plan(facts, AUTO, manifest, SIZE)
     assert ways(plan) == [("present", ("n2",)), ("shared", ("n1", "n3"))]
     assert (plan.bytes, problems) == (0, {})
     assert plan.why == (
-        "2 nodes read the shared bundle (15.0 GB/s on n1, about 0.3 s; sending would take 1.8 s)"
+        "2 nodes read the shared bundle (15.0 GB/s on n1, about 0.3 s; sending would take 1.0 s)"
     )
 
 
 def test_one_that_is_read_slowly_on_some_node_is_sent(manifest: Manifest) -> None:
     facts = {"n1": node(), "n2": node(SLOW)}
-    plan, problems = make_plan(facts, "auto", manifest, SIZE)
-    assert ways(plan) == [("broadcast", ("n1", "n2"))]
+    plan, problems = make_plan(facts, AUTO, manifest, SIZE)
+    assert ways(plan) == [("relay", ("n1", "n2"))]
     assert (plan.bytes, problems) == (SIZE, {})
     assert plan.why == (
-        "broadcast to 2 nodes: the shared bundle is slow "
-        "(1.5 MB/s on n2, about 200.2 s; sending 1.8 s)"
+        "relay to 2 nodes: the shared bundle is slow (1.5 MB/s on n2, about 200.2 s; sending 1.0 s)"
     )
 
 
 def test_one_that_some_node_cannot_see_is_sent(manifest: Manifest) -> None:
     facts: Facts = {"n1": node(), "n2": node(None), "n3": READY}
-    plan, problems = make_plan(facts, "auto", manifest, SIZE)
-    assert ways(plan) == [("present", ("n3",)), ("broadcast", ("n1", "n2"))]
+    plan, problems = make_plan(facts, AUTO, manifest, SIZE)
+    assert ways(plan) == [("present", ("n3",)), ("relay", ("n1", "n2"))]
     assert problems == {}
-    assert plan.why == "broadcast to 2 nodes: n2 cannot see the bundle"
+    assert plan.why == "relay to 2 nodes: n2 cannot see the bundle"
     many = {f"n{number}": node(None) for number in range(5)}
-    plan, _ = make_plan(many, "auto", manifest, SIZE)
-    assert plan.why == "broadcast to 5 nodes: n0, n1, n2 and 2 more cannot see the bundle"
+    plan, _ = make_plan(many, AUTO, manifest, SIZE)
+    assert plan.why == "relay to 5 nodes: n0, n1, n2 and 2 more cannot see the bundle"
 
 
 def test_sending_on_request(manifest: Manifest) -> None:
-    plan, problems = make_plan({"n1": node()}, "always", manifest, SIZE)
-    assert (ways(plan), problems) == ([("broadcast", ("n1",))], {})
-    assert plan.why == "broadcast to 1 node: staging is asked for"
+    plan, problems = make_plan({"n1": node()}, ALWAYS, manifest, SIZE)
+    assert (ways(plan), problems) == ([("relay", ("n1",))], {})
+    assert plan.why == "relay to 1 node: staging is asked for"
+
+
+def test_the_users_way_of_sending(manifest: Manifest) -> None:
+    facts = {"n1": node(None), "n2": node(None, root="/scratch/stager-7")}
+    plan, _ = make_plan(facts, TransferRule(Stage.ALWAYS, TransferWay.SBCAST), manifest, SIZE)
+    # It writes to the same path everywhere; nodes of a relay may have roots of their own.
+    assert ways(plan) == [("sbcast", ("n1",)), ("sbcast", ("n2",))]
+    assert plan.why == "sbcast to 2 nodes: staging is asked for"
+    plan, _ = make_plan(facts, TransferRule(Stage.ALWAYS, TransferWay.RELAY), manifest, SIZE)
+    assert ways(plan) == [("relay", ("n1", "n2"))]
+
+
+@pytest.mark.parametrize("way", ["auto", "relay"])
+def test_nodes_without_an_address_cannot_relay(manifest: Manifest, way: str) -> None:
+    facts = {"n1": node(None), "n2": node(None, address="")}
+    plan, _ = make_plan(facts, TransferRule(way=TransferWay(way)), manifest, SIZE)
+    assert ways(plan) == [("sbcast", ("n1", "n2"))]
+    assert plan.why == (
+        "sbcast to 2 nodes: n1, n2 cannot see the bundle; no relay, as n2 has no address for others"
+    )
 
 
 def test_no_sending_on_request(manifest: Manifest) -> None:
     facts: Facts = {"n1": node(SLOW), "n2": node(None), "n3": READY}
-    plan, problems = make_plan(facts, "never", manifest, SIZE)
+    plan, problems = make_plan(facts, NEVER, manifest, SIZE)
     assert ways(plan) == [("present", ("n3",)), ("shared", ("n1",))]
     assert plan.why == "2 nodes read the shared bundle: staging is off"
     assert {name: one.what for name, one in problems.items()} == {
@@ -113,7 +134,7 @@ def test_a_driver_that_cannot_see_the_bundle_cannot_send_it(
     stage: str, others: Facts, without: list[str]
 ) -> None:
     """In a batch job it is the first node, which may have the environment already."""
-    plan, problems = make_plan({"n1": READY, **others}, stage, None, 0)
+    plan, problems = make_plan({"n1": READY, **others}, TransferRule(Stage(stage)), None, 0)
     assert sorted(problems) == without
     assert all("cannot see the bundle" in one.what for one in problems.values())
     shared = tuple(name for name in others if name not in without)
@@ -123,19 +144,18 @@ def test_a_driver_that_cannot_see_the_bundle_cannot_send_it(
         assert "read the shared bundle" in plan.why
 
 
-def test_nodes_with_other_roots_are_served_apart(manifest: Manifest) -> None:
-    """As a file is sent to one path."""
+def test_nodes_with_other_roots_are_served_together(manifest: Manifest) -> None:
+    """And so are those that lack other layers: each takes what is missing anywhere."""
     facts: Facts = {
-        "n1": node(None),
-        "n2": node(None, root="/scratch/stager-7"),
-        "n3": node(None),
+        "n1": node(None, lacks=(0,), has_wheel=True),
+        "n2": node(None, root="/scratch/stager-7", lacks=(0, 1), has_wheel=True),
+        "n3": node(None, lacks=(1,), has_wheel=True),
     }
-    plan, _ = make_plan(facts, "auto", manifest, SIZE)
-    assert [(group.nodes, group.root) for group in plan.groups] == [
-        (("n1", "n3"), "/tmp/stager-7"),
-        (("n2",), "/scratch/stager-7"),
-    ]
-    assert plan.bytes == 2 * SIZE
+    plan, _ = make_plan(facts, AUTO, manifest, SIZE)
+    (group,) = plan.groups
+    assert group.nodes == ("n1", "n2", "n3")
+    assert group.layers == tuple(layer.name for layer in manifest.layers[:2])
+    assert plan.bytes == group.bytes
 
 
 # --- only what is missing ------------------------------------------------------------------------
@@ -143,7 +163,7 @@ def test_nodes_with_other_roots_are_served_apart(manifest: Manifest) -> None:
 
 def sent(manifest: Manifest, *nodes: dict[str, Any]) -> NodeGroup:
     facts = {f"n{number}": node(None, **one) for number, one in enumerate(nodes)}
-    plan, _ = make_plan(facts, "auto", manifest, SIZE)
+    plan, _ = make_plan(facts, AUTO, manifest, SIZE)
     (group,) = plan.groups
     return group
 
@@ -195,7 +215,7 @@ def test_as_json(manifest: Manifest) -> None:
     group = sent(manifest, {"lacks": (1,), "has_wheel": True})
     assert encode(group.planned()) == {
         "nodes": ["n0"],
-        "how": "broadcast",
+        "how": "relay",
         "bytes": group.bytes,
         "layers": [manifest.layers[1].name],
         "work": {
@@ -205,7 +225,7 @@ def test_as_json(manifest: Manifest) -> None:
             "linked": manifest.files - manifest.layers[1].files,
         },
     }
-    assert NodeGroup(nodes=("n0",), how="present", root="/tmp/stager-7").planned().work is None
+    assert NodeGroup(nodes=("n0",), how="present").planned().work is None
 
 
 # --- how long it takes ---------------------------------------------------------------------------
@@ -213,20 +233,22 @@ def test_as_json(manifest: Manifest) -> None:
 
 def test_each_group_that_has_something_to_do_is_foretold(manifest: Manifest) -> None:
     facts: Facts = {"n1": node(None), "n2": READY, "n3": node(None, root="/scratch/stager-7")}
-    plan, _ = make_plan(facts, "auto", manifest, SIZE)
+    plan, _ = make_plan(facts, AUTO, manifest, SIZE)
     work = staging_work(manifest.layers, manifest.layers, SIZE)
-    assert plan.staged == (staging(work, Nodes(1, cpus=1)),) * 2
-    assert make_plan({"n2": READY}, "auto", manifest, SIZE)[0].staged == ()
-    plan, _ = make_plan({"n1": node()}, "auto", manifest, SIZE)
-    assert plan.staged == (staging(work, Nodes(1, cpus=1), reading=FAST),)
+    assert plan.staged == (staging(work, Nodes(2, cpus=1)),)
+    plan, _ = make_plan(facts, TransferRule(way=TransferWay.SBCAST), manifest, SIZE)
+    assert plan.staged == (staging(work, Nodes(1, cpus=1), relayed=False),) * 2
+    assert make_plan({"n2": READY}, AUTO, manifest, SIZE)[0].staged == ()
+    plan, _ = make_plan({"n1": node()}, AUTO, manifest, SIZE)
+    assert plan.staged == (staging_by_reading(work, Nodes(1, cpus=1), FAST),)
 
 
 def test_a_slow_network_makes_reading_the_shared_bundle_pay(manifest: Manifest) -> None:
     facts = {"n1": node(30e6), "n2": node(30e6)}
-    quick, _ = make_plan(facts, "auto", manifest, SIZE)
-    slow, _ = make_plan(facts, "auto", manifest, SIZE, ASSUMED.scaled(send=10))
+    quick, _ = make_plan(facts, AUTO, manifest, SIZE)
+    slow, _ = make_plan(facts, AUTO, manifest, SIZE, ASSUMED.scaled(send=15))
     assert (ways(quick), ways(slow)) == (
-        [("broadcast", ("n1", "n2"))],
+        [("relay", ("n1", "n2"))],
         [("shared", ("n1", "n2"))],
     )
 
@@ -235,12 +257,12 @@ def test_only_what_is_missing_is_weighed(manifest: Manifest) -> None:
     """A few kilobytes are read as quickly as they are sent, however slow the file system."""
     layers = len(manifest.layers)
     old = {"lacks": (0,), "has_wheel": True}
-    assert ways(make_plan({"n1": node(SLOW, **old)}, "auto", manifest, SIZE)[0]) == [
+    assert ways(make_plan({"n1": node(SLOW, **old)}, AUTO, manifest, SIZE)[0]) == [
         ("shared", ("n1",))
     ]
     fresh = {"lacks": list(range(layers))}
-    assert ways(make_plan({"n1": node(SLOW, **fresh)}, "auto", manifest, SIZE)[0]) == [
-        ("broadcast", ("n1",))
+    assert ways(make_plan({"n1": node(SLOW, **fresh)}, AUTO, manifest, SIZE)[0]) == [
+        ("relay", ("n1",))
     ]
 
 

@@ -159,7 +159,7 @@ def plan(sent: int) -> dict[str, Any]:
         "event": "plan", "why": "2 nodes lack 1 layer", "bytes": sent,
         "groups": [
             {"nodes": ["n1"], "how": "present", "bytes": 0, "layers": [], "work": None},
-            {"nodes": ["n2", "n3"], "how": "broadcast", "bytes": sent, "layers": ["torch"],
+            {"nodes": ["n2", "n3"], "how": "sbcast", "bytes": sent, "layers": ["torch"],
              "work": None},
         ],
         "cpus": 2,
@@ -184,7 +184,7 @@ def test_what_is_going_to_be_sent(capsys: pytest.CaptureFixture[str]) -> None:
         "  2 nodes lack 1 layer",
         "Placing the bundle",
         "  n1 present 0 bytes, 0 layers",
-        "  n2,n3 broadcast 3.0 MB, 1 layer",
+        "  n2,n3 sbcast 3.0 MB, 1 layer",
     ]
 
 
@@ -198,7 +198,7 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "n1 present 0 bytes, 0 layers",
-        "n2,n3 broadcast 3.0 MB, 1 layer: torch",
+        "n2,n3 sbcast 3.0 MB, 1 layer: torch",
     ]
     assert "nothing was sent, changed or started" in err
     assert EXPECTED in err.splitlines()

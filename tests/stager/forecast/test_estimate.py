@@ -60,6 +60,7 @@ SETTING = Setting(
     ranks=2,
     cpus=4,
     launcher=Launcher.TORCHRUN,
+    relayed=True,
     basis=Basis(),
 )
 
@@ -109,7 +110,7 @@ def test_the_report() -> None:
     assert report["rates"]["link"] == ASSUMED.link
     one, many = report["forecasts"]
     assert (one["nodes"], one["world_size"], one["width"], one["levels"]) == (1, 2, 1, 1)
-    assert (many["world_size"], many["width"], many["levels"]) == (1024, 3, 6)
+    assert (many["world_size"], many["width"], many["levels"]) == (1024, 2, 9)
     assert one["cold"] == cold(SETTING, 1).to_json()
     assert list(one["shared"]) == list(report["pays_from"]) == ["lustre", "nfs"]
     assert report["verdict"] == (

@@ -88,8 +88,10 @@ def test_without_jobs_rates_are_assumed() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
-def test_rates_are_those_that_explain_what_was_seen(factor: float) -> None:
-    found = basis([as_expected(factor=factor), as_expected(nodes=6, factor=factor)])
+@pytest.mark.parametrize("relayed", [True, False])
+def test_rates_are_those_that_explain_what_was_seen(factor: float, relayed: bool) -> None:
+    jobs = [as_expected(nodes, factor=factor, relayed=relayed) for nodes in (3, 6)]
+    found = basis(jobs)
     expected = ASSUMED.scaled(send=factor, unpack=factor, step=factor)
     assert asdict(found.rates) == pytest.approx(asdict(expected))
     assert found.text == "measured on 2 jobs of up to 6 nodes"
@@ -101,7 +103,7 @@ def test_nodes_that_were_one_machine_do_not_make_a_cluster_look_slow() -> None:
     """Fitted to two nodes, the model then speaks of six."""
     two, six = (Nodes(count, cpus=2, sharing=count) for count in (2, 6))
     rates = ASSUMED.scaled(send=2.0, unpack=3.0, step=1.5)
-    made = staging(WORK, two, rates)
+    made = staging(WORK, two, rates, relayed=False)
     seen = replace(SEEN, nodes=2, cpus=2, step=a_step(two, rates), send=made.send)
     found = basis([replace(seen, unpack=made.unpack)], one_machine=True).rates
     assert asdict(found) == pytest.approx(asdict(rates))
@@ -161,9 +163,11 @@ def seen(*events: dict[str, Any]) -> Seen | None:
 
 def test_what_a_job_shows() -> None:
     sent = {"event": "sent", "seconds": 2.5}
-    assert seen(plan("broadcast"), sent, *unpacked(3.0, 4.0, 2.0), *ends()) == SEEN
+    assert seen(plan("sbcast"), sent, *unpacked(3.0, 4.0, 2.0), *ends()) == SEEN
     bare = replace(SEEN, send=None, unpack=None)
-    assert seen(plan("present", "broadcast"), *ends()) == bare
+    assert seen(plan("present", "sbcast"), *ends()) == bare
+    relayed = seen(plan("relay"), {**sent, "relayed": True}, *unpacked(3.0, 4.0, 2.0), *ends())
+    assert relayed == replace(SEEN, relayed=True)
 
 
 @pytest.mark.parametrize(
@@ -174,23 +178,22 @@ def test_what_a_job_shows() -> None:
         [plan(), *ends()],
         [plan("present"), *ends()],
         [plan("shared"), *ends()],
-        [plan("broadcast")],
-        [plan("broadcast"), ends()[0]],
-        [plan("broadcast", "shared"), *ends()],
-        [plan("broadcast", "broadcast"), *ends()],
-        [plan("broadcast"), *unpacked(1.0, ok=False), *ends()],
-        [plan("broadcast"), *[{"event": "sent", "seconds": 1.0}] * 2, *ends()],
-        [plan("broadcast"), {"event": "sent", "seconds": 1.0, "relayed": True}, *ends()],
+        [plan("sbcast")],
+        [plan("sbcast"), ends()[0]],
+        [plan("sbcast", "shared"), *ends()],
+        [plan("sbcast", "sbcast"), *ends()],
+        [plan("sbcast"), *unpacked(1.0, ok=False), *ends()],
+        [plan("sbcast"), *[{"event": "sent", "seconds": 1.0}] * 2, *ends()],
     ],
 )
 def test_a_job_that_shows_nothing(events: list[dict[str, Any]]) -> None:
-    """Nothing was sent by sbcast, it did not come to an end, or not at the first try."""
+    """Nothing was sent, it did not come to an end, or not at the first try."""
     assert seen(*events) is None
 
 
 def test_a_job_is_kept_as_it_goes(tmp_path: Path) -> None:
     store, told = Store(tmp_path), list[Record]()
-    events = [event_record(**event) for event in (plan("broadcast"), *ends())]
+    events = [event_record(**event) for event in (plan("sbcast"), *ends())]
     with history.kept(store, told.append) as listen:
         for event in events:
             listen(event)
@@ -201,7 +204,7 @@ def test_a_job_is_kept_as_it_goes(tmp_path: Path) -> None:
 def test_a_job_that_ends_badly_is_not_kept(tmp_path: Path) -> None:
     def interrupted() -> None:
         with history.kept(Store(tmp_path), lambda event: None) as listen:
-            for event in [plan("broadcast"), *ends()]:
+            for event in [plan("sbcast"), *ends()]:
                 listen(event_record(**event))
             raise KeyboardInterrupt
 

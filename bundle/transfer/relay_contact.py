@@ -1,0 +1,94 @@
+"""Whether a node can connect to those that it would take the file from.
+
+A firewall between nodes that drops what is sent shows in nothing but time. So each node tries all
+at once, while the relay begins, and tells the driver whom it cannot connect to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+
+from . import trees
+from .relay import RelayAddresses
+
+CONTACT_SECONDS = 1.5
+"""Time for all connections to stand. A lost packet is sent again after a second."""
+_ASKED = 16
+"""About so many nodes, evenly spread, try the source; more would crowd it."""
+
+
+def parents(position: int, nodes: int) -> set[int]:
+    """Return the positions of the nodes that a node would take the file from."""
+    above = {trees.parent(position, nodes, tree) for tree in range(trees.TREES)}
+    return above - {trees.SOURCE}
+
+
+def tries_source(position: int, nodes: int) -> bool:
+    """Return whether a node is among those that try the source."""
+    return position % max(1, nodes // _ASKED) == 0
+
+
+def unreachable(addresses: RelayAddresses) -> dict[int, str]:
+    """Try to connect to those above this node, and return whom it cannot reach, and why.
+
+    Takes :data:`CONTACT_SECONDS` at most. Nothing is sent.
+    """
+    nodes = len(addresses.addresses) - 1
+    places = parents(addresses.position, nodes)
+    if tries_source(addresses.position, nodes):
+        places.add(trees.SOURCE)
+    return _failures({place: addresses.addresses[place] for place in places})
+
+
+def _failures(places: dict[int, tuple[str, int]]) -> dict[int, str]:
+    """Connect to all at the same time; return the reasons of those that failed."""
+    failures: dict[int, str] = {}
+    open_ones: dict[int, socket.socket] = {}
+    for place, address in places.items():
+        try:
+            open_ones[place] = _connecting(address)
+        except OSError as exc:
+            failures[place] = _reason(exc.errno)
+    until = time.monotonic() + CONTACT_SECONDS
+    with selectors.DefaultSelector() as selector:
+        for place, connection in open_ones.items():
+            selector.register(connection, selectors.EVENT_WRITE, place)
+        while open_ones and time.monotonic() < until:
+            for key, _ in selector.select(max(0.0, until - time.monotonic())):
+                connection = open_ones.pop(key.data)
+                selector.unregister(connection)
+                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                connection.close()
+                if code:
+                    failures[key.data] = _reason(code)
+    for place, connection in open_ones.items():
+        connection.close()
+        failures[place] = f"no answer within {CONTACT_SECONDS:g} s"
+    return failures
+
+
+def _connecting(address: tuple[str, int]) -> socket.socket:
+    """Return a socket that begins to connect.
+
+    Raises:
+        OSError: there is no way to that address.
+    """
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        connection.connect(address)
+    except BlockingIOError:
+        pass
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _reason(code: int | None) -> str:
+    return os.strerror(code or errno.EIO).lower()

@@ -1,0 +1,83 @@
+"""Whom a node tries to connect to, and what it says of those that it cannot reach."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from bundle.transfer import relay_contact, trees
+from bundle.transfer.relay import RelayAddresses, listen
+from bundle.transfer.relay_contact import parents, tries_source, unreachable
+
+COUNTS = (1, 2, 3, 7, 16, 33, 1000)
+
+
+@contextlib.contextmanager
+def listening(count: int) -> Iterator[list[tuple[str, int]]]:
+    """The addresses of so many that listen, the source among them."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen("127.0.0.1")) for _ in range(count)]
+        yield [one.getsockname() for one in sockets]
+
+
+def closed_port() -> tuple[str, int]:
+    """An address at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address: tuple[str, int] = free.getsockname()
+    return address
+
+
+@pytest.mark.parametrize("nodes", COUNTS)
+def test_each_node_tries_its_parents(nodes: int) -> None:
+    for position in range(1, nodes + 1):
+        above = {trees.parent(position, nodes, tree) for tree in range(trees.TREES)}
+        assert parents(position, nodes) == above - {trees.SOURCE}
+
+
+@pytest.mark.parametrize("nodes", COUNTS)
+def test_a_few_nodes_try_the_source(nodes: int) -> None:
+    trying = sum(tries_source(position, nodes) for position in range(1, nodes + 1))
+    assert min(nodes, 16) <= trying <= 32
+
+
+def test_those_that_listen_are_reached() -> None:
+    with listening(8) as places:
+        for position in range(1, 8):
+            assert unreachable(RelayAddresses(tuple(places), position)) == {}
+
+
+def test_those_that_do_not_are_named_with_the_reason() -> None:
+    with listening(8) as places:
+        below = next(place for place in range(1, 8) if 4 in parents(place, 7))
+        places[4] = closed_port()
+        assert unreachable(RelayAddresses(tuple(places), below)) == {4: "connection refused"}
+
+
+def test_silence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is full answers as a firewall that drops packets does: not at all."""
+    monkeypatch.setattr(relay_contact, "CONTACT_SECONDS", 0.3)
+    with socket.socket() as full, contextlib.ExitStack() as stack, listening(4) as places:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        below = next(place for place in (1, 2, 3) if parents(place, 3))
+        (above,) = parents(below, 3)
+        places[above] = full.getsockname()
+        failures = unreachable(RelayAddresses(tuple(places), below))
+    assert failures == {above: "no answer within 0.3 s"}
+
+
+def test_an_address_that_leads_nowhere() -> None:
+    with listening(3) as places:
+        below = next(place for place in (1, 2) if parents(place, 2))
+        (above,) = parents(below, 2)
+        places[above] = ("255.255.255.255", 9)
+        (why,) = unreachable(RelayAddresses(tuple(places), below)).values()
+    assert why in ("network is unreachable", "permission denied")
