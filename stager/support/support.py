@@ -201,9 +201,9 @@ class _Gathering:
         self.top = self._top_folder()
         left_out, members = list(self.found.left_out), list[Listed]()
         for number, item in enumerate(self.found.items):
-            self.step(item.name, number, len(self.found.items))
             try:
                 name = self._name(item.name, archive)
+                self.step(name, number, len(self.found.items))
                 size = archive.add(name, self._pieces(item))
             except UnfitError as exc:  # it has changed since it was looked at
                 left_out.append(exc.message)

@@ -454,6 +454,21 @@ def test_somebody_elses_logs(tmp_path: Path) -> None:
     }
 
 
+def test_the_progress_shows_no_secret_of_a_name(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "token=Zz11Yy22Xx33.log").write_text("hello\n")
+    shown: list[str] = []
+    support(
+        find(str(logs), logs),
+        SupportOptions(output=tmp_path / "a"),
+        lambda found: "",
+        environment={},
+        step=lambda name, done, total: shown.append(name),
+    )
+    assert [Path(name).name for name in shown] == ["token=redacted-token"]
+
+
 def test_values_of_the_environment_are_found_bare(tmp_path: Path) -> None:
     log = b"it says lettersAndWords, and hunter2 too; a path is /opt/keys/one\n"
     logs = job_of(tmp_path / "logs", log, launch={"pass_env": ["PASSED"]})
