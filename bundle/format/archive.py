@@ -215,6 +215,7 @@ class BundleFile:
             end = start + length + fill
             if self.read(end - fill, fill) != bytes(fill):
                 raise self._damaged(f"the padding behind {name} is not empty")
+        self._arrival.wait(self._handle, end + len(END), self.path)
         total = os.fstat(self._handle).st_size
         if total != end + len(END):
             raise self._damaged(f"it has {total} bytes, not {end + len(END)}")

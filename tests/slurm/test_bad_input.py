@@ -207,6 +207,6 @@ def interface(cluster: Cluster, node: str) -> str:
 def before_sbcast(bench: Bench) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A job of three nodes that is just about to send; its number. It goes on afterwards."""
     gate = bench.gate("sbcast")
-    started = bench.start("verify", "--nodes", "3", "--stage", "always")
+    started = bench.start("verify", "--nodes", "3", "--transfer", "sbcast")
     yield started, gate.reached(started)
     gate.open()

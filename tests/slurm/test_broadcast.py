@@ -98,7 +98,7 @@ def test_only_what_is_new_is_sent(
     (slurm_torch.work / "script.py").write_text(SCRIPT)
 
     def run(bundle: Path) -> SlurmRan:
-        options = ("--stage", "always", "--launcher", "srun", "--nproc-per-node", "2")
+        options = ("--transfer", "sbcast", "--launcher", "srun", "--nproc-per-node", "2")
         ran = slurm_torch.job("run", *options, "--", "script.py", bundle=bundle, env=env)
         assert ran.code == 0, ran.stderr
         assert ran.ranks() == [f"[RANK {rank}] WORLD_SIZE=6" for rank in range(6)]
@@ -162,7 +162,7 @@ def verify(project: Project, *options: str) -> dict[str, Any]:
     [
         ("auto", "3 nodes read the shared bundle (", False),
         ("never", "3 nodes read the shared bundle: staging is off", False),
-        ("always", "broadcast to 3 nodes: staging is asked for", True),
+        ("always", "relay to 3 nodes: staging is asked for", True),
     ],
 )
 def test_a_plan_and_why(
@@ -189,7 +189,7 @@ def test_a_plan_and_why(
     assert (plan["bytes"] > 1 << 20) is travels
     [group] = plan["groups"]
     assert group["nodes"] == list(cluster.nodes)
-    assert group["how"] == ("broadcast" if travels else "shared")
+    assert group["how"] == ("relay" if travels else "shared")
     newest = max((slurm_project.store.root / "bundles").iterdir(), key=os.path.getmtime)
     with tarfile.open(newest) as tar:
         bundle_id = json.loads(tar.extractfile("manifest.json").read())["id"]  # type: ignore[union-attr]

@@ -231,7 +231,7 @@ def test_a_copy_that_is_damaged_on_its_way(bench: Bench, times: int) -> None:
     for number in range(times):
         (folder / f"once{number}").touch()
     bench.env["PATH"] = f"{folder}:{os.environ['PATH']}"
-    said = bench.stager("verify", "--nodes", "2", "--stage", "always")
+    said = bench.stager("verify", "--nodes", "2", "--transfer", "sbcast")
     assert "was damaged on its way to node01, node02; sending it again" in said.talk
     if times == 1:
         assert said.code == 0, said.talk

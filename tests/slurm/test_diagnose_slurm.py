@@ -130,7 +130,7 @@ def test_a_disk_that_a_rank_fills(scene: Scene) -> None:
 def test_a_disk_that_is_full_when_the_bundle_comes(scene: Scene) -> None:
     empty_nodes(scene.cluster)
     gate = scene.bench.gate("sbcast")
-    started = scene.start("all=sleeps", options=("--stage", "always"))
+    started = scene.start("all=sleeps", options=("--transfer", "sbcast"))
     gate.reached(started)
     with remounted(scene.cluster, "node02", "size=1M", "size=100%"):
         gate.open()

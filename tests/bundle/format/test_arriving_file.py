@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bundle.environment import unpack
-from bundle.format.archive import BundleFile
+from bundle.format.archive import END, BundleFile
 from bundle.format.arriving_file import Arrival
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
@@ -188,5 +188,20 @@ def test_another_file_that_was_there_gives_way(
         arrival.end(whole=True)
 
     sending = later(0.3, send)
+    assert unpacked(single, path, root, arrival).written == single.manifest.files
+    sending.join()
+
+
+def test_the_end_mark_may_come_late(single: Packed, tmp_path: Path, base: Path) -> None:
+    """A file that is shorter than it will be is not damaged as long as more may come."""
+    root, path, arrival = secure_root(str(base)), tmp_path / "coming.tar", Arrival()
+    data = single.path.read_bytes()
+    path.write_bytes(data[: -len(END)])
+
+    def send() -> None:
+        path.write_bytes(data)
+        arrival.end(whole=True)
+
+    sending = later(1.0, send)
     assert unpacked(single, path, root, arrival).written == single.manifest.files
     sending.join()
