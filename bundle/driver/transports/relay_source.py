@@ -89,7 +89,7 @@ def _source(transfer: Transfer, ports: range | None) -> Iterator[int]:
         try:
             handle = os.open(transfer.source, os.O_RDONLY | os.O_CLOEXEC)
             resources.callback(os.close, handle)
-            listener = _listen(ports)
+            listener = listen(ports)
             port = int(listener.getsockname()[1])
             file = ChunkFile(handle, transfer.size, complete=True)
             source = RelayProcess(file, bytes.fromhex(transfer.token), listener)
@@ -103,8 +103,11 @@ def _source(transfer: Transfer, ports: range | None) -> Iterator[int]:
         yield port
 
 
-def _listen(ports: range | None) -> socket.socket:
+def listen(ports: range | None) -> socket.socket:
     """Listen on all addresses of this host, of IPv4 and of IPv6 where it has both.
+
+    Args:
+        ports: those to choose from; None for any.
 
     Raises:
         OSError: none of the ports is free.

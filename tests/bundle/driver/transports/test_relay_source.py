@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+
 import pytest
 
 from bundle.driver.transports.phase_answers import PhaseAnswers
-from bundle.driver.transports.relay_source import in_network_order, why_hopeless
+from bundle.driver.transports.relay_source import in_network_order, listen, why_hopeless
 from bundle.driver.transports.relay_source import remarks as remarks_of
 from bundle.protocol.answers import Ready, Relayed
 
@@ -129,3 +132,29 @@ def test_without_switches_the_order_is_that_of_the_list() -> None:
     names = ("node2", "node10", "node1", "login")
     listening = {name: Ready(name) for name in names[:3]}
     assert in_network_order(names, listening) == names[:3]
+
+
+# --- where the source listens --------------------------------------------------------------------
+
+
+def test_the_source_listens_in_the_range_that_a_firewall_leaves_open() -> None:
+    with contextlib.closing(listen(None)) as one:
+        taken = one.getsockname()[1]
+        with contextlib.closing(listen(range(taken, taken + 3))) as other:
+            assert other.getsockname()[1] in (taken + 1, taken + 2)
+
+
+def test_a_range_in_which_all_ports_are_taken() -> None:
+    with contextlib.closing(listen(None)) as one:
+        taken = one.getsockname()[1]
+        with pytest.raises(OSError, match="Address already in use"):
+            listen(range(taken, taken + 1))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_nodes_may_come_by_either_protocol(address: str) -> None:
+    if ":" in address and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with contextlib.closing(listen(None)) as source:
+        port = source.getsockname()[1]
+        socket.create_connection((address, port), timeout=10).close()

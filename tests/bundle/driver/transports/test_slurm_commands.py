@@ -377,3 +377,17 @@ def test_names_that_are_no_names_do_no_harm() -> None:
     assert slurm_faults.step_faults("srun: error: n[1-: task 0: Killed\n") == {}
     assert slurm_faults.step_faults("srun: error: Node failure on n[1-\n") == {}
     assert slurm_faults.broadcast_faults("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "ports"),
+    [
+        ("SrunPortRange           = 60001-60003", range(60001, 60004)),
+        ("SrunPortRange           = 0-0", None),
+        ("SrunPortRange           = (null)", None),
+        ("SrunProlog              = 60001-60003", None),
+    ],
+)
+def test_the_ports_that_srun_may_listen_on(line: str, ports: range | None) -> None:
+    shown = f"Configuration data as of 2026-11-24T05:00:00\nSlurmctldPort = 6817\n{line}\nTmpFS = /tmp\n"
+    assert slurm_commands.srun_ports(shown) == ports
