@@ -389,5 +389,5 @@ def test_names_that_are_no_names_do_no_harm() -> None:
     ],
 )
 def test_the_ports_that_srun_may_listen_on(line: str, ports: range | None) -> None:
-    shown = f"Configuration data as of 2026-11-24T05:00:00\nSlurmctldPort = 6817\n{line}\nTmpFS = /tmp\n"
+    shown = f"Configuration data as of now\nSlurmctldPort = 6817\n{line}\nTmpFS = /tmp\n"
     assert slurm_commands.srun_ports(shown) == ports
