@@ -15,7 +15,8 @@ from pathlib import Path
 from ..errors import BenchError
 from ..output import say
 from ..tools import REPO
-from .measure import MEASURED, measure_all
+from . import fit, scale
+from .measure import MEASURED, Measurements, measure_all
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--nodes", type=int, default=64, help="measure up to so many nodes")
     add("--least", type=int, default=2, help="measure from so many nodes on")
     add("--rounds", type=int, default=1, help="measure each job so often")
-    add("--stager", default=shutil.which("stager") or "stager")
+    add("--stager", metavar="PATH", default=shutil.which("stager") or "stager")
     add("--work", type=Path, default=Path.home(), help="seen by all nodes; 500 MB")
     add("--chart", type=Path, default=REPO / "docs" / "scale.png", help="what is drawn")
     return made
@@ -43,6 +44,22 @@ def main(argv: list[str]) -> int:
     try:
         if asked.command == "measure":
             measure_all(asked)
+            return 0
+        measured = Measurements.load(asked.file)
+        costs = fit.fit(measured)
+        jobs = scale.scale(costs)
+        if asked.command == "draw":
+            scale.draw(jobs, asked.chart)
+            return 0
+        coarse = scale.coarseness(costs)
+        sections = (
+            scale.costs_table(costs),
+            scale.checks_table(fit.checks(measured, costs)),
+            scale.computed_table(jobs),
+            scale.computed_table(scale.sensitivity(costs)),
+            scale.table(("chunks simulated", "sent s"), [(str(n), f"{s:.3f}") for n, s in coarse]),
+        )
+        print("\n\n".join(sections))
     except BenchError as exc:
         say(str(exc))
         return 1

@@ -33,6 +33,7 @@ from ..tools import REPO
 
 MEASURED = Path(__file__).parent / "measured.json"
 TICKS = os.sysconf("SC_CLK_TCK")
+_MOST_OTHERS = 0.9
 _LOOPBACK = (8 << 20, 16 << 20, 64 << 20, 256 << 20)
 """Sizes of files whose chunks have 64 KiB (the first two), 256 KiB and 1 MiB."""
 
@@ -67,6 +68,15 @@ class JobMeasured:
     """CPU seconds of the command, the driver, ``srun`` and ``salloc``."""
     node_cpu: float = 0.0
     """CPU seconds of all nodes together."""
+    others_cpu: float = 0.0
+    """CPU seconds that went to everything else on the machine meanwhile."""
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long CPU time takes as on a machine with nothing else on it."""
+        cpus = os.cpu_count() or 1
+        others = min(self.others_cpu / self.wall / cpus, _MOST_OTHERS)
+        return 1 / (1 - others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +122,11 @@ def shapes(most: int) -> list[JobShape]:
     """Return the jobs of a whole run, up to so many nodes, the smaller ones first."""
     counts = [nodes for nodes in (2, 4, 8, 16, 32, 64) if nodes <= most]
     jobs = [JobShape(nodes=nodes, megabytes=0) for nodes in counts]
-    # The same bytes a second for fewer bytes: 64 nodes have no more memory.
+    # The slower the link, the fewer bytes take as long: many nodes share one machine's memory.
+    kinds = {32: (20, 100), 64: (4, 50)}
     for nodes in counts:
-        if nodes <= 32:
-            jobs.append(JobShape(nodes=nodes, megabytes=40, mbits=200))
-        else:
-            jobs.append(JobShape(nodes=nodes, megabytes=10, mbits=50))
+        megabytes, mbits = kinds.get(nodes, (40, 200))
+        jobs.append(JobShape(nodes=nodes, megabytes=megabytes, mbits=mbits))
     jobs += [JobShape(nodes=nodes, megabytes=40) for nodes in counts if nodes <= 16]
     few = [nodes for nodes in counts if nodes <= 8]
     jobs += [JobShape(nodes=nodes, megabytes=40, mbits=200, transfer="sbcast") for nodes in few]
@@ -148,9 +157,9 @@ class JobBench:
         logs = Path(tempfile.mkdtemp(prefix="logs-", dir=self._work))
         options = ("--nodes", str(shape.nodes), "--transfer", shape.transfer)
         argv = (self._stager, "verify", "-q", *options, "--log-dir", str(logs))
-        load, before = os.getloadavg()[0], self._node_cpu()
+        load, before, busy = os.getloadavg()[0], self._node_cpu(), _busy_cpu()
         ran = run(Command(argv=argv, cwd=project, env=self._env(project)))
-        node_cpu = self._node_cpu() - before
+        busy, node_cpu = _busy_cpu() - busy, self._node_cpu() - before
         (events,) = logs.glob("events.*.jsonl")
         lines = [json.loads(line) for line in events.read_text().splitlines()]
         shutil.rmtree(logs)
@@ -165,6 +174,7 @@ class JobBench:
             sent_bytes=sum(line["bytes"] for line in sent),
             driver_cpu=round(ran.cpu, 3),
             node_cpu=round(node_cpu, 3),
+            others_cpu=round(max(0.0, busy - ran.cpu - node_cpu), 3),
         )
 
     def _env(self, project: Path) -> dict[str, str]:
@@ -255,6 +265,13 @@ def _namespace(pid: int) -> str:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return ""
+
+
+def _busy_cpu() -> float:
+    """Return the CPU seconds in which the machine was not idle, so far."""
+    first = Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
+    user, nice, system, _idle, _waiting, irq, softirq, steal = map(int, first)
+    return (user + nice + system + irq + softirq + steal) / TICKS
 
 
 def _cpu_with_children(pid: int) -> float:
