@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -46,9 +47,15 @@ class Clock:
 class Processors:
     """Processors that some processes share, each for one piece of work at a time."""
 
-    def __init__(self, clock: Clock, count: int) -> None:
-        """Begin with all of them free."""
-        self._clock, self._free = clock, count
+    def __init__(self, clock: Clock, count: int, turn: float = math.inf) -> None:
+        """Begin with all of them free.
+
+        Args:
+            clock: the time.
+            count: the number of processors.
+            turn: seconds after which a process that works on lets the next one have its turn.
+        """
+        self._clock, self._free, self._turn = clock, count, turn
         self._ready: deque[Process] = deque()
 
     def request(self, process: Process) -> None:
@@ -61,6 +68,9 @@ class Processors:
 
     def _start(self, process: Process) -> None:
         seconds, action = process.work.popleft()
+        if seconds > self._turn:
+            process.work.appendleft((seconds - self._turn, action))
+            seconds, action = self._turn, _nothing
 
         def end() -> None:
             action()
@@ -74,6 +84,10 @@ class Processors:
                 self._free += 1
 
         self._clock.at(self._clock.now + seconds, end)
+
+
+def _nothing() -> None:
+    """Do nothing: the work is not done yet."""
 
 
 class Process:

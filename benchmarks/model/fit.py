@@ -30,7 +30,8 @@ class Check:
     nodes: int
     fitted: bool
     """True if the model was fitted to it."""
-    load: float
+    others: float
+    """CPUs that everything else took meanwhile."""
     measured: float
     computed: float
 
@@ -54,7 +55,7 @@ def fit(measured: Measurements) -> JobCosts:
 def checks(measured: Measurements, costs: JobCosts) -> list[Check]:
     """Compare every measured transfer, and the phases of every job with next to no bundle."""
     found = []
-    for job in measured.jobs:
+    for job in measured.least_disturbed:
         shape = job.shape
         limit = f"{shape.mbits} Mbit/s" if shape.mbits else "no limit"
         what = f"{shape.transfer}, {job.sent_bytes / 1e6:.1f} MB, {limit}"
@@ -69,7 +70,7 @@ def checks(measured: Measurements, costs: JobCosts) -> list[Check]:
 
 def _check(job: JobMeasured, what: str, measured: float, computed: float) -> Check:
     nodes = job.shape.nodes
-    return Check(what, nodes, nodes <= MOST_FITTED, job.load, measured, computed)
+    return Check(what, nodes, nodes <= MOST_FITTED, job.others, measured, computed)
 
 
 # --- a measured job, simulated -------------------------------------------------------------------
@@ -87,21 +88,7 @@ def staged(job: JobMeasured, costs: StagingCosts) -> Staged:
     work = StagingWork(sent=sent, bytes=sent, files=_FILES)
     if job.shape.transfer == "sbcast":
         return sbcast(work, site_of(job), costs)
-    return relay(work, site_of(job), slowed(costs, job.slowdown))
-
-
-def slowed(costs: StagingCosts, factor: float) -> StagingCosts:
-    """Return the costs on CPUs that others use as well."""
-    return replace(
-        costs,
-        receive_byte=costs.receive_byte * factor,
-        receive_chunk=costs.receive_chunk * factor,
-        send_byte=costs.send_byte * factor,
-        send_chunk=costs.send_chunk * factor,
-        unpack_byte=costs.unpack_byte * factor,
-        unpack_file=costs.unpack_file * factor,
-        environment=costs.environment * factor,
-    )
+    return relay(work, site_of(job), costs)
 
 
 def phase_wall(job: JobMeasured, name: str) -> float:
@@ -113,13 +100,7 @@ def phase_wall(job: JobMeasured, name: str) -> float:
 
 def job_wall(job: JobMeasured, costs: JobCosts) -> dict[str, float]:
     """Return the computed seconds of the phases of a measured job."""
-    site, factor = site_of(job), job.slowdown
-    seconds = {}
-    for name in PHASES:
-        phase = costs.phases[name]
-        fixed, driver, agent = phase.fixed, phase.driver * factor, phase.agent * factor
-        slow = PhaseCosts(fixed=fixed * factor, driver=driver, agent=agent)
-        seconds[name] = phase_seconds(slow, site)
+    seconds = {name: phase_seconds(costs.phases[name], site_of(job)) for name in PHASES}
     seconds[TRANSFER] += staged(job, costs.staging).unpacked
     return seconds
 
@@ -143,57 +124,67 @@ def _fit_transfer(measured: Measurements) -> StagingCosts:
         receive_chunk=receive_chunk,
         send_byte=send_byte,
         send_chunk=send_chunk,
-        start=0.1,
-        efficiency=0.95,
+        start=0.0,
+        join=0.0,
+        efficiency=1.0,
         unpack_byte=ASSUMED.byte,
         unpack_file=ASSUMED.file,
-        environment=ASSUMED.environment,
+        environment=0.0,  # that of a small bundle is part of the phase's own cost
     )
-    jobs = _few(measured.jobs)
+    jobs = _few(measured.least_disturbed)
 
     @cache
-    def error(start: float, efficiency: float, network: float) -> float:
-        costs = with_network(base, start, efficiency, network)
+    def error(*tried: float) -> float:
+        costs = with_network(base, tried)
         ratios = [staged(job, costs).sent / job.sent for job in jobs if job.sent]
         return sum(max(ratio, 1 / ratio) - 1 for ratio in ratios)
 
-    return with_network(base, *_least(error, (0.1, 0.95, 1.5), (0.05, 0.03, 0.5)))
+    return with_network(base, _least(error, (0.1, 0.01, 0.95, 1.5)))
 
 
-def with_network(
-    base: StagingCosts, start: float, efficiency: float, network: float
-) -> StagingCosts:
-    """Return the costs over a network, which cost ``network`` times as much as over loopback."""
+def with_network(base: StagingCosts, fitted: Sequence[float]) -> StagingCosts:
+    """Return the costs over a network.
+
+    Args:
+        base: the costs over the loopback interface.
+        fitted: the fields ``start``, ``join`` and ``efficiency``; and how many times as much as
+            over the loopback interface a byte costs.
+    """
+    start, join, efficiency, network = fitted
     return replace(
         base,
         start=start,
+        join=join,
         efficiency=efficiency,
         receive_byte=base.receive_byte * network,
         send_byte=base.send_byte * network,
     )
 
 
-def _least(
-    error: Callable[[float, float, float], float],
-    begin: tuple[float, float, float],
-    steps: tuple[float, float, float],
-) -> tuple[float, float, float]:
+_STEPS = (0.05, 0.01, 0.03, 0.5)
+_RANGES = ((0.0, 2.0), (0.0, 0.5), (0.3, 1.0), (0.5, 20.0))
+
+
+def _least(error: Callable[..., float], begin: tuple[float, ...]) -> tuple[float, ...]:
     """Return the arguments with the least error: one step at a time, then shorter steps."""
     best = begin
     for part in (1.0, 0.5, 0.25):
-        improved = True
-        while improved:
-            improved = False
-            for at in range(3):
-                for sign in (-1, 1):
-                    tried = list(best)
-                    tried[at] = round(tried[at] + sign * part * steps[at], 6)
-                    start, efficiency, network = tried
-                    if start < 0 or not 0.3 <= efficiency <= 1 or network < 0.5:
-                        continue
-                    if error(start, efficiency, network) < error(*best) - 1e-9:
-                        best, improved = (start, efficiency, network), True
+        while True:
+            tried = min(_neighbours(best, part), key=lambda one: error(*one))
+            if error(*tried) >= error(*best) - 1e-9:
+                break
+            best = tried
     return best
+
+
+def _neighbours(point: tuple[float, ...], part: float) -> list[tuple[float, ...]]:
+    """Return the points that differ in one argument by a part of its step, within its range."""
+    found = []
+    for at, (step, (least, most)) in enumerate(zip(_STEPS, _RANGES, strict=True)):
+        for moved in (point[at] - part * step, point[at] + part * step):
+            value = round(min(most, max(least, moved)), 6)
+            found.append((*point[:at], value, *point[at + 1 :]))
+    return found
 
 
 def _line(
@@ -219,15 +210,15 @@ def _fit_phases(measured: Measurements, staging: StagingCosts) -> dict[str, Phas
 
     The CPU time is measured for the whole job. It is divided among the phases as their times grow.
     """
-    jobs = [job for job in _few(measured.jobs) if not job.shape.megabytes]
+    jobs = [job for job in _few(measured.least_disturbed) if not job.shape.megabytes]
     counts = [float(job.shape.nodes) for job in jobs]
     _, driver = least_squares(counts, [job.driver_cpu for job in jobs])
     _, agent = least_squares(counts, [job.node_cpu for job in jobs])
     walls: dict[str, tuple[float, float]] = {}
     for name in PHASES:
-        seconds = [phase_wall(job, name) / job.slowdown for job in jobs]
+        seconds = [phase_wall(job, name) for job in jobs]
         if name == TRANSFER:
-            known = [staged(job, staging).unpacked / job.slowdown for job in jobs]
+            known = [staged(job, staging).unpacked for job in jobs]
             seconds = [max(0.0, a - b) for a, b in zip(seconds, known, strict=True)]
         walls[name] = least_squares(counts, seconds)
     growth = sum(slope for _, slope in walls.values()) or 1.0
@@ -236,17 +227,14 @@ def _fit_phases(measured: Measurements, staging: StagingCosts) -> dict[str, Phas
         share = slope / growth
         costs = PhaseCosts(fixed=0.0, driver=driver * share, agent=agent * share)
         fixed = statistics.median(
-            max(0.0, (phase_wall(job, name) - _computed(job, name, costs, staging)) / job.slowdown)
-            for job in jobs
+            max(0.0, phase_wall(job, name) - _computed(job, name, costs, staging)) for job in jobs
         )
         phases[name] = replace(costs, fixed=fixed)
     return phases
 
 
 def _computed(job: JobMeasured, name: str, costs: PhaseCosts, staging: StagingCosts) -> float:
-    factor = job.slowdown
-    slow = replace(costs, driver=costs.driver * factor, agent=costs.agent * factor)
-    seconds = phase_seconds(slow, site_of(job))
+    seconds = phase_seconds(costs, site_of(job))
     return seconds + (staged(job, staging).unpacked if name == TRANSFER else 0.0)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from bundle.protocol.planned_transfer import StagingWork
 
 from .events import Clock, Process, Processors
-from .transfer import Site, StagingCosts, relay
+from .transfer import TURN, Site, StagingCosts, relay
 
 PHASES = ("start", "preflight", "place", "unpack", "probe")
 """The phases of ``stager verify``; ``start`` is what comes before and after those of the driver."""
@@ -46,7 +46,7 @@ class JobCosts:
 def phase_seconds(costs: PhaseCosts, site: Site) -> float:
     """Return the seconds of a phase: half of the driver's work is before a node's, half after."""
     clock = Clock()
-    common = Processors(clock, site.cpus)
+    common = Processors(clock, site.cpus, TURN)
     driver = Process(common)
     half = costs.driver / 2
 

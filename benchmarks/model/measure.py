@@ -33,7 +33,6 @@ from ..tools import REPO
 
 MEASURED = Path(__file__).parent / "measured.json"
 TICKS = os.sysconf("SC_CLK_TCK")
-_MOST_OTHERS = 0.9
 _LOOPBACK = (8 << 20, 16 << 20, 64 << 20, 256 << 20)
 """Sizes of files whose chunks have 64 KiB (the first two), 256 KiB and 1 MiB."""
 
@@ -72,11 +71,9 @@ class JobMeasured:
     """CPU seconds that went to everything else on the machine meanwhile."""
 
     @property
-    def slowdown(self) -> float:
-        """How many times as long CPU time takes as on a machine with nothing else on it."""
-        cpus = os.cpu_count() or 1
-        others = min(self.others_cpu / self.wall / cpus, _MOST_OTHERS)
-        return 1 / (1 - others)
+    def others(self) -> float:
+        """CPUs that everything else on the machine took, on the average."""
+        return self.others_cpu / self.wall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +96,15 @@ class Measurements:
     machine: dict[str, Any] = field(default_factory=dict)
     loopback: list[RelayMeasured] = field(default_factory=list)
     jobs: list[JobMeasured] = field(default_factory=list)
+
+    @property
+    def least_disturbed(self) -> list[JobMeasured]:
+        """Of each shape the job beside which the least went on."""
+        best: dict[JobShape, JobMeasured] = {}
+        for job in self.jobs:
+            if job.shape not in best or job.others < best[job.shape].others:
+                best[job.shape] = job
+        return list(best.values())
 
     def save(self, path: Path) -> None:
         """Write them as JSON."""

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from bundle.protocol.planned_transfer import StagingWork
+from bundle.protocol.rates import ASSUMED
 
 from .fit import Check
 from .job import JobCosts, PhaseCosts, job_seconds
@@ -47,7 +48,9 @@ class Computed:
 
 def computed(what: str, work: StagingWork, site: Site, costs: JobCosts) -> Computed:
     """Compute one job; the probe also imports what is in the environment."""
-    seconds = job_seconds(work, site, costs)
+    # The bundle that is measured has next to no files, and hardly an environment to make.
+    staging = replace(costs.staging, environment=ASSUMED.environment)
+    seconds = job_seconds(work, site, replace(costs, staging=staging))
     sent = seconds.pop("sent")
     wire = sbcast(work, site, costs.staging).sent
     total = sum(seconds.values()) + IMPORTS
@@ -118,6 +121,7 @@ def costs_table(costs: JobCosts) -> str:
         ("relay passes a byte on", f"{staging.send_byte * 1e9:.2f} ns"),
         ("relay passes a chunk on", f"{staging.send_chunk * 1e6:.0f} us"),
         ("first chunk after", f"{staging.start:.2f} s"),
+        ("a node joins", f"{staging.join * 1e3:.1f} ms"),
         ("content of a link's bytes", f"{staging.efficiency:.2f}"),
     ]
     for name, phase in costs.phases.items():
@@ -132,8 +136,8 @@ def checks_table(found: Sequence[Check]) -> str:
     for one in found:
         state = "fitted" if one.fitted else ("holds" if one.holds else "**missed**")
         times = (f"{one.measured:.2f}", f"{one.computed:.2f}", f"{one.ratio:.2f}")
-        rows.append((one.what, str(one.nodes), f"{one.load:.0f}", *times, state))
-    names = ("what", "nodes", "load", "measured s", "computed s", "computed / measured", "")
+        rows.append((one.what, str(one.nodes), f"{one.others:.1f}", *times, state))
+    names = ("what", "nodes", "other CPUs", "measured s", "computed s", "computed / measured", "")
     return table(names, rows)
 
 

@@ -23,6 +23,8 @@ CHUNKS = 64
 """Chunks that are simulated of a file of more than twice as many: each stands for several."""
 WINDOW = 4
 """Chunks of a connection that the buffers of both ends hold: some MiB."""
+TURN = 0.005
+"""Seconds that a process has a processor for, where all nodes share those of one machine."""
 FRAME = 4 << 20
 """Bytes of a bundle that are unpacked as one: 16 MB of content, compressed."""
 
@@ -62,7 +64,9 @@ class StagingCosts:
     send_chunk: float
     """For a relay to pass on a chunk besides."""
     start: float
-    """Seconds from the driver's word to the first chunk: connections, and proofs of the token."""
+    """Seconds from the driver's word to the first chunk, whatever the number of nodes."""
+    join: float
+    """For a node to take part: to read its place, connect, and prove that it knows the token."""
     efficiency: float
     """The share of a link's bytes that are content of the file."""
     unpack_byte: float
@@ -160,7 +164,7 @@ class _Relay:
         self._totals = [(self._count - tree + 1) // trees.TREES for tree in range(trees.TREES)]
         self._per_unit = max(1, round(FRAME / self._size))
         self._units = -(-self._count // self._per_unit)
-        self._common = Processors(self._clock, site.cpus) if site.shared else None
+        self._common = Processors(self._clock, site.cpus, TURN) if site.shared else None
         source_link = site.source_link or site.link
         self._hosts = [self._host(source_link, 0, self._totals)]
         processes = site.processes or site.cpus
@@ -185,12 +189,19 @@ class _Relay:
             for tree in range(trees.TREES):
                 above = trees.parent(position, self._site.nodes, tree)
                 flow = _Flow(tree, self._hosts[above], self._hosts[position])
-                self._hosts[above].children[tree].append(flow)
-                if above == trees.SOURCE:  # nobody else has anything yet
-                    self._clock.at(self._costs.start, partial(self._offer, flow))
+                self._clock.at(self._costs.start, partial(self._join, flow))
         self._clock.run()
         nodes = self._hosts[1:]
         return Staged(max(node.sent for node in nodes), max(node.unpacked for node in nodes))
+
+    def _join(self, flow: _Flow) -> None:
+        """Let a node connect to a parent, at half of what it costs it to take part."""
+
+        def connected() -> None:
+            flow.parent.children[flow.tree].append(flow)
+            self._offer(flow)
+
+        flow.child.process.do(self._costs.join / trees.TREES, connected)
 
     def _offer(self, flow: _Flow) -> None:
         """Let the parent send the chunks that it has, as far as buffers have room."""
