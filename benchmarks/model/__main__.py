@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("command", choices=("measure", "show", "draw"))
     add("--file", type=Path, default=MEASURED, help="the measurements")
-    add("--nodes", type=int, default=64, help="measure up to so many nodes")
+    add("--nodes", type=int, default=64, help="measure, or fit phases, up to so many nodes")
     add("--least", type=int, default=2, help="measure from so many nodes on")
     add("--rounds", type=int, default=1, help="measure each job so often")
     add("--stager", metavar="PATH", default=shutil.which("stager") or "stager")
@@ -46,15 +46,15 @@ def main(argv: list[str]) -> int:
             measure_all(asked)
             return 0
         measured = Measurements.load(asked.file)
-        costs = fit.fit(measured)
+        costs = fit.fit(measured, most=asked.nodes)
         jobs = scale.scale(costs)
         if asked.command == "draw":
             scale.draw(jobs, asked.chart)
             return 0
         coarse = scale.coarseness(costs)
         sections = (
+            scale.checks_table(fit.checks(measured, fit.fit(measured))),
             scale.costs_table(costs),
-            scale.checks_table(fit.checks(measured, costs)),
             scale.computed_table(jobs),
             scale.computed_table(scale.sensitivity(costs)),
             scale.table(("chunks simulated", "sent s"), [(str(n), f"{s:.3f}") for n, s in coarse]),

@@ -46,10 +46,15 @@ class Check:
         return abs(self.ratio - 1) <= WITHIN
 
 
-def fit(measured: Measurements) -> JobCosts:
-    """Return the costs that fit what was measured on few nodes."""
+def fit(measured: Measurements, most: int = MOST_FITTED) -> JobCosts:
+    """Return the costs that fit what was measured.
+
+    Args:
+        measured: the measurements.
+        most: the number of nodes up to which phases are fitted; transfers are to ``MOST_FITTED``.
+    """
     staging = _fit_transfer(measured)
-    return JobCosts(staging=staging, phases=_fit_phases(measured, staging))
+    return JobCosts(staging=staging, phases=_fit_phases(measured, staging, most))
 
 
 def checks(measured: Measurements, costs: JobCosts) -> list[Check]:
@@ -108,11 +113,9 @@ def job_wall(job: JobMeasured, costs: JobCosts) -> dict[str, float]:
 # --- fitting -------------------------------------------------------------------------------------
 
 
-def _few(jobs: Iterable[JobMeasured], transfer: str = "relay") -> list[JobMeasured]:
-    """Return those of few nodes."""
-    return [
-        job for job in jobs if job.shape.nodes <= MOST_FITTED and job.shape.transfer == transfer
-    ]
+def _few(jobs: Iterable[JobMeasured], most: int) -> list[JobMeasured]:
+    """Return the jobs with a relay of so many nodes at most."""
+    return [job for job in jobs if job.shape.nodes <= most and job.shape.transfer == "relay"]
 
 
 def _fit_transfer(measured: Measurements) -> StagingCosts:
@@ -131,7 +134,7 @@ def _fit_transfer(measured: Measurements) -> StagingCosts:
         unpack_file=ASSUMED.file,
         environment=0.0,  # that of a small bundle is part of the phase's own cost
     )
-    jobs = _few(measured.least_disturbed)
+    jobs = _few(measured.least_disturbed, MOST_FITTED)
 
     @cache
     def error(*tried: float) -> float:
@@ -205,12 +208,12 @@ def _line(
     return max(0.0, cpu(large) - a_chunk * large.chunks) / large.bytes, a_chunk
 
 
-def _fit_phases(measured: Measurements, staging: StagingCosts) -> dict[str, PhaseCosts]:
+def _fit_phases(measured: Measurements, staging: StagingCosts, most: int) -> dict[str, PhaseCosts]:
     """Return the costs of the phases: CPU seconds, and the time in which nothing grows.
 
     The CPU time is measured for the whole job. It is divided among the phases as their times grow.
     """
-    jobs = [job for job in _few(measured.least_disturbed) if not job.shape.megabytes]
+    jobs = [job for job in _few(measured.least_disturbed, most) if not job.shape.megabytes]
     counts = [float(job.shape.nodes) for job in jobs]
     _, driver = least_squares(counts, [job.driver_cpu for job in jobs])
     _, agent = least_squares(counts, [job.node_cpu for job in jobs])

@@ -96,10 +96,10 @@ def with_driver(costs: JobCosts, factor: float) -> JobCosts:
     return replace(costs, phases={name: changed(one) for name, one in costs.phases.items()})
 
 
-def coarseness(costs: JobCosts, nodes: int = 64) -> list[tuple[int, float]]:
+def coarseness(costs: JobCosts, nodes: int = 512) -> list[tuple[int, float]]:
     """Return the seconds of a transfer by the number of chunks that are simulated."""
     site = replace(SITE, nodes=nodes)
-    counts = (16, 32, 64, 128, 256, 512)
+    counts = (16, 32, 64, 128, 256)
     return [(count, relay(WORK, site, costs.staging, chunks=count).sent) for count in counts]
 
 

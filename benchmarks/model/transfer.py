@@ -288,12 +288,13 @@ def broadcast_block(nodes: int, width: int, link: float, exchange: float) -> flo
         link: bytes a second of each link.
         exchange: seconds for a node to take in a block and to acknowledge it.
     """
-    if not nodes:
-        return 0.0
-    served = min(width, nodes)
-    rounds, rest = divmod(nodes - served, width * width)
-    most = rounds * width + min(width, rest)
-    return served * BLOCK / link + exchange + broadcast_block(most, width, link, exchange)
+    seconds = 0.0
+    while nodes:
+        served = min(width, nodes)
+        seconds += served * BLOCK / link + exchange
+        rounds, rest = divmod(nodes - served, width * width)
+        nodes = rounds * width + min(width, rest)
+    return seconds
 
 
 def sbcast(work: StagingWork, site: Site, costs: StagingCosts) -> Staged:
