@@ -25,7 +25,13 @@ class Clock:
         self._count = 0
 
     def at(self, time: float, action: Action) -> None:
-        """Run an action at a time; those of the same time run in the order of these calls."""
+        """Run an action at a time; those of the same time run in the order of these calls.
+
+        Raises:
+            ValueError: the time has passed.
+        """
+        if time < self.now:
+            raise ValueError(f"an action at {time} s comes too late: it is {self.now} s")
         self._count += 1
         heapq.heappush(self._events, (time, self._count, action))
 

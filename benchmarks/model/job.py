@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from bundle.protocol.planned_transfer import StagingWork
 
@@ -55,7 +54,7 @@ def phase_seconds(costs: PhaseCosts, site: Site) -> float:
 
     def asked() -> None:
         own = common if site.shared else Processors(clock, 1)
-        Process(own).do(costs.agent, partial(clock.at, clock.now, answered))
+        Process(own).do(costs.agent, answered)
 
     for _ in range(site.nodes):
         driver.do(half, asked)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from bundle.protocol.planned_transfer import StagingWork
 from bundle.protocol.rates import ASSUMED
@@ -87,6 +87,7 @@ class Staged:
     """Until the last node has its environment."""
 
 
+@cache
 def relay(
     work: StagingWork,
     site: Site,
