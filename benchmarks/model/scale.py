@@ -28,6 +28,8 @@ IMPORTS = 2.4
 PUBLISHED = {8: 69.7, 64: 91.0, 512: 174.0, 4096: 750.0}
 """ezpz yeet on Aurora, an environment of 8 GB: seconds by the number of nodes."""
 _COUNTS = (8, 64, 512, 4096)
+_TICKS = (30, 60, 100, 200, 400, 750)
+"""Seconds that the chart's axis names."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,8 @@ def draw(jobs: Sequence[Computed], path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(list(_COUNTS), [f"{count:,}" for count in _COUNTS])
+        axes.set_yticks(list(_TICKS), [str(tick) for tick in _TICKS])
+        axes.minorticks_off()
         axes.set_xlabel("nodes", fontsize=8)
         axes.set_ylabel("seconds (the grey line is the goal of 60 s)", fontsize=8)
         axes.set_title("8 GB to the nodes", fontsize=9)
