@@ -1,0 +1,215 @@
+"""The model of transfer and phases: its limits, its order, and what it shares with the code."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.protocol.planned_transfer import StagingWork
+from bundle.protocol.rates import ASSUMED
+from bundle.transfer.forecast import block_seconds
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO))
+
+from benchmarks.model import fit, measure, scale  # noqa: E402
+from benchmarks.model.events import Clock, Process, Processors, Queue  # noqa: E402
+from benchmarks.model.job import PHASES, JobCosts, PhaseCosts, job_seconds, phase_seconds  # noqa: E402
+from benchmarks.model.transfer import Site, StagingCosts, broadcast_block, relay, sbcast  # noqa: E402
+from tests.support.architecture import oversized, parse  # noqa: E402
+
+MB = 10**6
+FREE = StagingCosts(
+    receive_byte=0.0,
+    receive_chunk=0.0,
+    send_byte=0.0,
+    send_chunk=0.0,
+    start=0.0,
+    join=0.0,
+    efficiency=1.0,
+    unpack_byte=0.0,
+    unpack_file=0.0,
+    environment=0.0,
+)
+"""Programs that take no time: only links count."""
+REAL = replace(FREE, receive_byte=1.2e-9, send_byte=0.6e-9, unpack_byte=1.2e-9)
+WORK = StagingWork(sent=40 * MB, bytes=40 * MB, files=100)
+LINK = 25.0 * MB
+NO_LATENCY = Site(nodes=1, link=LINK, latency=0.0)
+PHASE = PhaseCosts(fixed=1.0, driver=0.01, agent=0.2)
+JOB = JobCosts(staging=REAL, phases=dict.fromkeys(PHASES, PHASE))
+
+
+def wire(nodes: int, **more: object) -> float:
+    return relay(WORK, replace(NO_LATENCY, nodes=nodes, **more), FREE).sent  # type: ignore[arg-type]
+
+
+# --- the relay -----------------------------------------------------------------------------------
+
+
+def test_one_node_takes_the_size_over_the_rate() -> None:
+    assert wire(1) == pytest.approx(40 * MB / LINK)
+
+
+def test_no_link_and_no_work_is_no_time() -> None:
+    site = Site(nodes=16, latency=0.0)
+    assert relay(WORK, site, FREE).unpacked == 0.0
+    assert relay(replace(WORK, sent=0), site, REAL).unpacked == 0.0
+
+
+def test_more_nodes_take_longer_by_chunks_on_a_path_and_not_by_files() -> None:
+    counts = (1, 2, 4, 8, 16, 32, 64)
+    seconds = [wire(nodes) for nodes in counts]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] < 1.1 * seconds[0]
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"link": LINK / 2},
+        {"source_link": LINK / 2},
+        {"latency": 0.01},
+        {"disk": 5.0 * MB},
+        {"cpus": 1, "shared": True},
+    ],
+    ids=lambda worse: next(iter(worse)),
+)
+def test_a_worse_site_takes_longer(worse: dict[str, float]) -> None:
+    site = replace(NO_LATENCY, nodes=8)
+    before = relay(WORK, site, REAL).unpacked
+    assert relay(WORK, replace(site, **worse), REAL).unpacked > before  # type: ignore[arg-type]
+
+
+def test_a_source_with_half_the_rate_takes_twice_as_long() -> None:
+    assert wire(1, source_link=LINK / 2) == pytest.approx(2 * 40 * MB / LINK, rel=0.02)
+
+
+def test_one_processor_does_the_work_of_all_nodes() -> None:
+    site = Site(nodes=8, latency=0.0, cpus=1, shared=True)
+    copies = site.nodes * (REAL.receive_byte + REAL.send_byte + REAL.unpack_byte)
+    assert relay(WORK, site, REAL).unpacked == pytest.approx(copies * 40 * MB, rel=0.01)
+
+
+def test_unpacking_goes_on_while_bytes_arrive() -> None:
+    slow = replace(FREE, unpack_byte=20e-9)
+    site = replace(NO_LATENCY, nodes=2, cpus=1)
+    staged = relay(WORK, site, slow)
+    unpacking = 20e-9 * 40 * MB
+    assert staged.unpacked < staged.sent + 0.2 * unpacking
+
+
+def test_the_same_is_computed_twice() -> None:
+    site = Site(nodes=13, link=LINK, cpus=2, shared=True)
+    assert relay(WORK, site, REAL) == relay(WORK, site, REAL)
+
+
+def test_coarse_chunks_change_nothing() -> None:
+    """A file with more chunks than are simulated, on links and on CPUs that decide."""
+    work = replace(WORK, sent=2000 * MB, bytes=2000 * MB)
+    for link in (LINK, 1e12):
+        site = Site(nodes=32, link=link, cpus=4)
+        times = [relay(work, site, REAL, chunks=chunks).sent for chunks in (64, 128, 256)]
+        assert max(times) == pytest.approx(min(times), rel=0.05)
+
+
+def test_the_room_of_connections_changes_little() -> None:
+    site = Site(nodes=32, link=1e12, cpus=4)
+    times = [relay(WORK, site, REAL, window=window).sent for window in (3, 4, 8)]
+    assert max(times) == pytest.approx(min(times), rel=0.05)
+
+
+# --- sbcast --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "depth"), [(2, 4), (3, 3), (8, 1), (8, 2), (8, 3)])
+def test_a_block_of_a_full_tree_takes_what_the_forecast_says(width: int, depth: int) -> None:
+    nodes = sum(width**level for level in range(1, depth + 1))
+    expected = block_seconds(nodes, width)
+    assert broadcast_block(nodes, width, ASSUMED.link, ASSUMED.exchange) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 9, 16, 73, 500, 4096])
+def test_no_block_takes_longer_than_the_forecast_says(nodes: int) -> None:
+    for width in range(1, 9):  # a width of 1 is a chain
+        block = broadcast_block(nodes, width, ASSUMED.link, ASSUMED.exchange)
+        assert block <= block_seconds(nodes, width) * (1 + 1e-9)
+
+
+def test_sbcast_grows_with_the_nodes_and_the_relay_does_not() -> None:
+    few, many = (replace(NO_LATENCY, nodes=nodes) for nodes in (2, 64))
+    assert sbcast(WORK, many, FREE).sent > 4 * sbcast(WORK, few, FREE).sent
+    assert relay(WORK, many, FREE).sent < 1.1 * relay(WORK, few, FREE).sent
+
+
+# --- phases --------------------------------------------------------------------------------------
+
+
+def test_nodes_of_their_own_work_at_the_same_time() -> None:
+    site = Site(nodes=100, cpus=2)
+    assert phase_seconds(PHASE, site) == pytest.approx(1.0 + 100 * 0.01 + 0.2, rel=0.1)
+
+
+def test_nodes_on_one_machine_take_turns() -> None:
+    site = Site(nodes=100, cpus=2, shared=True)
+    assert phase_seconds(PHASE, site) == pytest.approx(1.0 + 100 * 0.21 / 2, rel=0.05)
+
+
+def test_a_job_is_its_phases() -> None:
+    site = Site(nodes=8, link=LINK)
+    seconds = job_seconds(WORK, site, JOB)
+    assert set(seconds) == {*PHASES, "sent"}
+    assert seconds["unpack"] > relay(WORK, site, REAL).unpacked
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+def test_a_processor_goes_from_process_to_process() -> None:
+    clock = Clock()
+    processors = Processors(clock, 1, turn=0.1)
+    ended: dict[str, float] = {}
+    for name, seconds in (("long", 1.0), ("short", 0.1)):
+        Process(processors).do(seconds, lambda name=name: ended.update({name: clock.now}))  # type: ignore[misc]
+    assert clock.run() == pytest.approx(1.1)
+    assert ended["short"] == pytest.approx(0.2)
+
+
+def test_bytes_wait_for_those_before_them() -> None:
+    clock = Clock()
+    queue = Queue(clock, 10.0)
+    begun: list[float] = []
+    for _ in range(2):
+        queue.begin(5.0, lambda: begun.append(clock.now))
+    clock.run()
+    assert begun == [0.0, 0.5]
+
+
+# --- fitting, and what is committed --------------------------------------------------------------
+
+
+def test_a_line_is_found_again() -> None:
+    assert fit.least_squares([2, 4, 8], [3, 5, 9]) == pytest.approx((1.0, 1.0))
+    assert fit.least_squares([2, 4, 8], [5, 5, 2])[1] == 0.0
+
+
+def test_the_measurements_are_of_few_and_of_many_nodes() -> None:
+    measured = measure.Measurements.load(measure.MEASURED)
+    counts = {job.shape.nodes for job in measured.jobs}
+    assert {2, 4, 8, 16, 32, 64} <= counts
+    assert measured.loopback
+
+
+def test_the_page_has_the_assumptions_of_the_code() -> None:
+    page = (REPO / "docs" / "scale.md").read_text(encoding="utf-8")
+    for value in (f"{scale.WORK.files:,}", f"{scale.SITE.cpus} CPUs", f"{scale.IMPORTS:g} s"):
+        assert value in page
+
+
+@pytest.mark.parametrize("file", sorted((REPO / "benchmarks" / "model").glob("*.py")))
+def test_the_house_holds(file: Path) -> None:
+    name = f"benchmarks.model.{file.stem}"
+    assert oversized([parse(name, file.read_text(), path=file.relative_to(REPO).as_posix())]) == []
