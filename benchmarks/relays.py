@@ -190,7 +190,7 @@ def sent_seconds(logs: Path, *, relayed: bool) -> float:
         events += map(json.loads, file.read_text(encoding="utf-8").splitlines())
     sent = [event for event in events if event["event"] == "sent"]
     if [bool(event.get("relayed")) for event in sent] != [relayed]:
-        notes = [str(event.get("line")) for event in events if event["event"] == "note"]
+        notes = [str(event.get("text")) for event in events if event["event"] == "note"]
         raise BenchError(
             f"not all nodes got the file by {'the relay' if relayed else 'sbcast'} at once",
             where=str(logs),

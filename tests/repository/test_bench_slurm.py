@@ -107,7 +107,7 @@ def test_a_transfer_has_the_seconds_of_its_event(tmp_path: Path) -> None:
 
 
 def test_a_relay_that_needed_help_is_no_measurement(tmp_path: Path) -> None:
-    note = {"event": "note", "line": "the relay did not reach node03"}
+    note = {"event": "note", "text": "the relay did not reach node03"}
     sent = {"event": "sent", "seconds": 1.5}
     logs = logged(tmp_path / "a", {**sent, "relayed": True}, note, sent)
     with pytest.raises(BenchError) as caught:
