@@ -46,8 +46,17 @@ class Cluster:
 
     def clean(self) -> None:
         """Take everything away that an earlier run left on the nodes."""
-        for number in range(1, self.nodes + 1):
-            _control("on", f"node{number:02d}", "sh", "-c", _CLEAN, name=self.name)
+        step = ("srun", "--quiet", f"--nodes={self.nodes}", "--ntasks-per-node=1", "--chdir=/")
+        env = {**os.environ, **self.env}
+        run(Command(argv=(*step, "sh", "-c", _CLEAN), cwd=REPO, env=env))
+
+    def limit(self, rate: str) -> None:
+        """Hold the traffic of every node and of the login side to a rate, or to none.
+
+        Args:
+            rate: as tc(8) writes it; ``none`` lifts the limit.
+        """
+        _control("limit", rate, name=self.name)
 
 
 def measure(session: Session) -> None:

@@ -54,13 +54,16 @@ class Job:
     """What is staged."""
     logs: Path
     """Where logs go."""
+    transfer: str = ""
+    """How the nodes get it; empty for what the program chooses."""
 
     @property
     def options(self) -> Argv:
         """As the command line has them; on Slurm everything is sent, nothing read from afar."""
         stage = ("--stage", "always") if self.allocation == "slurm" else ()
+        way = ("--transfer", self.transfer) if self.transfer else ()
         return (
-            *("--allocation", self.allocation, "--nodes", str(self.nodes), *stage),
+            *("--allocation", self.allocation, "--nodes", str(self.nodes), *stage, *way),
             *("--bundle", str(self.bundle), "--log-dir", str(self.logs)),
         )
 

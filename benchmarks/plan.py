@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import building, cluster, curve, reference, starting, unpacking
+from . import building, cluster, curve, reference, relays, starting, unpacking
 from .curve import Point
 from .errors import BenchError
 from .place import GIB, Place, Room, scratch
 from .process import adopt_orphans
 from .reference import Reference
 from .report import Results
-from .rows import ROWS, Row, chosen, judge
+from .rows import ROWS, Row, chosen
 from .session import Session
 from .tools import Tools, need_programs, versions
+from .verdicts import judge
 
 MEASURES: dict[str, Callable[[Session], None]] = {
     "build": building.measure,
@@ -27,10 +28,13 @@ MEASURES: dict[str, Callable[[Session], None]] = {
     "calls": starting.calls,
     "start": starting.start,
     "slurm": cluster.measure,
+    "relay": relays.measure,
 }
 """What measures each group of rows, in the order in which it is done."""
 QUICK = ("build", "size", "unpack", "restage", "import")
 """The groups of ``--quick``."""
+QUICK_NODES = (2, 4)
+"""The numbers of nodes of ``--relay --quick``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,8 @@ class Options:
     """Rows and groups; none for all."""
     slurm: bool = False
     """Whether the rows on a real Slurm are measured, too."""
+    relay: bool = False
+    """Whether the relay is measured, and nothing else."""
     curve: bool = False
     """Whether ours is measured over the size of the environment, too."""
     cpus: int = 2
@@ -62,6 +68,8 @@ class Options:
     @property
     def room(self) -> Room:
         """The room that it takes."""
+        if self.relay:
+            return Room(disk=2 * GIB, memory=0)  # the nodes' memory is looked at when they are
         if self.quick:
             return Room(disk=4 * GIB, memory=GIB)
         return Room(disk=(20 if self.curve else 14) * GIB, memory=int(3.5 * GIB))
@@ -72,11 +80,32 @@ class Options:
         Raises:
             BenchError: one is not known.
         """
+        if self.relay:
+            return self._relay_rows()
         if self.only:
             return self._named_rows()
         if self.quick:
             return tuple(row for row in ROWS if row.group in QUICK and row.key != "build-pex")
-        return ROWS if self.slurm else tuple(row for row in ROWS if row.group != "slurm")
+        left_out = {"relay"} if self.slurm else {"relay", "slurm"}
+        return tuple(row for row in ROWS if row.group not in left_out)
+
+    def _relay_rows(self) -> tuple[Row, ...]:
+        """The rows about the relay that are wanted.
+
+        Raises:
+            BenchError: one is not known.
+        """
+        rows = tuple(row for row in self._chosen(self.only or ("relay",)) if row.group == "relay")
+        few = tuple(f"relay-{nodes}-" for nodes in QUICK_NODES)
+        rows = tuple(row for row in rows if not self.quick or row.key.startswith(few))
+        if not rows:
+            raise BenchError(
+                "nothing is left to measure",
+                where=f"--only {' '.join(self.only)}",
+                why="--relay measures the rows of the relay, with --quick only on 2 and 4 nodes",
+                fix="see scripts/bench.py --list",
+            )
+        return rows
 
     def _named_rows(self) -> tuple[Row, ...]:
         """The rows that ``only`` names.
@@ -84,12 +113,13 @@ class Options:
         Raises:
             BenchError: one is not known, or needs what the reduced environment has not.
         """
-        try:
-            rows = chosen(self.only)
-        except KeyError as exc:
+        rows = self._chosen(self.only)
+        if any(row.group == "relay" for row in rows):
             raise BenchError(
-                f"there is no row {exc}", where="--only", fix=f"groups: {', '.join(MEASURES)}"
-            ) from exc
+                "the relay is measured by itself",
+                where=f"--only {' '.join(self.only)}",
+                fix="scripts/bench.py --relay",
+            )
         lacking = {row.group for row in rows} - set(QUICK)
         if self.quick and lacking:
             raise BenchError(
@@ -99,6 +129,20 @@ class Options:
                 fix="leave --quick out",
             )
         return rows
+
+    @staticmethod
+    def _chosen(names: Sequence[str]) -> tuple[Row, ...]:
+        """The rows of these keys and groups.
+
+        Raises:
+            BenchError: one is not known.
+        """
+        try:
+            return chosen(names)
+        except KeyError as exc:
+            raise BenchError(
+                f"there is no row {exc}", where="--only", fix=f"groups: {', '.join(MEASURES)}"
+            ) from exc
 
 
 def hold_to(cpus: int) -> int:
@@ -122,15 +166,16 @@ def carry_out(options: Options, tools: Tools, say: Callable[[str], None]) -> Res
     with scratch(options.scratch, options.room, say) as place:
         session = _session(options, tools, place, say)
         session.pex = any(row.key == "build-pex" for row in rows)
+        session.names = frozenset(name for row in rows for name in (row.ours, row.peer))
         for group in groups:
             say(f"measuring: {group}")
             MEASURES[group](session)
         points: list[Point] = curve.measure(session) if options.curve else []
         return Results(
-            reference=options.reference.name,
+            reference=session.prepared.reference.name,
             rounds=session.rounds,
             cpus=cpus,
-            verdicts=judge(rows, session.samples, judged=not options.reference.reduced),
+            verdicts=judge(rows, session.samples, judged=not session.prepared.reference.reduced),
             samples=session.samples,
             versions=versions(tools),
             curve=points,
@@ -139,6 +184,10 @@ def carry_out(options: Options, tools: Tools, say: Callable[[str], None]) -> Res
 
 def _session(options: Options, tools: Tools, place: Place, say: Callable[[str], None]) -> Session:
     """Everything ready, with wheels and scratch on one file system, so that links can be made."""
+    rounds = 1 if options.quick else options.rounds
+    if options.relay:
+        prepared = relays.prepare(place, tools)
+        return Session(place=place, tools=tools, prepared=prepared, rounds=rounds, say=say)
     cache = options.cache / ("quick" if options.quick else "full") if options.cache else None
     prepared = reference.prepare(options.reference, cache or place.disk / "cache", tools, say)
     if prepared.wheels.stat().st_dev != place.disk.stat().st_dev:
@@ -148,11 +197,12 @@ def _session(options: Options, tools: Tools, place: Place, say: Callable[[str], 
             why="wheels are linked, not copied, for every build",
             fix="name both --cache and --scratch on one disk",
         )
-    rounds = 1 if options.quick else options.rounds
     return Session(place=place, tools=tools, prepared=prepared, rounds=rounds, say=say)
 
 
 def _programs(groups: Sequence[str]) -> list[str]:
+    if groups == ["relay"]:
+        return []  # scripts/cluster names what it lacks
     found = ["tar", "gzip", "zstd"]
     found += ["mksquashfs", "unsquashfs"] if "unpack" in groups else []
     return found + (["strace"] if "calls" in groups else [])

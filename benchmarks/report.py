@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bundle.protocol.counts import counted
+
 from .curve import Point
 from .rounds import Samples
-from .rows import ROWS, Kind, Verdict
+from .rows import ROWS, Kind
+from .verdicts import Verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,7 +150,7 @@ def show(results: Results) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     facts = machine(results.cpus)
-    console.print(f"{results.reference}; {results.rounds} rounds, A B A B", markup=False)
+    console.print(f"{results.reference}; {counted(results.rounds, 'round')}, A B A B", markup=False)
     console.print(
         f"{facts['cpus_used']} of {facts['cpus']} CPUs, {facts['memory_gib']} GiB, "
         f"load {facts['load']}; page cache {CACHE}",

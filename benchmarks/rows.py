@@ -1,15 +1,12 @@
-"""The comparisons with their targets, as data, and the verdict on each."""
+"""The comparisons with their targets, as data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .rounds import Samples
-
 Kind = Literal["seconds", "bytes", "count"]
-State = Literal["met", "missed", "information", "not judged", "not measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +31,6 @@ class Row:
     """What the values are."""
     slack: float = 0.0
     """How far above the target is still met: what two measurements of one thing may differ by."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The outcome of a row."""
-
-    row: Row
-    state: State
-    ours: float | None = None
-    """Median of our values."""
-    peer: float | None = None
-    """Median of the peer's."""
-    figure: float | None = None
-    """What the target is compared with: the ratio of the medians, or ours where no peer is."""
 
 
 def _unpack(place: str, peer: str, versus: str, target: float | None) -> Row:
@@ -77,6 +60,46 @@ def _slurm(nodes: int) -> tuple[Row, ...]:
             target=target if state == "cold" else None,
         )
         for state in ("cold", "warm", "delta")
+    )
+
+
+RELAY_NODES = (1, 2, 4, 8, 16, 32)
+"""The numbers of nodes that the relay is measured on."""
+SBCAST_MOST = 16
+"""The most nodes that ``sbcast`` is measured on: its time grows with them."""
+_RELAY_TARGETS = {(16, "wire"): 1.4, (32, "wire"): 1.8, (16, "sbcast"): 0.10}
+_RELAY_PEERS = {
+    "wire": "size / link's rate",
+    "sbcast": "sbcast by hand",
+    "our-sbcast": "--transfer sbcast",
+}
+
+
+def _relay(nodes: int) -> Iterator[Row]:
+    """The relay on slow links: against the wire alone, and against ``sbcast``, by hand and ours."""
+    unit = "node" if nodes == 1 else "nodes"
+    for peer, versus in _RELAY_PEERS.items():
+        if peer == "wire" or nodes <= SBCAST_MOST:
+            yield Row(
+                key=f"relay-{nodes}-{peer}",
+                group="relay",
+                what=f"relay to {nodes} {unit}",
+                ours=f"relay/{nodes}/relay",
+                peer="relay/wire" if peer == "wire" else f"relay/{nodes}/{peer}",
+                versus=versus,
+                target=_RELAY_TARGETS.get((nodes, peer)),
+            )
+
+
+def _relay_unlimited(peer: str, target: float | None) -> Row:
+    return Row(
+        key=f"relay-large-{peer}",
+        group="relay",
+        what="300 MB, no limit, 3",
+        ours="relay/large/relay",
+        peer=f"relay/large/{peer}",
+        versus=_RELAY_PEERS[peer],
+        target=target,
     )
 
 
@@ -258,6 +281,10 @@ ROWS: tuple[Row, ...] = (
         target=0.15,
     ),
     *(row for nodes in (1, 2, 3, 6) for row in _slurm(nodes)),
+    *(row for nodes in RELAY_NODES for row in _relay(nodes)),
+    # Here the nodes' CPUs are the limit, so the peer is the one whose nodes unpack as well.
+    _relay_unlimited("our-sbcast", 1.0),
+    _relay_unlimited("sbcast", None),
 )
 
 
@@ -273,46 +300,3 @@ def chosen(names: Sequence[str]) -> tuple[Row, ...]:
     if not names:
         return ROWS
     return tuple(row for row in ROWS if row.key in names or row.group in names)
-
-
-def judge(rows: Sequence[Row], samples: Samples, *, judged: bool = True) -> list[Verdict]:
-    """Hold each row's values against its target.
-
-    Args:
-        rows: what was asked for.
-        samples: what was measured.
-        judged: whether targets count; not for another environment than the reference.
-    """
-    return [_verdict(row, samples, judged) for row in rows]
-
-
-def _verdict(row: Row, samples: Samples, judged: bool) -> Verdict:
-    if row.ours not in samples or (row.peer and row.peer not in samples):
-        return Verdict(row=row, state="not measured")
-    ours = samples.middle(row.ours)
-    peer = samples.middle(row.peer) if row.peer else None
-    figure = ours if peer is None else _ratio(ours, peer)
-    state = _state(row, figure, judged)
-    return Verdict(row=row, state=state, ours=ours, peer=peer, figure=figure)
-
-
-def _ratio(ours: float, peer: float) -> float:
-    """Divide; nothing against nothing is nothing, something against nothing beyond any target."""
-    if peer:
-        return ours / peer
-    return float("inf") if ours else 0.0
-
-
-def _state(row: Row, figure: float, judged: bool) -> State:
-    if row.target is None:
-        return "information"
-    if not judged:
-        return "not judged"
-    return "met" if figure <= row.target + row.slack else "missed"
-
-
-def exit_status(verdicts: Sequence[Verdict]) -> int:
-    """1 where a target is missed, or could not be measured though it was asked for; else 0."""
-    failed = [v for v in verdicts if v.state == "missed"]
-    unknown = [v for v in verdicts if v.state == "not measured" and v.row.target is not None]
-    return 1 if failed or unknown else 0

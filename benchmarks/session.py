@@ -48,6 +48,8 @@ class Session:
     """Takes progress, one line at a time."""
     pex: bool = True
     """Whether pex is measured, too."""
+    names: frozenset[str] = frozenset()
+    """The names of the values that the rows need; empty for all."""
     samples: Samples = field(default_factory=Samples)
     """What has been measured."""
     made: Made = field(default_factory=Made)

@@ -116,9 +116,9 @@ def versions(tools: Tools) -> dict[str, str]:
     listed = json.loads(_run([tools.python, "-m", "pip", "list", "--format", "json"]))
     wanted = ("stager", "pip", "uv", "pex", "zstandard")
     found = {one["name"]: one["version"] for one in listed if one["name"] in wanted}
-    for name in ("tar", "zstd", "unsquashfs"):
+    options = {"tar": "--version", "zstd": "--version", "unsquashfs": "-version", "slurmctld": "-V"}
+    for name, option in options.items():
         if shutil.which(name):
-            option = "-version" if name == "unsquashfs" else "--version"
             text = _run([name, option], check=False)
             number = re.search(r"\d+(\.\d+)+", text)
             found[name] = number[0] if number else "?"

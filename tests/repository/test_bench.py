@@ -23,8 +23,9 @@ from benchmarks.process import Command, run  # noqa: E402
 from benchmarks.reference import FULL, QUICK, Reference, prepare  # noqa: E402
 from benchmarks.report import Results, shown, verdict_cells  # noqa: E402
 from benchmarks.rounds import Samples, Step, Value, interleave  # noqa: E402
-from benchmarks.rows import ROWS, Row, Verdict, chosen, exit_status, judge  # noqa: E402
+from benchmarks.rows import ROWS, Row, chosen  # noqa: E402
 from benchmarks.session import Session  # noqa: E402
+from benchmarks.verdicts import Verdict, exit_status, judge  # noqa: E402
 
 
 def sampled(**values: list[float]) -> Samples:
@@ -117,6 +118,10 @@ def test_every_target_of_the_design_has_its_row() -> None:
         "slurm-stage-same": 0.05,
         "slurm-stage-one": 0.15,
         "slurm-3-cold": 0.45,
+        "relay-16-wire": 1.4,
+        "relay-32-wire": 1.8,
+        "relay-16-sbcast": 0.10,
+        "relay-large-our-sbcast": 1.0,
     }
     assert len({row.key for row in ROWS}) == len(ROWS)
     assert {row.group for row in ROWS} == set(plan.MEASURES)
@@ -133,9 +138,32 @@ def test_slurm_rows_are_measured_when_asked_for() -> None:
     def groups(**asked: bool) -> set[str]:
         return {row.group for row in plan.Options(scratch=Path(), **asked).rows()}
 
-    assert groups() == {row.group for row in ROWS} - {"slurm"}
-    assert groups(slurm=True) == {row.group for row in ROWS}
+    assert groups() == {row.group for row in ROWS} - {"slurm", "relay"}
+    assert groups(slurm=True) == {row.group for row in ROWS} - {"relay"}
     assert groups(quick=True) == set(plan.QUICK)
+    assert groups(relay=True) == {"relay"}
+
+
+def test_the_relay_is_measured_by_itself() -> None:
+    def keys(**asked: object) -> list[str]:
+        options = plan.Options(scratch=Path(), **asked)  # type: ignore[arg-type]
+        return [row.key for row in options.rows()]
+
+    assert keys(relay=True, only=("relay-16-wire", "relay-2-sbcast"), quick=True) == [
+        "relay-2-sbcast"
+    ]
+    quick = keys(relay=True, quick=True)
+    assert {key.split("-")[1] for key in quick} == {"2", "4"}
+    everything = keys(relay=True)
+    assert [key for key in everything if key.endswith("-wire")] == [
+        f"relay-{nodes}-wire" for nodes in (1, 2, 4, 8, 16, 32)
+    ]
+    assert "relay-16-sbcast" in everything
+    assert "relay-32-sbcast" not in everything
+    with pytest.raises(BenchError, match="nothing is left"):
+        keys(relay=True, only=("unpack",))
+    with pytest.raises(BenchError, match="by itself"):
+        keys(only=("relay-16-wire",))
 
 
 # --- rounds --------------------------------------------------------------------------------------
@@ -217,6 +245,16 @@ def test_on_slurm_everything_is_sent() -> None:
     assert " ".join(ours.run("stager", job, "a.py")) == (
         "stager run --allocation slurm --nodes 3 --stage always --bundle /b --log-dir /l "
         "--nproc-per-node 2 -- a.py"
+    )
+
+
+def test_a_transfer_can_be_chosen() -> None:
+    job = ours.Job(
+        allocation="slurm", nodes=3, ranks=2, bundle=Path("/b"), logs=Path("/l"), transfer="relay"
+    )
+    assert " ".join(ours.verify("stager", job)) == (
+        "stager verify --json --allocation slurm --nodes 3 --stage always --transfer relay "
+        "--bundle /b --log-dir /l"
     )
 
 
@@ -397,6 +435,7 @@ def test_the_command_line_explains_itself() -> None:
     assert spec.loader is not None
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
+    assert bench.parser().parse_args(["--relay", "--quick"]).relay
     asked = bench.parser().parse_args(["--only", "unpack", "size", "--rounds", "2", "--chart"])
     assert (asked.only, asked.rounds, asked.chart) == (["unpack", "size"], 2, bench.CHART)
     with pytest.raises(SystemExit) as ended:

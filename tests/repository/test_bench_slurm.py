@@ -1,15 +1,17 @@
-"""The benchmark's own arithmetic for Slurm: pieces of a bundle, and forecasts beside times."""
+"""The benchmark's own arithmetic for Slurm: pieces of a bundle, forecasts, and transfers."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks import broadcasts, forecasts
+from benchmarks import broadcasts, forecasts, relays, tools
+from benchmarks.errors import BenchError
 from benchmarks.rounds import Samples
 from bundle.protocol.planned_transfer import StagingWork
 from bundle.transfer.forecast import Nodes, staging
@@ -83,3 +85,44 @@ def test_what_a_job_showed_is_in_its_events(tmp_path: Path) -> None:
     assert found == Seen(
         nodes=2, cpus=2, work=StagingWork(**work), step=0.5, stage=2.5, send=1.5, unpack=2.0
     )
+
+
+# --- the relay -----------------------------------------------------------------------------------
+
+
+def logged(folder: Path, *events: dict[str, object]) -> Path:
+    folder.mkdir()
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / "events.7.jsonl").write_text(lines)
+    return folder
+
+
+def test_a_transfer_has_the_seconds_of_its_event(tmp_path: Path) -> None:
+    relayed = logged(tmp_path / "a", {"event": "sent", "seconds": 1.5, "relayed": True})
+    assert relays.sent_seconds(relayed, relayed=True) == 1.5
+    sent = logged(tmp_path / "b", {"event": "job"}, {"event": "sent", "seconds": 2.5})
+    assert relays.sent_seconds(sent, relayed=False) == 2.5
+    with pytest.raises(BenchError, match="by sbcast at once"):
+        relays.sent_seconds(relayed, relayed=False)
+
+
+def test_a_relay_that_needed_help_is_no_measurement(tmp_path: Path) -> None:
+    note = {"event": "note", "text": "the relay did not reach node03"}
+    sent = {"event": "sent", "seconds": 1.5}
+    logs = logged(tmp_path / "a", {**sent, "relayed": True}, note, sent)
+    with pytest.raises(BenchError) as caught:
+        relays.sent_seconds(logs, relayed=True)
+    assert "transfers: 2" in str(caught.value)
+    assert "did not reach node03" in str(caught.value)
+
+
+@pytest.mark.usefixtures("index_env")
+def test_the_bundle_that_is_sent_has_the_size_that_is_wanted(
+    tmp_path: Path, zstandard_wheel: Path
+) -> None:
+    size = 8_000_000
+    (tmp_path / "offline" / "wheels").mkdir(parents=True)
+    shutil.copy(zstandard_wheel, tmp_path / "offline" / "wheels")
+    installed = tools.Tools(bin=Path(sys.executable).parent, base=tools.base_python())
+    bundle = relays.build(tmp_path, size, installed)
+    assert bundle.stat().st_size == pytest.approx(size, rel=0.1)
