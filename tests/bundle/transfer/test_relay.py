@@ -279,10 +279,10 @@ def test_clocks_that_are_apart_do_not_matter(
 ) -> None:
     nodes = make(2)
     for days in (-400, 400):
-        apart = days * 86_400.0
         with monkeypatch.context() as shifted:
-            for name in ("time", "monotonic"):
-                shifted.setattr(time, name, partial(_shifted, getattr(time, name), apart))
+            for name, seconds in (("time", days * 86_400.0), ("monotonic", abs(days) * 86_400.0)):
+                clock = getattr(time, name)
+                shifted.setattr(time, name, partial(_shifted, clock, seconds))
             nodes.add()  # the process that is forked here keeps this clock
     nodes.begin()
     for place in range(1, 5):
