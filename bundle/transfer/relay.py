@@ -23,6 +23,8 @@ from .relay_parent import RelayParent
 
 MOST_CHILDREN = 8
 """Nodes that one node serves at a time: two in its own tree, and those whose parent has failed."""
+_MOST_OF_SOURCE = 64
+"""Those that the source serves: it is the last that a node can turn to."""
 MOST_STRANGERS = 64
 """Connections that have not proved their right; a further one ends the oldest of them."""
 _TICK_SECONDS = 0.1
@@ -80,14 +82,19 @@ def listen(address: str) -> socket.socket:
 class Relay:
     """The loop of one node, or of the source."""
 
-    def __init__(self, file: ChunkFile, token: bytes, listener: socket.socket) -> None:
+    def __init__(
+        self, file: ChunkFile, token: bytes, listener: socket.socket, rounds: memoryview
+    ) -> None:
         """Take what serving needs.
 
         Args:
             file: the file, or what there is of it.
             token: the transfer's token.
             listener: the socket that others connect to.
+            rounds: one number, which counts the rounds of the loop: it stands still as the loop.
         """
+        self._rounds = rounds
+        self._most_children = MOST_CHILDREN
         self._file, self._token, self._listener = file, token, listener
         self._addresses: tuple[tuple[str, int], ...] = ()
         self._selector = selectors.DefaultSelector()
@@ -103,6 +110,9 @@ class Relay:
         on_outcome: Callable[[RelayOutcome], None],
     ) -> None:
         """Take the file and serve others, until something is written to a pipe or it is closed.
+
+        A node that cannot get the file serves nobody from then on: whoever took chunks from it
+        would wait for the rest in vain.
 
         Args:
             addresses: where the others are; None for the source.
@@ -121,7 +131,10 @@ class Relay:
         self._began = time.monotonic()
         self._selector.register(control, _READ)
         reported = addresses is None
+        if addresses is None:
+            self._most_children = _MOST_OF_SOURCE
         while True:
+            self._rounds[0] += 1
             for key, events in self._selector.select(_TICK_SECONDS):
                 if key.fileobj == control:
                     return
@@ -132,6 +145,8 @@ class Relay:
             if outcome is not None:
                 reported = True
                 on_outcome(outcome)
+                if outcome.failure:
+                    return
 
     def close(self) -> None:
         """End all connections."""
@@ -201,7 +216,7 @@ class Relay:
             with self._dropping(child):
                 if events & _READ:
                     served = sum(other.accepted for other in self._children)
-                    child.receive(room=served < MOST_CHILDREN)
+                    child.receive(room=served < self._most_children)
                 if events & _WRITE:
                     child.send(time.monotonic())
 

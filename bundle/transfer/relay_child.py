@@ -19,6 +19,9 @@ that it has as its position, and nothing follows."""
 HANDSHAKE_SECONDS = 5.0
 ALIVE_SECONDS = 1.0
 """After so long without a chunk a parent says that it is alive."""
+_STUCK_SECONDS = 15.0
+"""Time without a byte taken, or acknowledged, after which a child is given up: it was stopped, or
+its network is gone, and it would keep its place."""
 
 
 class ConnectionOver(Exception):
@@ -38,6 +41,8 @@ class RelayChild:
         """Challenge it."""
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limit = int(_STUCK_SECONDS * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
         self._socket, self._token, self._file = connection, token, file
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._hello = b""
@@ -134,12 +139,15 @@ class RelayChild:
         """Show that this node is alive, where nothing else has shown it for a while.
 
         Raises:
-            ConnectionOver: it has not proved its right in time.
+            ConnectionOver: it has not proved its right in time, or takes nothing any more.
         """
         if not self._asked:
             if now > self._until:
                 raise ConnectionOver("it did not prove its right in time")
-        elif self.accepted and not self.has_more and now > self._last + ALIVE_SECONDS:
+        elif self.has_more:
+            if now > self._last + _STUCK_SECONDS:
+                raise ConnectionOver("it takes nothing")
+        elif self.accepted and now > self._last + ALIVE_SECONDS:
             have = self._file.have[self._tree]
             self._unsent = memoryview(FRAME.pack(ALIVE, have, 0, 0))
 

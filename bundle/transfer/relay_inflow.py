@@ -12,11 +12,14 @@ from .relay_child import ConnectionOver
 from .relay_parent import CorruptChunk, ParentBusy, RelayParent
 
 _TRIED_ANCESTORS = 3
-"""Ancestors that are tried before the source: each may take the time of a connection."""
+"""Ancestors that are tried before the source: each may take the time of a connection. All of them
+are, once these have failed."""
 _PAUSE_SECONDS = 0.3
 """Time between two rounds through all candidates."""
 GIVE_UP_SECONDS = 15.0
-"""Time without a byte and without a connection, after which a node gives up."""
+"""Time without a chunk and without a parent, after which a node gives up."""
+_UNREACHED_SECONDS = 6.0
+"""The same where nobody has ever answered: it may be a network that does not let it."""
 _BEHIND_CHUNKS = 8
 _BEHIND_SHARE = 0.05
 """How far one half of the file may be behind the other: so many chunks, or this part of it."""
@@ -63,6 +66,7 @@ class Inflow:
             connections: makes and ends connections.
         """
         self._file, self.tree, self._connections = file, tree, connections
+        self._chain = chain
         self._above = [*chain[:-1][:_TRIED_ANCESTORS], trees.SOURCE]
         self._patience = _PATIENCE_SECONDS + _PATIENCE_A_LEVEL * len(chain)
         self.parent: RelayParent | None = None
@@ -70,7 +74,7 @@ class Inflow:
         self.left: list[tuple[int, str]] = []
         self.corrupt: list[int] = []
         self._refusals: dict[int, str] = {}
-        """The reasons of this round through the candidates."""
+        """The reasons of the candidates that have failed since the last chunk."""
         self._next = 0
         self._again = 0.0
         self._fed: float | None = None
@@ -102,6 +106,7 @@ class Inflow:
             return
         if self._fed is None or self._have != self._file.have[self.tree]:
             self._have, self._fed = self._file.have[self.tree], now
+            self._refusals.clear()
         for link in self.connections:
             with self.guarded(link):
                 link.tick(now)
@@ -122,7 +127,7 @@ class Inflow:
             return False
         if len(self._refusals) < len(self._above):
             return False
-        return not self._reached or now > self._fed + GIVE_UP_SECONDS
+        return now > self._fed + (GIVE_UP_SECONDS if self._reached else _UNREACHED_SECONDS)
 
     def receive(self, link: RelayParent, now: float) -> None:
         """Take what has come over a connection."""
@@ -158,7 +163,6 @@ class Inflow:
         self._reached = True
         if self.parent is None:
             self.parent, self.trial = link, None
-            self._refusals.clear()
             return
         self._behind_since = None
         if link.have <= self._file.have[self.tree] + 1:
@@ -173,7 +177,8 @@ class Inflow:
         position = self._above[self._next % len(self._above)]
         self._next += 1
         if self._next % len(self._above) == 0:
-            self._again = now + _PAUSE_SECONDS
+            self._again, self._next = now + _PAUSE_SECONDS, 0
+            self._above = self._chain
         if position in self.corrupt and position != trees.SOURCE:
             self._refusals[position] = "it sent damaged chunks"
             return

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import mmap
 import os
+import select
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable
 
 from ..protocol.codec import decode, encode
 from ..system.parent_death import prctl, signal_at_parent_death
 from .chunks import ChunkFile, UnwritableFile
 from .relay import Relay, RelayAddresses, RelayOutcome
+
+STILL_SECONDS = 30
+"""Time without a round of its loop after which a relay is given up: it was stopped, or its disk
+takes nothing."""
+_END_SECONDS = 5.0
+"""Time for a process that is killed to end; a disk that does not answer may hold it for longer."""
 
 
 class RelayProcess:
@@ -33,12 +44,15 @@ class RelayProcess:
         control, self._control = os.pipe()
         self._report, report = os.pipe()
         self._ending = threading.Lock()
+        self._rounds = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        """One number, shared with the child: the rounds of its loop."""
         parent = os.getpid()
         self._child = os.fork()
         if not self._child:
             os.close(self._control)
             os.close(self._report)
-            _be_the_relay(file, token, listener, control, report, parent)
+            make = functools.partial(Relay, file, token, listener, self._rounds)
+            _be_the_relay(make, control, report, parent)
         os.close(control)
         os.close(report)
         listener.close()
@@ -50,7 +64,17 @@ class RelayProcess:
             _write(self._control, json.dumps(raw).encode() + b"\n")
 
     def outcome(self) -> RelayOutcome:
-        """Wait until the file is here, or cannot come."""
+        """Wait until the file is here, or cannot come; or until the relay stands still."""
+        still, rounds = 0, -1
+        coming = select.poll()
+        coming.register(self._report, select.POLLIN)
+        while not coming.poll(1000):
+            # Counted, and not timed: where all of a job was stopped, it goes on together.
+            still = still + 1 if self._rounds[0] == rounds else 0
+            rounds = self._rounds[0]
+            if still >= STILL_SECONDS:
+                self.end()
+                return RelayOutcome(failure=f"its relay stood still for {STILL_SECONDS} s")
         line = _line(self._report)
         if not line:
             return RelayOutcome(failure="its relay ended")
@@ -65,8 +89,8 @@ class RelayProcess:
             if not self._child:
                 return
             with contextlib.suppress(ProcessLookupError, ChildProcessError):  # reaped elsewhere
-                os.kill(self._child, signal.SIGTERM)  # it may wait for a disk
-                os.waitpid(self._child, 0)
+                os.kill(self._child, signal.SIGKILL)  # it may be stopped, or wait for a disk
+                _await_end(self._child)
             os.close(self._control)
             self._child = 0
 
@@ -76,9 +100,20 @@ class RelayProcess:
         os.close(self._report)
 
 
-def _be_the_relay(
-    file: ChunkFile, token: bytes, listener: socket.socket, control: int, report: int, parent: int
-) -> None:
+def _await_end(child: int) -> None:
+    """Wait until a process that was killed has ended, or holds out for too long.
+
+    Raises:
+        ChildProcessError: somebody else has waited for it.
+    """
+    until = time.monotonic() + _END_SECONDS
+    pause = 0.001
+    while not os.waitpid(child, os.WNOHANG)[0] and time.monotonic() < until:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def _be_the_relay(make: Callable[[], Relay], control: int, report: int, parent: int) -> None:
     """Be the child: it leaves nothing behind, whatever happens, and does not return."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -87,7 +122,7 @@ def _be_the_relay(
         if os.getppid() == parent:
             raw = _line(control)
             if raw:
-                _relay(file, token, listener, control, report, json.loads(raw))
+                _relay(make, control, report, json.loads(raw))
     except (OSError, UnwritableFile) as exc:
         with contextlib.suppress(OSError):
             _send(report, RelayOutcome(failure=str(exc)))
@@ -95,16 +130,9 @@ def _be_the_relay(
         os._exit(0)
 
 
-def _relay(
-    file: ChunkFile,
-    token: bytes,
-    listener: socket.socket,
-    control: int,
-    report: int,
-    raw: object,
-) -> None:
+def _relay(make: Callable[[], Relay], control: int, report: int, raw: object) -> None:
     addresses = None if raw is None else decode(RelayAddresses, raw)
-    with contextlib.closing(Relay(file, token, listener)) as relay:
+    with contextlib.closing(make()) as relay:
         relay.run(addresses, control, lambda outcome: _send(report, outcome))
 
 

@@ -25,6 +25,7 @@ MODULES = (
     "settings",
     "logs",
     "jobs",
+    "relay",
     "slurm",
 )
 """The files in ``areas/``, in the order of the table; each is one area of that name."""

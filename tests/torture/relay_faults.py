@@ -1,0 +1,160 @@
+"""What is done to the nodes of a relay while a file travels, and what they are held to then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .relay_nodes import SOURCE, Swarm
+
+WELL, DAMAGED, LOST, CUT_OFF = "well", "damaged", "lost", "cut off"
+"""What a fault may cost: nothing; the copy on that node's disk; that node; all of them."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault."""
+
+    cost: str
+    """What it may cost."""
+    strike: Callable[[Swarm, int], None]
+    """Does it to a node."""
+    on_source: bool = False
+    """Whether it hits the source, and not a node."""
+    full: bool = False
+    """Whether it is a disk that is too small from the beginning."""
+
+
+def _kill(swarm: Swarm, place: int) -> None:
+    swarm.signal(place, signal.SIGKILL)
+
+
+def _stop(swarm: Swarm, place: int) -> None:
+    swarm.signal(place, signal.SIGSTOP)
+
+
+def _stop_for_a_while(swarm: Swarm, place: int) -> None:
+    swarm.signal(place, signal.SIGSTOP)
+    seconds = swarm.rng.uniform(0.2, 8)
+    _later(seconds, lambda: swarm.signal(place, signal.SIGCONT))
+
+
+def _cut(swarm: Swarm, place: int) -> None:
+    swarm.network.cut(place)
+
+
+def _cut_for_a_while(swarm: Swarm, place: int) -> None:
+    swarm.network.cut(place)
+    time.sleep(swarm.rng.uniform(0.2, 4))
+    swarm.network.mend(place)
+
+
+def _part(swarm: Swarm, place: int) -> None:
+    """Drop what a node and some others send to each other; the source reaches all."""
+    others = [other for other in range(1, swarm.count + 1) if other != place]
+    for other in swarm.rng.sample(others, swarm.rng.randint(1, len(others))):
+        swarm.network.part(place, other)
+
+
+def _move(swarm: Swarm, place: int) -> None:
+    swarm.network.move(place)
+
+
+def _slow(swarm: Swarm, place: int) -> None:
+    swarm.network.shape(place, f"{swarm.rng.randint(1, 4)}mbit")
+
+
+def _corrupt(swarm: Swarm, place: int) -> None:
+    """Damage what has come to a node's disk, wherever that is."""
+    with contextlib.suppress(FileNotFoundError), swarm.path(place).open("r+b") as handle:
+        length = os.fstat(handle.fileno()).st_size
+        for _ in range(swarm.rng.randint(1, 20)):
+            handle.seek(swarm.rng.randrange(max(1, length)))
+            handle.write(swarm.rng.randbytes(16)[: max(0, length - handle.tell())])
+
+
+def _garbage(swarm: Swarm, place: int) -> None:
+    _strangers(swarm, swarm.rng.randint(1, 200), swarm.rng.randbytes(swarm.rng.randint(1, 300)))
+
+
+def _silence(swarm: Swarm, place: int) -> None:
+    _strangers(swarm, swarm.rng.randint(1, 200), b"")
+
+
+def _strangers(swarm: Swarm, count: int, data: bytes) -> None:
+    """Connect to nodes and the source; say something, or nothing; and keep the connections."""
+    kept = []
+    for _ in range(count):
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection(swarm.rng.choice(swarm.places), timeout=0.2)
+            connection.sendall(data)
+            kept.append(connection)
+    _later(20, lambda: [connection.close() for connection in kept])
+
+
+def _drip(swarm: Swarm, place: int) -> None:
+    """Say one byte a second, to everybody."""
+    for address in swarm.places:
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection(address, timeout=0.2)
+            threading.Thread(target=_drip_into, args=(connection,), daemon=True).start()
+
+
+def _drip_into(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError), connection:
+        for _ in range(30):
+            connection.sendall(b"x")
+            time.sleep(1)
+
+
+def _nothing(swarm: Swarm, place: int) -> None:
+    pass
+
+
+def _later(seconds: float, act: Callable[[], object]) -> None:
+    def acting() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            act()
+
+    timer = threading.Timer(seconds, acting)
+    timer.daemon = True
+    timer.start()
+
+
+FAULTS = {
+    "killed": Fault(LOST, _kill),
+    "stopped": Fault(LOST, _stop),
+    "stopped for a while": Fault(WELL, _stop_for_a_while),
+    "cut off": Fault(LOST, _cut),
+    "cut off for a while": Fault(WELL, _cut_for_a_while),
+    "parted from some": Fault(WELL, _part),
+    "gets another address": Fault(WELL, _move),
+    "becomes slow": Fault(WELL, _slow),
+    "its copy is damaged": Fault(DAMAGED, _corrupt),
+    "its disk is full": Fault(LOST, _nothing, full=True),
+    "strangers with garbage": Fault(WELL, _garbage, on_source=True),
+    "strangers that are silent": Fault(WELL, _silence, on_source=True),
+    "strangers with a byte a second": Fault(WELL, _drip, on_source=True),
+    "the source is killed": Fault(CUT_OFF, _kill, on_source=True),
+    "the source is stopped": Fault(CUT_OFF, _stop, on_source=True),
+    "the source is stopped for a while": Fault(WELL, _stop_for_a_while, on_source=True),
+    "the source is cut off": Fault(CUT_OFF, _cut, on_source=True),
+    "the source is cut off for a while": Fault(WELL, _cut_for_a_while, on_source=True),
+}
+"""By what is said of it."""
+
+
+def worst(costs: list[str]) -> str:
+    """Return the most that some faults of one node may cost."""
+    return max(costs, key=(WELL, DAMAGED, LOST, CUT_OFF).index)
+
+
+def place_of(fault: Fault, swarm: Swarm) -> int:
+    """Choose whom a fault hits."""
+    return SOURCE if fault.on_source else swarm.rng.randint(1, swarm.count)
