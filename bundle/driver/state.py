@@ -139,9 +139,9 @@ class State:
         """Write a line about a node to the node's log."""
         self.logs.lines(node, self.first_task(node), [line])
 
-    def begin_logs(self) -> None:
-        """Create a log for every rank, also for one that will write nothing."""
-        for node in self.job.nodes:
+    def begin_logs(self, *nodes: str) -> None:
+        """Create a log for every rank of some nodes, also for one that will write nothing."""
+        for node in nodes:
             first = self.first_task(node)
             for task in range(first, first + self.nproc):
                 self.logs.begin(node, task)
