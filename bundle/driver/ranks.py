@@ -37,7 +37,7 @@ def start(state: State) -> None:
     try:
         state.ask(
             "launch",
-            lambda node: LaunchRequest(*state.placed(node), group=group, shared=shared),
+            lambda node: LaunchRequest(**state.placed(node), group=group, shared=shared),
             logs.take,
         )
     finally:  # also of a job that is interrupted: something may have failed before

@@ -15,12 +15,13 @@ import json
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import AbstractSet, Any
 
 from ...channel.agent_channel import PACKED
 from ...environment.merge import HOOKS
 from ...protocol.codec import encode
 from ...protocol.job import Job
-from ...protocol.requests import AgentRequest, RelayNodes, StepMessage
+from ...protocol.requests import RelayNodes, StepMessage
 from .strip_source import stripped
 from .transport import Requests
 
@@ -146,23 +147,48 @@ def factored(requests: Requests, known: Job | None = None) -> StepMessage:
         requests: the request of each node.
         known: the job that the agents know; it does not travel again.
     """
-    first, *others = requests.values()
-    names = {field.name for field in dataclasses.fields(first)} - _AGENT_KNOWS
-    shared = {name for name in names if _is_shared(name, first, others)}
-    own = {node: _encoded(request, names - shared) for node, request in requests.items()}
-    if first.job == known:
-        shared.discard("job")
+    each = list(requests.values())
+    names = {field.name for field in dataclasses.fields(each[0])} - _AGENT_KNOWS
+    common, own = _factored(each, names)
+    if each[0].job == known:
+        common.pop("job", None)
     return StepMessage(
-        phase=first.phase,
-        common=_encoded(first, shared),
-        own={node: items for node, items in own.items() if items},
+        phase=each[0].phase,
+        common=common,
+        own={node: items for node, items in zip(requests, own) if items},
     )
 
 
-def _is_shared(name: str, first: AgentRequest, others: Sequence[AgentRequest]) -> bool:
-    value = getattr(first, name)
-    return all(getattr(other, name) == value for other in others)
+def _factored(
+    values: Sequence[Any], names: AbstractSet[str]
+) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """Return fields of dataclasses of one class as JSON: what all have, and what each has besides.
+
+    A field that holds dataclasses of one class in its turn, with a few fields that differ, has a
+    place in both.
+    """
+    first = values[0]
+    shared = {name for name in names if _is_shared(name, values)}
+    common = encode(first, short=True, names=shared)
+    parted = {name for name in names - shared if _is_parted(name, values)}
+    own = [encode(value, short=True, names=names - shared - parted) for value in values]
+    for name in sorted(parted):
+        inner = [getattr(value, name) for value in values]
+        fields = {field.name for field in dataclasses.fields(inner[0])}
+        common[name], rest = _factored(inner, fields)
+        for items, more in zip(own, rest):
+            if more:
+                items[name] = more
+    return common, own
 
 
-def _encoded(request: AgentRequest, names: Collection[str]) -> dict[str, object]:
-    return encode(request, short=True, names=names)
+def _is_shared(name: str, values: Sequence[object]) -> bool:
+    value = getattr(values[0], name)
+    return all(getattr(other, name) == value for other in values)
+
+
+def _is_parted(name: str, values: Sequence[object]) -> bool:
+    """Return whether a field holds dataclasses of one class, written field by field."""
+    kinds = {type(getattr(value, name)) for value in values}
+    kind = kinds.pop()
+    return not kinds and dataclasses.is_dataclass(kind) and not hasattr(kind, "to_json")

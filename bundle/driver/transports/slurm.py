@@ -187,7 +187,9 @@ class SlurmTransport:
             return self._begin_session(phase, requests), 1
         message = factored(requests, self._session_job)
         self._session_job = _job_of(requests)
-        session.tell(request_line(replace(message, nodes=tuple(requests))))
+        if requests.keys() != self._session_nodes:
+            message = replace(message, nodes=tuple(requests))
+        session.tell(request_line(message))
         return session, 1
 
     def _begin_session(self, phase: str, requests: Requests) -> DriverChannel:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,14 @@ import pytest
 from bundle.channel import bootstrap
 from bundle.driver.transports import agent_program, slurm_commands
 from bundle.protocol.codec import encode
-from bundle.protocol.requests import ProbeRequest, RequestReader, StepMessage
+from bundle.protocol.requests import (
+    Incoming,
+    ProbeRequest,
+    RelayTask,
+    RequestReader,
+    StepMessage,
+    UnpackRequest,
+)
 from stager.pack.compiled_program import with_bytecode
 from stager.pack.program import make_node_program
 from tests.support.jobs import PLAIN
@@ -186,3 +194,28 @@ def test_what_all_requests_have_travels_once() -> None:
         assert reader.first(json.loads(json.dumps(encode(message, short=True)))) == request
         again = agent_program.factored(requests, PLAIN)
         assert reader.next(json.loads(json.dumps(encode(again, short=True)))) == request
+
+
+def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:
+    """The manifest of a part of a bundle is as long as all the rest."""
+    manifest = "m" * 20_000
+
+    def asked(node: str, rank: int) -> UnpackRequest:
+        task = RelayTask("ab" * 16, f"10.0.0.{rank + 1}")
+        incoming = Incoming(f"/tmp/{node}/bundle.tar", manifest, ("a", "b"), 10, task)
+        return UnpackRequest(
+            PLAIN, node, rank, 1, "/tmp/root", "/usr/bin/python3", "", rank == 1, incoming
+        )
+
+    requests = {node: asked(node, rank) for rank, node in enumerate(PLAIN.nodes)}
+    message = json.loads(json.dumps(encode(agent_program.factored(requests), short=True)))
+    assert json.dumps(message).count(manifest) == 1
+    assert message["own"]["n0"] == {
+        "incoming": {"target": "/tmp/n0/bundle.tar", "relay": {"address": "10.0.0.1"}}
+    }
+    for node, request in requests.items():
+        assert RequestReader(node).first(message) == request
+    without = {**requests, "n1": replace(requests["n1"], incoming=None)}
+    message = json.loads(json.dumps(encode(agent_program.factored(without), short=True)))
+    for node, request in without.items():
+        assert RequestReader(node).first(message) == request
