@@ -1,8 +1,10 @@
-"""The input of a step: the modules that its agents need, and their first request.
+"""The program of a step's agents, and their first request.
 
-Slurm sends a step's standard input to each of its tasks, one by one. So the driver's modules stay
-away, those of phases that the step has not, bytecode, and what only readers need of a source; and
-all of it is compressed as one. On a node :mod:`bundle.channel.bootstrap` takes it.
+The program has not the driver's modules, those of phases that the step has not, bytecode, and what
+only readers need of a source; and it is compressed as one. It travels in variables of the step:
+Slurm passes them on with the step's start, from node to node along a tree, whereas ``srun`` itself
+sends standard input to each task, one by one. Where variables cannot take it, it comes there. On a
+node :mod:`bundle.channel.bootstrap` takes both.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -64,6 +67,12 @@ from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
 """
 """The main module, for a request that names another Python than the bootstrap program's own."""
+VARIABLE = "STAGER_PROGRAM_"
+"""The beginning of the names of the variables that carry a program."""
+_LONGEST_VARIABLE = 100_000
+"""Characters of one of them; Linux refuses 128 KiB (``MAX_ARG_STRLEN`` in execve(2))."""
+_ROOM = 1 << 19
+"""Bytes that arguments and variables of a step may take besides those that are there already."""
 _AGENT_KNOWS = {"node", "node_rank"}
 """The fields of a request that an agent fills in by itself."""
 
@@ -109,9 +118,26 @@ class AgentProgram:
         self.bootstrap = self._modules["bundle/channel/bootstrap.py"].decode()
         self._packed = functools.lru_cache(maxsize=None)(self._pack)
 
-    def step_input(self, phases: Collection[str], message: StepMessage) -> bytes:
-        """Return the input of a step that has these phases, and these requests first."""
-        program = self._packed(frozenset(phases))
+    def variables(self, phases: Collection[str]) -> dict[str, str]:
+        """Return the variables that carry the program of a step that has these phases."""
+        text = binascii.b2a_base64(self._packed(frozenset(phases)), newline=False).decode()
+        starts = range(0, len(text), _LONGEST_VARIABLE)
+        return {
+            f"{VARIABLE}{number}": text[start : start + _LONGEST_VARIABLE]
+            for number, start in enumerate(starts)
+        }
+
+    def step_input(
+        self, phases: Collection[str], message: StepMessage, *, carried: bool = False
+    ) -> bytes:
+        """Return the input of a step that has these phases, and these requests first.
+
+        Args:
+            phases: the phases.
+            message: the first requests.
+            carried: True if variables carry the program.
+        """
+        program = b"" if carried else self._packed(frozenset(phases))
         packed = zlib.compress(json.dumps(encode(message, short=True)).encode(), 9)
         return b"%d %d\n" % (len(program), len(packed)) + program + packed
 
@@ -121,6 +147,15 @@ class AgentProgram:
         }
         modules = {"__main__.py": MAIN, **self._modules}
         return compressed({name: modules[name] for name in sorted(modules.keys() - unused)})
+
+
+def may_carry(environment: Mapping[str, str]) -> bool:
+    """Return whether a command may get a program in its variables besides those that it has.
+
+    Their total is limited by a quarter of the stack's limit, which Slurm applies on nodes, too.
+    """
+    held = sum(len(name) + len(value) for name, value in environment.items())
+    return held + _ROOM < os.sysconf("SC_ARG_MAX")
 
 
 def compressed(modules: Mapping[str, bytes]) -> bytes:

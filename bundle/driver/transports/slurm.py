@@ -266,13 +266,13 @@ class SlurmTransport:
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         """Run a phase on one node whose agent answers with a stream of bytes."""
-        argv, step_input = self._starter.command_and_input(phase, requests, 1)
+        step = self._starter.command(phase, requests, 1)
         with tempfile.TemporaryFile() as stdin:
-            stdin.write(step_input)
+            stdin.write(step.input)
             stdin.seek(0)
             try:
                 running = processes.start(
-                    argv, env=self._variables, stdin=stdin, stdout=processes.PIPE
+                    step.argv, env=step.variables, stdin=stdin, stdout=processes.PIPE
                 )
             except processes.ProcessError as exc:
                 problem = Problem(ProblemCode.SRUN_NOT_STARTED, "", {"why": exc.reason})

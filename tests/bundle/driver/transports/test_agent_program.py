@@ -146,11 +146,34 @@ def test_what_is_sent_of_a_compiled_program_is_the_same() -> None:
 
 
 def test_it_is_small() -> None:
-    """The program takes nearly all of what a step is given."""
-    assert len(started("verify")[0]) < 71_200
-    assert len(started("run", "launch")[0]) < 84_800
-    assert len(started("launch")[0]) < 84_800
-    assert len(started("verify", "deep", "launch")[0]) < 89_200
+    """Each node gets the program once a step, with the step's start."""
+    assert len(started("verify")[0]) < 72_000
+    assert len(started("run", "launch")[0]) < 85_600
+    assert len(started("launch")[0]) < 85_600
+    assert len(started("verify", "deep", "launch")[0]) < 90_000
+
+
+def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -> None:
+    made = agent_program.AgentProgram(PROGRAM)
+    variables = made.variables({"run", "launch", "relay"})
+    assert len(variables) > 1
+    assert all(len(f"{name}={value}") < 1 << 17 for name, value in variables.items())
+    sent = made.step_input(
+        {"tidy"}, StepMessage("tidy", {"job": PLAIN.to_json()}, {}), carried=True
+    )
+    assert len(sent) < 1500
+    code = made.bootstrap.replace("return binascii", "print(*names); return binascii")
+    code = code.replace("    status", "    print(names_left()); status")
+    code = "import os\nnames_left = lambda: [n for n in os.environ if 'PROGRAM' in n]\n" + code
+    done = subprocess.run(
+        slurm_commands.starter(code, "tidy", [sys.executable]),
+        input=sent,
+        capture_output=True,
+        env={"PATH": os.defpath, "SLURMD_NODENAME": "n2", **variables},
+        check=False,
+    )
+    assert done.stdout.decode().splitlines() == [" ".join(sorted(variables)), "[]"]
+    assert "ValueError: tuple.index(x): x not in tuple" in done.stderr.decode()  # the agent's own
 
 
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
