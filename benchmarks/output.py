@@ -4,10 +4,14 @@ As root, where Slurm is installed; a cluster of its own is made and removed::
 
     python -m benchmarks.output --nodes 64 --rounds 3
     python -m benchmarks.output --nodes 16 --ranks 64 --lines 200 --open-files 256
+    python -m benchmarks.output --nodes 4 --ranks 2 --lines 60000 --peer --rounds 3
 
 Each rank prints numbered lines, ends at another time than the others, and its log is compared line
 by line. What starts the ranks of a node with ``torchrun`` is a small program of the same name: the
 way of the output is the same, and PyTorch is not what is measured.
+
+With ``--peer`` each job is followed by ``srun`` alone with the same ranks, into one file; a job
+that takes less than half of its MB/s misses the target.
 """
 
 from __future__ import annotations
@@ -71,6 +75,14 @@ torch-backend = "none"
 [launch]
 backend = "gloo"
 """
+TARGET = 0.5
+"""The least share of the MB/s of srun alone."""
+_ALONE = """\
+begin=$(date +%s.%N)
+srun --mpi=none --overlap -c1 --ntasks-per-node="$1" sh -c \
+    'RANK=$SLURM_PROCID exec "$0" "$@"' "$2" rank.py "$3" "$4" >"$5"
+echo "$begin $(date +%s.%N)"
+"""
 _LINE = re.compile(rb"rank (\d+) line (\d+) (x*)$")
 
 
@@ -93,6 +105,17 @@ class Counted:
     code: int
     """Its exit status."""
     seconds: float
+    mb_per_second: float
+    """Output of all ranks, by the time of the launch with its start and end."""
+    lines_per_second: int
+    of_srun: float | None
+    """The share of what srun alone takes in the same round; None if that was not measured."""
+
+    @property
+    def met(self) -> bool:
+        """Whether every line is right or said to be lost, in at most twice the time of srun."""
+        kept = self.right == self.expected or self.said
+        return kept and (self.of_srun is None or self.of_srun >= TARGET)
 
 
 def count(logs: Path, width: int) -> tuple[int, int]:
@@ -161,9 +184,10 @@ def measure(
                 ran = run(Command(argv=argv, cwd=project, env={**env, **cluster.env}))
             text, _, code = ran.out.rstrip("\n").rpartition("\n")
             report: dict[str, Any] = json.loads(text or "{}")
-            ranks = asked.nodes * asked.ranks
             right, wrong = count(logs, asked.width)
-            expected = ranks * asked.lines
+            expected = asked.nodes * asked.ranks * asked.lines
+            taken = float(report.get("seconds", {}).get("launch", 0.0)) or ran.seconds
+            rate = expected_bytes(asked) / taken / 1e6
             one = Counted(
                 nodes=asked.nodes,
                 launcher=launcher,
@@ -174,12 +198,46 @@ def measure(
                 said=bool(report.get("logs_lost")) or not report.get("ok"),
                 code=int(code),
                 seconds=round(ran.seconds, 1),
+                mb_per_second=round(rate, 2),
+                lines_per_second=round(expected / taken),
+                of_srun=round(rate / alone(asked, cluster, project), 2) if asked.peer else None,
             )
             found.append(one)
             say(f"{launcher}, round {number + 1}: {one}")
             if not asked.keep:
                 shutil.rmtree(logs)
     return found
+
+
+def expected_bytes(asked: argparse.Namespace) -> int:
+    """Return the bytes that all ranks print."""
+    ranks, lines = int(asked.nodes) * int(asked.ranks), int(asked.lines)
+    heads = lines * sum(len(f"rank {rank} line  \n") for rank in range(ranks))
+    rest = sum(len(str(number)) + number % int(asked.width) for number in range(lines))
+    return heads + ranks * rest
+
+
+def alone(asked: argparse.Namespace, cluster: Cluster, project: Path) -> float:
+    """Return the MB/s of srun alone, with the same ranks and one file for all of them.
+
+    Raises:
+        BenchError: not all of the output is there.
+    """
+    taken = project.parent / "alone.out"
+    argv = (
+        *("salloc", "--quiet", f"--nodes={asked.nodes}", f"--ntasks-per-node={asked.ranks}"),
+        *("sh", "-c", _ALONE, "alone", str(asked.ranks), sys.executable),
+        *(str(asked.lines), str(asked.width), str(taken)),
+    )
+    ran = run(Command(argv=argv, cwd=project, env={**os.environ, **cluster.env}))
+    begin, end = map(float, ran.out.split())
+    size, due = taken.stat().st_size, expected_bytes(asked)
+    taken.unlink()
+    if size != due:
+        raise BenchError(f"srun alone wrote {size} bytes, the ranks {due}")
+    rate = due / (end - begin) / 1e6
+    say(f"srun alone: {rate:.2f} MB/s")
+    return rate
 
 
 @contextlib.contextmanager
@@ -251,6 +309,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--launchers", nargs="+", default=["srun", "torchrun"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--open-files", type=int, help="limit of open files, hard and soft")
+    parser.add_argument("--peer", action="store_true", help="compare with srun alone")
     parser.add_argument("--choke", action="store_true", help="stop the driver most of the time")
     parser.add_argument("--keep", action="store_true", help="leave the logs")
     parser.add_argument("--stager", default=shutil.which("stager") or "stager")
@@ -259,7 +318,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; 0 where every line is right, or said to be lost."""
+    """Measure; 0 where every line is right, or said to be lost, and the target is met."""
     asked = parse(argv)
     work = Path(tempfile.mkdtemp(prefix="stager-output-", dir=asked.work))
     env = {**os.environ, "OFFLINE_ROOT": str(work / "offline")}
@@ -275,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             shutil.rmtree(work, ignore_errors=True)
     say(table(found))
     print(json.dumps({"schema": 1, "jobs": [asdict(one) for one in found]}))
-    return 0 if all(one.right == one.expected or one.said for one in found) else 3
+    return 0 if all(one.met for one in found) else 3
 
 
 if __name__ == "__main__":

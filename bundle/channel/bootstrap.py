@@ -2,11 +2,13 @@
 
 Its source is sent as the text of ``python3 -I -S -c``; so it stands alone. On standard input come
 a line with two numbers of bytes, then the modules of the node program, compressed, then the
-request, compressed, in JSON with a ``common`` part and an ``own`` part for nodes that differ. Both
-are kept in memory, the program as a zip. It goes on in this process, or under the Python that the
-request names for this node; standard input stays open behind them.
+request, compressed, in JSON with a ``common`` part and an ``own`` part for nodes that differ. Where
+the first number is 0, variables carry the program. Both are kept in memory, the program as a zip.
+It goes on in this process, or under the Python that the request names for this node; standard input
+stays open behind them.
 """
 
+import binascii
 import importlib
 import json
 import os
@@ -25,6 +27,12 @@ def take(count: int) -> bytes:
         parts.append(data)
         count -= len(data)
     return b"".join(parts)
+
+
+def carried() -> bytes:
+    """Return the program that is in variables, and remove these: ranks are to inherit the rest."""
+    names = sorted(name for name in os.environ if name.startswith("STAGER_PROGRAM_"))
+    return binascii.a2b_base64("".join([os.environ.pop(name) for name in names]))
 
 
 def zipped(modules: bytes) -> bytes:
@@ -65,7 +73,7 @@ def main() -> int:
     while not line.endswith(b"\n"):
         line += take(1)
     sizes = [int(word) for word in line.split()]
-    program = zipped(zlib.decompress(take(sizes[0])))
+    program = zipped(zlib.decompress(take(sizes[0]) or carried()))
     request = zlib.decompress(take(sizes[1]))
     message = json.loads(request)
     own = {**message["common"], **message["own"].get(os.environ["SLURMD_NODENAME"], {})}

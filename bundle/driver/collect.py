@@ -65,7 +65,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         state.note(f"some outputs were not brought back; they are still on {head} in {work_dir}")
         return
     with contextlib.suppress(NodeError):
-        state.ask("tidy", lambda node: TidyRequest(*state.placed(node)))
+        state.ask("tidy", lambda node: TidyRequest(**state.placed(node)))
 
 
 def _fetch_outputs(state: State, head: str, work_dir: str) -> bool:

@@ -65,7 +65,7 @@ def _ask_nodes(
             clocks[event.node] = ClockReading(sent, event.clock, time.time())
 
     state.ask(
-        "deep", lambda node: DeepRequest(*state.placed(node), head=head, names=names), on_event
+        "deep", lambda node: DeepRequest(**state.placed(node), head=head, names=names), on_event
     )
     return clocks
 
@@ -191,7 +191,7 @@ def _run_ranks(
             printed.setdefault((event.node, event.rank), []).extend(output.lines_of(event.data))
 
     def request(node: str) -> LaunchRequest:
-        asked = LaunchRequest(*state.placed(node), group=group, shared=False, own=True)
+        asked = LaunchRequest(**state.placed(node), group=group, shared=False, own=True)
         return replace(asked, job=job, node_rank=nodes.index(node), limit=ALL_REDUCE_SECONDS)
 
     state.answers = {}

@@ -22,8 +22,8 @@ from ..protocol.job import Job, redacted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files, open_files, permissions
 
-_FEWEST, _MOST = 8, 1024
-"""Limits of the number of files that are kept open at a time."""
+_FEWEST, _MOST = 8, 1 << 14
+"""Limits of the number of files that are kept open at a time; half of what a process may open."""
 
 Writer = tuple["str | int | None", ...]
 """The writer of a piece; a line that one has not ended yet is not joined with another's."""
@@ -52,6 +52,7 @@ class Logs:
         self.lost: collections.Counter[tuple[str, int]] = collections.Counter()
         self._job = job
         self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
+        self._begun: set[str] = set()
         self._most_open = min(_MOST, max(_FEWEST, open_files.open_files() // 2))
         self._unended: dict[str, Writer] = {}
         try:
@@ -97,7 +98,9 @@ class Logs:
 
     def begin(self, node: str, task: int) -> None:
         """Create a task's log, empty unless it exists."""
-        self._append(self._log(node, task), b"")
+        name = self._log(node, task)
+        if name not in self._begun:
+            self._append(name, b"")
 
     def preflight(self, lines: list[str]) -> None:
         """Write ``preflight.<jobid>.txt``."""
@@ -133,7 +136,9 @@ class Logs:
         while True:
             try:
                 # Unbuffered: readers see all there is; a failed write leaves nothing behind.
-                return self._opened(name, "ab", buffering=0)
+                handle = self._opened(name, "ab", buffering=0)
+                self._begun.add(name)
+                return handle
             except OSError as exc:
                 if exc.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
                     raise

@@ -107,7 +107,7 @@ class ProbePhase(Phase):
     def ask(self, state: State) -> None:
         """Let each node's environment describe itself."""
         head = state.facts[state.job.nodes[0]].address
-        state.ask(self.name, lambda node: ProbeRequest(*state.placed(node), head=head))
+        state.ask(self.name, lambda node: ProbeRequest(**state.placed(node), head=head))
 
     def use(self, state: State) -> None:
         """Log the answers."""
@@ -172,7 +172,7 @@ class CleanPhase(Phase):
 
     def ask(self, state: State) -> None:
         """Let each node remove its own."""
-        state.ask(self.name, lambda node: CleanRequest(*state.common(node)))
+        state.ask(self.name, lambda node: CleanRequest(**state.common(node)))
 
     def use(self, state: State) -> None:
         """Fail where something could not be removed."""
@@ -181,7 +181,7 @@ class CleanPhase(Phase):
 
 def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest:
     """Return the request of a node, with all that it needs to know about the bundle."""
-    request = PreflightRequest(*state.common(node), marker=marker)
+    request = PreflightRequest(**state.common(node), marker=marker)
     if state.bundle is None:
         return request
     manifest = state.bundle.manifest

@@ -85,7 +85,7 @@ def _unpack_in_place(state: State, plan: Plan) -> None:
 
     def request(node: str) -> UnpackRequest:
         ready = state.facts[node].ready
-        return UnpackRequest(*state.placed(node), bundle=state.job.bundle, checked=ready)
+        return UnpackRequest(**state.placed(node), bundle=state.job.bundle, checked=ready)
 
     state.ask_some("unpack", nodes, request)
 
@@ -268,7 +268,7 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str,
 
     def request(node: str) -> UnpackRequest:
         incoming = shipment.incoming(state.facts[node], transfer.token)
-        return UnpackRequest(*state.placed(node), incoming=incoming)
+        return UnpackRequest(**state.placed(node), incoming=incoming)
 
     delivery = state.deliver(transfer, nodes, request)
     for remark in delivery.remarks:

@@ -15,7 +15,7 @@ from ..protocol.launch_answers import Departure, LaunchAnswer, Started
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import GroupSettings, LaunchRequest
 from .state import State
-from .transports.transport import Event, OnEvent
+from .transports.transport import Event
 
 _T = TypeVar("_T")
 
@@ -33,14 +33,15 @@ def start(state: State) -> None:
     world_size = state.nproc * len(state.job.nodes)
     state.result = replace(state.result, world_size=world_size, backend=group.backend)
     state.separate_run_dirs = not shared
-    on_event = _log_starter(state)
+    logs = _RankLogs(state)
     try:
         state.ask(
             "launch",
-            lambda node: LaunchRequest(*state.placed(node), group=group, shared=shared),
-            on_event,
+            lambda node: LaunchRequest(**state.placed(node), group=group, shared=shared),
+            logs.take,
         )
     finally:  # also of a job that is interrupted: something may have failed before
+        logs.complete()
         state.result = _with_outcome(state.result, state)
 
 
@@ -63,24 +64,31 @@ def _group(state: State) -> GroupSettings:
     )
 
 
-def _log_starter(state: State) -> OnEvent:
-    """Create the logs of all ranks as soon as their numbers are settled.
+class _RankLogs:
+    """Creates the logs of all ranks, those of a node once it has started them.
 
-    Returns:
-        A function that takes the events of the launch.
+    Not before: thousands of files would keep the launch waiting.
     """
-    launch = state.job.launch
-    pending = launch.elastic is None and not launch.max_restarts  # else ranks change nodes
-    if pending and state.job.min_nodes is None:
-        state.begin_logs()
 
-    def on_event(event: Event) -> None:
-        nonlocal pending
-        if pending and isinstance(event, Started):  # before, ranks may still get other numbers
-            state.begin_logs()
-            pending = False
+    def __init__(self, state: State) -> None:
+        """Begin with no log."""
+        launch = state.job.launch
+        self._state = state
+        self._keep_numbers = launch.elastic is None and not launch.max_restarts
+        """True if ranks stay on their nodes."""
+        self._settled = state.job.min_nodes is None
+        """True once no node is left out any more, so that ranks get no other numbers."""
 
-    return on_event
+    def take(self, event: Event) -> None:
+        """Take an event of the launch."""
+        if self._keep_numbers and isinstance(event, Started):
+            self._settled = True
+            self._state.begin_logs(event.node)
+
+    def complete(self) -> None:
+        """Create the logs of ranks that were never started."""
+        if self._keep_numbers and self._settled:
+            self._state.begin_logs(*self._state.job.nodes)
 
 
 def _note_cpus(state: State) -> None:

@@ -24,6 +24,7 @@ from . import event_lines
 from .joined_answers import joined
 from .logs import Logs
 from .output_logs import OutputLogs
+from .request_parts import CommonPart, PlacedPart
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ class State:
     """The way of the ranks' output into the logs."""
     _mask: SecretMask = field(init=False)
     """The secrets that no event may have."""
+    _ranks: dict[str, int] = field(default_factory=dict)
+    """The rank of each node ..."""
+    _ranks_of: tuple[str, ...] = ()
+    """... among these."""
     _late: dict[str, int] = field(default_factory=dict)
     """Nodes whose ranks did not end, and the seconds since others had ended."""
 
@@ -139,18 +144,19 @@ class State:
         """Write a line about a node to the node's log."""
         self.logs.lines(node, self.first_task(node), [line])
 
-    def begin_logs(self) -> None:
-        """Create a log for every rank, also for one that will write nothing."""
-        for node in self.job.nodes:
+    def begin_logs(self, *nodes: str) -> None:
+        """Create a log for every rank of some nodes, also for one that will write nothing."""
+        for node in nodes:
             first = self.first_task(node)
             for task in range(first, first + self.nproc):
                 self.logs.begin(node, task)
 
     def first_task(self, node: str) -> int:
         """Return the number of a node's first rank; its log also takes what concerns the node."""
-        if node not in self.job.nodes:
+        try:
+            return self.node_rank(node) * self.nproc
+        except KeyError:  # left out meanwhile
             return 0
-        return self.job.nodes.index(node) * self.nproc
 
     def gpus(self) -> dict[str, int]:
         """Return the number of GPUs of each node."""
@@ -160,14 +166,30 @@ class State:
         """Decide how many ranks each node gets."""
         self.nproc = choose_nproc(self.job.launch.nproc_per_node, self.gpus())
 
-    def common(self, node: str) -> tuple[Job, str, int, int]:
-        """Return the part that all requests to a node begin with."""
-        return self.job, node, self.job.nodes.index(node), self.transport.nodes_here
+    def common(self, node: str) -> CommonPart:
+        """Return the fields that all requests to a node have, by their names."""
+        return {
+            "job": self.job,
+            "node": node,
+            "node_rank": self.node_rank(node),
+            "nodes_here": self.transport.nodes_here,
+        }
 
-    def placed(self, node: str) -> tuple[Job, str, int, int, str, str]:
-        """Return that part with the node root and the interpreter that the preflight found."""
+    def placed(self, node: str) -> PlacedPart:
+        """Return these fields with the node root and the interpreter that preflight has found."""
         facts = self.facts[node]
-        return (*self.common(node), facts.root, facts.python)
+        return {**self.common(node), "root": facts.root, "python": facts.python}
+
+    def node_rank(self, node: str) -> int:
+        """Return the rank of a node among the job's.
+
+        Raises:
+            KeyError: the job does not use it.
+        """
+        if self._ranks_of is not self.job.nodes:
+            self._ranks = {name: rank for rank, name in enumerate(self.job.nodes)}
+            self._ranks_of = self.job.nodes
+        return self._ranks[node]
 
     def answers_of(self, kind: type[_A]) -> dict[str, _A]:
         """Return the answers to the current phase, which are of this class, by node."""
@@ -212,7 +234,7 @@ class State:
         from ..results.receive import receive
 
         job = self.job
-        request = CollectRequest(*self.placed(node), directory=directory)
+        request = CollectRequest(**self.placed(node), directory=directory)
         received: list[Received] = []
 
         def take(stream: IO[bytes]) -> None:
@@ -292,7 +314,7 @@ class State:
     def _add_answer(self, answer: Answer) -> None:
         node, task = answer.node, answer.task
         if answer.exit_code is not None:
-            number = self.job.nodes.index(node) if task is None else task
+            number = self.node_rank(node) if task is None else task
             self.task_codes[str(number)] = answer.exit_code
         self.answers[node] = joined(self.answers.get(node), answer)
 
@@ -335,7 +357,7 @@ class State:
     def _set_missing_codes(self, silent: Mapping[str, Ended], tasks: int) -> None:
         """Give the tasks of nodes that have said nothing the exit status of their node."""
         for node, end in silent.items():
-            first = self.job.nodes.index(node) * tasks
+            first = self.node_rank(node) * tasks
             for task in range(first, first + tasks):
                 self.task_codes.setdefault(str(task), end.code)
 

@@ -7,6 +7,7 @@ travel as one :class:`StepMessage`. :class:`RequestReader` is an agent's side of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
@@ -224,7 +225,7 @@ class StepMessage:
     common: dict[str, object]
     """Fields that all requests have; the job is left out where the agents know it."""
     own: dict[str, dict[str, object]]
-    """By node, the fields that only its request has."""
+    """By node, the fields that only its request has; of a value in a field, too, only these."""
     nodes: tuple[str, ...] | None = None
     """The nodes that are asked; None for all of the step."""
     v: int = field(default=VERSION, metadata=REQUIRED)
@@ -323,8 +324,7 @@ class RequestReader:
         job = Job.from_json(self._job)
         return self._request(
             {
-                **message.common,
-                **message.own.get(self._node, {}),
+                **_merged(message.common, message.own.get(self._node, {})),
                 "v": message.v,
                 "phase": message.phase,
                 "job": self._job,
@@ -346,6 +346,16 @@ class RequestReader:
             return decode(REQUESTS[phase], fields)
         except DecodeError as exc:
             raise NodeError(_unreadable(exc)) from exc
+
+
+def _merged(common: dict[str, object], own: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a request; a value in one of them may have its fields in both parts."""
+    merged = dict(common)
+    for name, value in own.items():
+        shared = common.get(name)
+        has_both = isinstance(shared, dict) and isinstance(value, dict)
+        merged[name] = _merged(shared, value) if has_both else value  # type: ignore[arg-type]
+    return merged
 
 
 def _decoded(kind: type[_T], raw: object) -> _T:

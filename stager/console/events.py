@@ -28,6 +28,7 @@ from ..slurm import messages
 from .reports import Reports
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from bundle.protocol.job import Job
@@ -39,6 +40,8 @@ _TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ \S*torch/distributed/")
 _NOISE = re.compile(r"\[W\d{4} .*\[c10d\] The hostname of the client socket cannot be retrieved")
 """A warning of c10d where addresses have no names, which matters to nobody."""
 
+_LAUNCHERS_BEGIN = ("E", "W", "I", "[W")
+"""The beginnings of lines that one of these may match."""
 _MAX_NAMED = 8
 """Nodes that are named in a line."""
 
@@ -213,14 +216,13 @@ class Events(Reports):
 
     @_show.register(OutputShown)
     def _show_output(self, event: OutputShown, record: Record) -> None:
-        who = event.node if event.rank is None else f"{event.node} {event.rank}"
-        for line in event.lines:
-            if self.verbose:
-                self.data(f"{who}: {line}")
-            elif self._action is Action.VERIFY and record.phase == PhaseName.LAUNCH:
-                return  # the ranks of the check: their result is shown at the end
-            elif self._is_shown(event) and not self._is_launchers(line):
-                self.data(line)
+        if self.verbose:
+            who = event.node if event.rank is None else f"{event.node} {event.rank}"
+            self.data_lines([f"{who}: {line}" for line in event.lines])
+        elif self._action is Action.VERIFY and record.phase == PhaseName.LAUNCH:
+            return  # the ranks of the check: their result is shown at the end
+        elif self._is_shown(event):
+            self.data_lines(self._without_launchers(event.lines))
 
     def _is_shown(self, event: OutputShown) -> bool:
         """Return whether an output event comes from the first node, or else the first ranks.
@@ -230,6 +232,14 @@ class Events(Reports):
         if event.rank is None or not self._moving:
             return event.head
         return event.rank < self._each
+
+    def _without_launchers(self, lines: Sequence[str]) -> Sequence[str]:
+        """Return lines without those of torchrun's own; nearly all events have none."""
+        if not self._launcher_reports and not any(
+            line.startswith(_LAUNCHERS_BEGIN) for line in lines
+        ):
+            return lines
+        return [line for line in lines if not self._is_launchers(line)]
 
     def _is_launchers(self, line: str) -> bool:
         """Return whether a line is torchrun's own, as all are once it reports that a rank failed.

@@ -14,6 +14,8 @@ from ..core.errors import CommandFailure, StagerError
 from ..core.printable import in_one_line, visible
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.progress import Progress, TaskID
     from rich.table import Table
 
@@ -118,6 +120,15 @@ class Output:
             self.say(in_one_line(line))
         else:
             print(in_one_line(line), flush=True)
+
+    def data_lines(self, lines: Sequence[str]) -> None:
+        """Print lines of a result at once, each like :meth:`data`: a rank may print a million."""
+        if self.as_json or not "".join(lines).isprintable():
+            for line in lines:
+                self.data(line)
+        elif lines:
+            self.stop()
+            print("\n".join(lines), flush=True)
 
     def text(self, text: str) -> None:
         """Print a command's result that is a file, to the byte.

@@ -12,7 +12,7 @@ from tests.support.slurm_torch import SlurmTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-LIMIT = 88 << 10
+LIMIT = 24 << 10
 """Bytes for each task of a step."""
 NOTING_SRUN = """\
 #!/bin/bash

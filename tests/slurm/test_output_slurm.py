@@ -90,7 +90,10 @@ def test_binary_output_is_kept_byte_by_byte(cluster: Cluster, slurm_project: Pro
 def test_frames_that_are_damaged_are_sent_again_or_said_to_be_lost(
     times: int, cluster: Cluster, slurm_project: Project, tmp_path: Path
 ) -> None:
-    """Something else lands inside two frames of a rank: once, or whenever they are sent."""
+    """Something else lands inside two frames of a rank: once, or whenever they are sent.
+
+    So much is printed that these are frames of output, also compressed, and not of the answer.
+    """
     places = [*os.environ["PATH"].split(os.pathsep), "/usr/bin"]
     srun = next(path for place in places if (path := Path(place, "srun")).exists())
     proxy = tmp_path / "bin" / "srun"
@@ -101,17 +104,17 @@ def test_frames_that_are_damaged_are_sent_again_or_said_to_be_lost(
     logs = slurm_project.root / "logs"
     path = os.pathsep.join([str(proxy.parent), os.environ["PATH"]])
     code, report, said = run(
-        slurm_project, logs, 2, "train.py", "200", "97", **cluster.env, PATH=path
+        slurm_project, logs, 2, "train.py", "2000", "97", **cluster.env, PATH=path
     )
     right, wrong = count(logs, 97)
     if times == 2:
         assert (code, report["ok"], report["logs_lost"]) == (0, True, []), said
-        assert (right, wrong) == (400, 0)
+        assert (right, wrong) == (4000, 0)
         return
     assert (code, report["ok"]) == (3, False), said
     (loss,) = report["logs_lost"]  # type: ignore[misc]
     assert (loss["node"], loss["rank"]) == ("node02", 1)  # type: ignore[index]
-    written = sum(len(f"rank 1 line {n} {'x' * (n % 97)}\n") for n in range(200))
+    written = sum(len(f"rank 1 line {n} {'x' * (n % 97)}\n") for n in range(2000))
     (log,) = logs.glob("*.node02.1.out")
     kept = sum(len(raw) + 1 for raw in log.read_bytes().split(b"\n") if raw.startswith(b"rank 1"))
     assert loss["bytes"] == written - kept > 0  # type: ignore[index]

@@ -1,8 +1,10 @@
-"""The input of a step: the modules that its agents need, and their first request.
+"""The program of a step's agents, and their first request.
 
-Slurm sends a step's standard input to each of its tasks, one by one. So the driver's modules stay
-away, those of phases that the step has not, bytecode, and what only readers need of a source; and
-all of it is compressed as one. On a node :mod:`bundle.channel.bootstrap` takes it.
+The program has not the driver's modules, those of phases that the step has not, bytecode, and what
+only readers need of a source; and it is compressed as one. It travels in variables of the step:
+Slurm passes them on with the step's start, from node to node along a tree, whereas ``srun`` itself
+sends standard input to each task, one by one. Where variables cannot take it, it comes there. On a
+node :mod:`bundle.channel.bootstrap` takes both.
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import AbstractSet, Any
 
 from ...channel.agent_channel import PACKED
 from ...environment.merge import HOOKS
 from ...protocol.codec import encode
 from ...protocol.job import Job
-from ...protocol.requests import AgentRequest, RelayNodes, StepMessage
+from ...protocol.requests import RelayNodes, StepMessage
 from .strip_source import stripped
 from .transport import Requests
 
@@ -63,6 +67,12 @@ from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
 """
 """The main module, for a request that names another Python than the bootstrap program's own."""
+VARIABLE = "STAGER_PROGRAM_"
+"""The beginning of the names of the variables that carry a program."""
+_LONGEST_VARIABLE = 100_000
+"""Characters of one of them; Linux refuses 128 KiB (``MAX_ARG_STRLEN`` in execve(2))."""
+_ROOM = 1 << 19
+"""Bytes that arguments and variables of a step may take besides those that are there already."""
 _AGENT_KNOWS = {"node", "node_rank"}
 """The fields of a request that an agent fills in by itself."""
 
@@ -108,9 +118,26 @@ class AgentProgram:
         self.bootstrap = self._modules["bundle/channel/bootstrap.py"].decode()
         self._packed = functools.lru_cache(maxsize=None)(self._pack)
 
-    def step_input(self, phases: Collection[str], message: StepMessage) -> bytes:
-        """Return the input of a step that has these phases, and these requests first."""
-        program = self._packed(frozenset(phases))
+    def variables(self, phases: Collection[str]) -> dict[str, str]:
+        """Return the variables that carry the program of a step that has these phases."""
+        text = binascii.b2a_base64(self._packed(frozenset(phases)), newline=False).decode()
+        starts = range(0, len(text), _LONGEST_VARIABLE)
+        return {
+            f"{VARIABLE}{number}": text[start : start + _LONGEST_VARIABLE]
+            for number, start in enumerate(starts)
+        }
+
+    def step_input(
+        self, phases: Collection[str], message: StepMessage, *, carried: bool = False
+    ) -> bytes:
+        """Return the input of a step that has these phases, and these requests first.
+
+        Args:
+            phases: the phases.
+            message: the first requests.
+            carried: True if variables carry the program.
+        """
+        program = b"" if carried else self._packed(frozenset(phases))
         packed = zlib.compress(json.dumps(encode(message, short=True)).encode(), 9)
         return b"%d %d\n" % (len(program), len(packed)) + program + packed
 
@@ -120,6 +147,15 @@ class AgentProgram:
         }
         modules = {"__main__.py": MAIN, **self._modules}
         return compressed({name: modules[name] for name in sorted(modules.keys() - unused)})
+
+
+def may_carry(environment: Mapping[str, str]) -> bool:
+    """Return whether a command may get a program in its variables besides those that it has.
+
+    Their total is limited by a quarter of the stack's limit, which Slurm applies on nodes, too.
+    """
+    held = sum(len(name) + len(value) for name, value in environment.items())
+    return held + _ROOM < os.sysconf("SC_ARG_MAX")
 
 
 def compressed(modules: Mapping[str, bytes]) -> bytes:
@@ -146,23 +182,48 @@ def factored(requests: Requests, known: Job | None = None) -> StepMessage:
         requests: the request of each node.
         known: the job that the agents know; it does not travel again.
     """
-    first, *others = requests.values()
-    names = {field.name for field in dataclasses.fields(first)} - _AGENT_KNOWS
-    shared = {name for name in names if _is_shared(name, first, others)}
-    own = {node: _encoded(request, names - shared) for node, request in requests.items()}
-    if first.job == known:
-        shared.discard("job")
+    each = list(requests.values())
+    names = {field.name for field in dataclasses.fields(each[0])} - _AGENT_KNOWS
+    common, own = _factored(each, names)
+    if each[0].job == known:
+        common.pop("job", None)
     return StepMessage(
-        phase=first.phase,
-        common=_encoded(first, shared),
-        own={node: items for node, items in own.items() if items},
+        phase=each[0].phase,
+        common=common,
+        own={node: items for node, items in zip(requests, own) if items},
     )
 
 
-def _is_shared(name: str, first: AgentRequest, others: Sequence[AgentRequest]) -> bool:
-    value = getattr(first, name)
-    return all(getattr(other, name) == value for other in others)
+def _factored(
+    values: Sequence[Any], names: AbstractSet[str]
+) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """Return fields of dataclasses of one class as JSON: what all have, and what each has besides.
+
+    A field that holds dataclasses of one class in its turn, with a few fields that differ, has a
+    place in both.
+    """
+    first = values[0]
+    shared = {name for name in names if _is_shared(name, values)}
+    common = encode(first, short=True, names=shared)
+    parted = {name for name in names - shared if _is_parted(name, values)}
+    own = [encode(value, short=True, names=names - shared - parted) for value in values]
+    for name in sorted(parted):
+        inner = [getattr(value, name) for value in values]
+        fields = {field.name for field in dataclasses.fields(inner[0])}
+        common[name], rest = _factored(inner, fields)
+        for items, more in zip(own, rest):
+            if more:
+                items[name] = more
+    return common, own
 
 
-def _encoded(request: AgentRequest, names: Collection[str]) -> dict[str, object]:
-    return encode(request, short=True, names=names)
+def _is_shared(name: str, values: Sequence[object]) -> bool:
+    value = getattr(values[0], name)
+    return all(getattr(other, name) == value for other in values)
+
+
+def _is_parted(name: str, values: Sequence[object]) -> bool:
+    """Return whether a field holds dataclasses of one class, written field by field."""
+    kinds = {type(getattr(value, name)) for value in values}
+    kind = kinds.pop()
+    return not kinds and dataclasses.is_dataclass(kind) and not hasattr(kind, "to_json")

@@ -48,6 +48,8 @@ class PhaseAnswers:
         self.out_of_reach: dict[str, dict[str, str]] = {}
         self.relayed: dict[str, Relayed] = {}
         self._done: dict[str, set[int]] = {}
+        self._open = dict.fromkeys(requests)
+        """The nodes of which a task has not answered; a dictionary keeps their order."""
         self._unknown: collections.Counter[str] = collections.Counter()
         self._first_end: float | None = None
         """The time at which the first node had ended well."""
@@ -67,7 +69,8 @@ class PhaseAnswers:
             gone: the tasks of each node that are known to have ended.
         """
         gone = gone or {}
-        for node in self._requests:
+        # Asked after each piece that has come: it ends at the first node that is waited for.
+        for node in self._open:
             if node in lost:
                 continue
             if len({*self._done.get(node, ()), *gone.get(node, ())}) < self._tasks:
@@ -122,7 +125,10 @@ class PhaseAnswers:
     def _add(self, node: str, task: int, *, ok: bool) -> None:
         """Count the answer of a task."""
         self.answered[node] = self.answered.get(node, 0) + 1
-        self._done.setdefault(node, set()).add(task)
+        done = self._done.setdefault(node, set())
+        done.add(task)
+        if len(done) >= self._tasks:
+            self._open.pop(node, None)
         if not ok:
             self.bad.add(node)
         elif self._first_end is None and self.answered[node] >= self._tasks:

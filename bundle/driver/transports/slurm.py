@@ -186,7 +186,9 @@ class SlurmTransport:
             return self._begin_session(phase, requests), 1
         message = factored(requests, self._session_job)
         self._session_job = _job_of(requests)
-        session.tell(request_line(replace(message, nodes=tuple(requests))))
+        if requests.keys() != self._session_nodes:
+            message = replace(message, nodes=tuple(requests))
+        session.tell(request_line(message))
         return session, 1
 
     def _begin_session(self, phase: str, requests: Requests) -> DriverChannel:
@@ -274,13 +276,13 @@ class SlurmTransport:
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         """Run a phase on one node whose agent answers with a stream of bytes."""
-        argv, step_input = self._starter.command_and_input(phase, requests, 1)
+        step = self._starter.command(phase, requests, 1)
         with tempfile.TemporaryFile() as stdin:
-            stdin.write(step_input)
+            stdin.write(step.input)
             stdin.seek(0)
             try:
                 running = processes.start(
-                    argv, env=self._variables, stdin=stdin, stdout=processes.PIPE
+                    step.argv, env=step.variables, stdin=stdin, stdout=processes.PIPE
                 )
             except processes.ProcessError as exc:
                 problem = Problem(ProblemCode.SRUN_NOT_STARTED, "", {"why": exc.reason})

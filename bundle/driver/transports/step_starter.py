@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...agent.agent import SESSION
 from ...protocol.enumerations import Launcher, Stage, TransferWay
@@ -12,9 +12,21 @@ from ...protocol.job import Job
 from ...protocol.requests import AgentRequest, LaunchRequest
 from ...redaction.masking import without_secrets
 from . import slurm_commands
-from .agent_program import AgentProgram, factored
+from .agent_program import AgentProgram, factored, may_carry
 from .driver_channel import DriverChannel
 from .transport import Requests, mounts
+
+
+@dataclass(frozen=True)
+class StepCommand:
+    """The command that starts a step."""
+
+    argv: list[str]
+    """Its words."""
+    variables: dict[str, str]
+    """All its variables."""
+    input: bytes
+    """What is written to its standard input at once."""
 
 
 class StepStarter:
@@ -37,6 +49,8 @@ class StepStarter:
         self._rank_variables = slurm_commands.step_environment(
             without_secrets(os.environ, (*credentials, *job.launch.pass_env))
         )
+        # A container's plugin may not pass on so long a variable.
+        self._carries = job.launch.container_image is None and may_carry(os.environ)
         counts = slurm_commands.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self._cpus = job.cpus_per_task or min(counts, default=1)
         self.patience = slurm_commands.patience(os.environ)
@@ -51,15 +65,12 @@ class StepStarter:
             tasks: the number of tasks on each node.
             command: the command of the agents; empty for the phase and nothing else.
         """
-        argv, step_input = self.command_and_input(phase, requests, tasks, command)
-        variables = self._rank_variables if phase == "launch" else self.variables
-        self.latest = DriverChannel(argv, variables, step_input)
+        step = self.command(phase, requests, tasks, command)
+        self.latest = DriverChannel(step.argv, step.variables, step.input)
         return self.latest
 
-    def command_and_input(
-        self, phase: str, requests: Requests, tasks: int, command: str = ""
-    ) -> tuple[list[str], bytes]:
-        """Return the command line of a step, and what its tasks are sent at once.
+    def command(self, phase: str, requests: Requests, tasks: int, command: str = "") -> StepCommand:
+        """Return the command of a step, and what its tasks are sent at once.
 
         The arguments are those of :meth:`start`.
         """
@@ -79,8 +90,13 @@ class StepStarter:
         starter = slurm_commands.starter(self._program.bootstrap, command, self._job.python_hints)
         if self.holds(phase):
             requests = {node: _held(request) for node, request in requests.items()}
-        step_input = self._program.step_input(self._phases(command), factored(requests))
-        return slurm_commands.step_argv(step, starter), step_input
+        phases = self._phases(command)
+        variables = self._rank_variables if launches else self.variables
+        if self._carries:
+            variables = {**variables, **self._program.variables(phases)}
+        message = factored(requests)
+        step_input = self._program.step_input(phases, message, carried=self._carries)
+        return StepCommand(slurm_commands.step_argv(step, starter), variables, step_input)
 
     def tasks(self, phase: str, requests: Requests) -> int:
         """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""

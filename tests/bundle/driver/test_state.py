@@ -80,7 +80,10 @@ def asked(state: State, phase: str, *events: Event, **ended: Ended) -> None:
     transport = state.transport
     assert isinstance(transport, Scripted)
     transport.events, transport.ended = list(events), ended
-    state.ask(phase, lambda node: CollectRequest(*state.common(node), "/r", "", directory=node))
+    state.ask(
+        phase,
+        lambda node: CollectRequest(**state.common(node), root="/r", python="", directory=node),
+    )
 
 
 def said(node: str, *, ok: bool = True, phase: str = "launch", **more: Any) -> Answer:

@@ -357,3 +357,58 @@ def test_ranks_that_have_ended_while_their_launcher_waits(
         signal.signal(signal.SIGALRM, before)
     assert code == status
     assert told == ["over"] * (len(ended) == 2)
+
+
+NOISY_AND_QUIET = """
+import os, signal, sys, time
+folder, nonce = os.environ["STAGER_OUTPUT"], os.environ["STAGER_OUTPUT_NONCE"]
+def rank(number):
+    pipe = os.open(f"{folder}/{number}", os.O_WRONLY)
+    os.write(pipe, f"\\x1erank {number} {nonce}\\n".encode())
+    return pipe
+noisy = os.fork()
+if not noisy:
+    pipe, written = rank(0), 0
+    line = b"x" * 99 + b"\\n"
+    ended = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+    while not ended:
+        written += os.write(pipe, line * 20)
+        with open("written", "w") as count:
+            count.write(str(written))
+    os._exit(0)
+pipe = rank(1)
+for number in range(100):
+    os.write(pipe, b"%d\\n" % number)
+    time.sleep(0.01)
+os.kill(noisy, signal.SIGTERM)
+os.waitpid(noisy, 0)
+os.write(pipe, b"end\\n")
+"""
+
+
+def test_a_rank_that_prints_without_end_waits_and_the_others_do_not(tmp_path: Path) -> None:
+    """With a driver that takes little: what is on the way is bounded, and none of it is lost."""
+    passed = {0: 0, 1: 0}
+    ahead = [0]
+    quiet: list[bytes] = []
+
+    def take_slowly(rank: int | None, data: bytes) -> None:
+        assert rank is not None
+        passed[rank] += len(data)
+        if rank == 1:
+            quiet.append(data)
+        time.sleep(0.01)
+        with contextlib.suppress(OSError, ValueError):
+            ahead.append(int((tmp_path / "written").read_text()) - passed[0])
+
+    argv = [sys.executable, "-c", NOISY_AND_QUIET]
+    ranks = [range(1), range(1, 2)]
+    with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 7)) as outputs:
+        status, _ = output_reader.run_launcher(
+            argv, {**os.environ, **outputs.variables}, str(tmp_path), outputs, take_slowly
+        )
+    assert status == 0
+    assert b"".join(quiet) == b"".join(b"%d\n" % number for number in range(100)) + b"end\n"
+    assert passed[0] == int((tmp_path / "written").read_text()) > 0
+    assert max(ahead) < 1 << 18  # a pipe holds 64 KiB, and a read takes as much

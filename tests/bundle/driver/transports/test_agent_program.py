@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,14 @@ import pytest
 from bundle.channel import bootstrap
 from bundle.driver.transports import agent_program, slurm_commands
 from bundle.protocol.codec import encode
-from bundle.protocol.requests import ProbeRequest, RequestReader, StepMessage
+from bundle.protocol.requests import (
+    Incoming,
+    ProbeRequest,
+    RelayTask,
+    RequestReader,
+    StepMessage,
+    UnpackRequest,
+)
 from stager.pack.compiled_program import with_bytecode
 from stager.pack.program import make_node_program
 from tests.support.jobs import PLAIN
@@ -138,11 +146,34 @@ def test_what_is_sent_of_a_compiled_program_is_the_same() -> None:
 
 
 def test_it_is_small() -> None:
-    """The program takes nearly all of what a step is given."""
-    assert len(started("verify")[0]) < 71_200
-    assert len(started("run", "launch")[0]) < 84_800
-    assert len(started("launch")[0]) < 84_800
-    assert len(started("verify", "deep", "launch")[0]) < 89_200
+    """Each node gets the program once a step, with the step's start."""
+    assert len(started("verify")[0]) < 72_000
+    assert len(started("run", "launch")[0]) < 85_600
+    assert len(started("launch")[0]) < 85_600
+    assert len(started("verify", "deep", "launch")[0]) < 90_000
+
+
+def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -> None:
+    made = agent_program.AgentProgram(PROGRAM)
+    variables = made.variables({"run", "launch", "relay"})
+    assert len(variables) > 1
+    assert all(len(f"{name}={value}") < 1 << 17 for name, value in variables.items())
+    sent = made.step_input(
+        {"tidy"}, StepMessage("tidy", {"job": PLAIN.to_json()}, {}), carried=True
+    )
+    assert len(sent) < 1500
+    code = made.bootstrap.replace("return binascii", "print(*names); return binascii")
+    code = code.replace("    status", "    print(names_left()); status")
+    code = "import os\nnames_left = lambda: [n for n in os.environ if 'PROGRAM' in n]\n" + code
+    done = subprocess.run(
+        slurm_commands.starter(code, "tidy", [sys.executable]),
+        input=sent,
+        capture_output=True,
+        env={"PATH": os.defpath, "SLURMD_NODENAME": "n2", **variables},
+        check=False,
+    )
+    assert done.stdout.decode().splitlines() == [" ".join(sorted(variables)), "[]"]
+    assert "ValueError: tuple.index(x): x not in tuple" in done.stderr.decode()  # the agent's own
 
 
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
@@ -186,3 +217,28 @@ def test_what_all_requests_have_travels_once() -> None:
         assert reader.first(json.loads(json.dumps(encode(message, short=True)))) == request
         again = agent_program.factored(requests, PLAIN)
         assert reader.next(json.loads(json.dumps(encode(again, short=True)))) == request
+
+
+def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:
+    """The manifest of a part of a bundle is as long as all the rest."""
+    manifest = "m" * 20_000
+
+    def asked(node: str, rank: int) -> UnpackRequest:
+        task = RelayTask("ab" * 16, f"10.0.0.{rank + 1}")
+        incoming = Incoming(f"/tmp/{node}/bundle.tar", manifest, ("a", "b"), 10, task)
+        return UnpackRequest(
+            PLAIN, node, rank, 1, "/tmp/root", "/usr/bin/python3", "", rank == 1, incoming
+        )
+
+    requests = {node: asked(node, rank) for rank, node in enumerate(PLAIN.nodes)}
+    message = json.loads(json.dumps(encode(agent_program.factored(requests), short=True)))
+    assert json.dumps(message).count(manifest) == 1
+    assert message["own"]["n0"] == {
+        "incoming": {"target": "/tmp/n0/bundle.tar", "relay": {"address": "10.0.0.1"}}
+    }
+    for node, request in requests.items():
+        assert RequestReader(node).first(message) == request
+    without = {**requests, "n1": replace(requests["n1"], incoming=None)}
+    message = json.loads(json.dumps(encode(agent_program.factored(without), short=True)))
+    for node, request in without.items():
+        assert RequestReader(node).first(message) == request
