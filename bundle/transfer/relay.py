@@ -9,6 +9,7 @@ needs some MiB of memory, whatever the size of the file.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import selectors
 import socket
 import time
@@ -26,7 +27,10 @@ MOST_CHILDREN = 8
 _MOST_OF_SOURCE = 64
 """Those that the source serves: it is the last that a node can turn to."""
 MOST_STRANGERS = 64
-"""Connections that have not proved their right; a further one ends the oldest of them."""
+"""Connections that have not proved their right; a further one ends any of them. If it ended the
+oldest, whoever connects fast enough would keep everybody out."""
+_MOST_ACCEPTED = 16
+"""Connections that are taken in one round, so that those that stand are served in between."""
 _TICK_SECONDS = 0.05
 """Time between two looks at all connections."""
 _PAUSE_SECONDS = 0.002
@@ -217,16 +221,16 @@ class Relay:
         )
 
     def _accept(self, events: int) -> None:
-        """Take the connections that wait."""
+        """Take some of the connections that wait."""
         with contextlib.suppress(OSError):  # there are no more, or too many files are open
-            while True:
+            for _ in range(_MOST_ACCEPTED):
                 connection, _ = self._listener.accept()
                 child = RelayChild(connection, self._token, self._file, time.monotonic())
                 self._children.append(child)
                 self._selector.register(child, _READ | _WRITE, self._server_of(child))
                 strangers = [child for child in self._children if not child.accepted]
                 if len(strangers) > MOST_STRANGERS:
-                    self._drop(strangers[0])
+                    self._drop(secrets.choice(strangers))
 
     def _server_of(self, child: RelayChild) -> Callable[[int], None]:
         """Return what is to be done when a child's connection is ready."""

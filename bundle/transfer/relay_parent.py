@@ -151,7 +151,7 @@ class RelayParent:
         self._buffer = bytearray(FRAME.size + file.chunk_bytes + FRAME.size)
 
     def _read_head(self, file: ChunkFile) -> None:
-        kind, position, length, checksum = FRAME.unpack_from(self._buffer)
+        kind, position, length, _ = FRAME.unpack_from(self._buffer)
         if kind == ALIVE:
             self.have = position
             self._forget(FRAME.size)
