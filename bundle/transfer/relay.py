@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from . import trees
 from .chunks import ChunkFile
 from .relay_child import ConnectionOver, RelayChild
+from .relay_clock import RelayClock
 from .relay_inflow import Inflow
 from .relay_parent import RelayParent
 
@@ -52,8 +53,6 @@ class RelayOutcome:
     """If nobody could be reached: the places of those that were tried, with the reasons."""
     seconds: float = 0.0
     """From the beginning to the last byte."""
-    left: tuple[tuple[int, str], ...] = ()
-    """The places of nodes that this one took chunks from and has left, with the reasons."""
     corrupt: tuple[int, ...] = ()
     """The places of those that sent damaged chunks."""
 
@@ -97,6 +96,8 @@ class Relay:
         self._most_children = MOST_CHILDREN
         self._file, self._token, self._listener = file, token, listener
         self._addresses: tuple[tuple[str, int], ...] = ()
+        self._position = trees.SOURCE
+        self._clock = RelayClock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, _READ, self._accept)
         self._children: list[RelayChild] = []
@@ -123,11 +124,11 @@ class Relay:
             UnwritableFile: this node's disk does not take a chunk.
         """
         if addresses is not None:
-            self._addresses = addresses.addresses
+            self._addresses, self._position = addresses.addresses, addresses.position
             nodes = len(addresses.addresses) - 1
             for tree in range(trees.TREES):
                 chain = trees.ancestors(addresses.position, nodes, tree)
-                self._inflows.append(Inflow(self._file, tree, chain, self))
+                self._inflows.append(Inflow(self._file, tree, chain, self, self._clock.now))
         self._began = time.monotonic()
         self._selector.register(control, _READ)
         reported = addresses is None
@@ -135,13 +136,13 @@ class Relay:
             self._most_children = _MOST_OF_SOURCE
         while True:
             self._rounds[0] += 1
+            self._clock.advance()
             for key, events in self._selector.select(_TICK_SECONDS):
                 if key.fileobj == control:
                     return
                 key.data(events)
-            now = time.monotonic()
-            self._tick(now)
-            outcome = None if reported else self._outcome(now)
+            self._tick(self._clock.now)
+            outcome = None if reported else self._outcome()
             if outcome is not None:
                 reported = True
                 on_outcome(outcome)
@@ -165,12 +166,12 @@ class Relay:
             OSError: it cannot be reached.
         """
         address = self._addresses[position]
-        link = RelayParent(position, address, self._token, inflow.tree, time.monotonic())
+        link = RelayParent(position, address, self._token, inflow.tree, self._clock.now)
 
         def receive(events: int) -> None:
             if link not in inflow.connections:  # ended in this round
                 return
-            inflow.receive(link, time.monotonic())
+            inflow.receive(link, self._clock.now)
             if events & _WRITE and link in inflow.connections:
                 self._selector.modify(link, _READ, receive)
 
@@ -182,16 +183,15 @@ class Relay:
         self._selector.unregister(link)
         link.close()
 
-    def _outcome(self, now: float) -> RelayOutcome | None:
+    def _outcome(self) -> RelayOutcome | None:
         """Return the outcome, if there is one by now."""
-        failed = [inflow for inflow in self._inflows if inflow.gave_up(now)]
+        failed = [inflow for inflow in self._inflows if inflow.gave_up(self._clock.now)]
         if not self._file.complete and not failed:
             return None
         return RelayOutcome(
             failure="no other node can be reached" if failed else "",
-            unreached=tuple(failed[0].reasons.items()) if failed else (),
-            seconds=round(now - self._began, 3),
-            left=tuple(place for inflow in self._inflows for place in inflow.left),
+            unreached=tuple(failed[0].refusals.items()) if failed else (),
+            seconds=round(time.monotonic() - self._began, 3),
             corrupt=tuple(place for inflow in self._inflows for place in inflow.corrupt),
         )
 
@@ -200,7 +200,9 @@ class Relay:
         with contextlib.suppress(OSError):  # there are no more, or too many files are open
             while True:
                 connection, _ = self._listener.accept()
-                child = RelayChild(connection, self._token, self._file, time.monotonic())
+                child = RelayChild(
+                    connection, self._position, self._token, self._file, self._clock.now
+                )
                 self._children.append(child)
                 self._selector.register(child, _READ | _WRITE, self._server_of(child))
                 strangers = [child for child in self._children if not child.accepted]
@@ -218,7 +220,7 @@ class Relay:
                     served = sum(other.accepted for other in self._children)
                     child.receive(room=served < self._most_children)
                 if events & _WRITE:
-                    child.send(time.monotonic())
+                    child.send(self._clock.now)
 
         return serve
 

@@ -9,7 +9,7 @@ import socket
 import zlib
 
 from . import relay_handshake
-from .chunks import ChunkFile
+from .chunks import MOST_CHUNK_BYTES, ChunkFile
 from .relay_child import ALIVE, CHUNK, FRAME, HANDSHAKE_SECONDS, ConnectionOver
 from .relay_handshake import NONCE_BYTES, REPLY_BYTES, ChunkRequest
 
@@ -17,8 +17,6 @@ CONNECT_SECONDS = 1.5
 """Time for a connection to stand. A firewall that drops what is sent shows in no other way."""
 SILENT_SECONDS = 5.0
 """Time without a word, after which a parent that says each second that it is alive is left."""
-MOST_BYTES = 1 << 20
-"""A frame is not longer."""
 
 
 class CorruptChunk(ConnectionOver):
@@ -35,7 +33,7 @@ class RelayParent:
     Attributes:
         position: its place in the trees.
         have: the chunks of the tree that it has, as far as it has said.
-        accepted: True once it has proved that it knows the token, and serves this node.
+        accepted: True once it has proved that it is the node that was asked, and serves this one.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class RelayParent:
         self._until = now + CONNECT_SECONDS
         self._connected = False
         self._theirs = self._hello = b""
-        self._buffer = bytearray(MOST_BYTES)
+        self._buffer = bytearray(MOST_CHUNK_BYTES)
         self._filled, self._wanted = 0, NONCE_BYTES
         self._chunk: tuple[int, int] | None = None
         """Position in its tree and CRC-32 of the chunk that is coming."""
@@ -122,7 +120,7 @@ class RelayParent:
     def _prove(self, file: ChunkFile) -> None:
         """Answer its challenge, and ask for the chunks that are missing."""
         self._theirs = bytes(self._buffer[:NONCE_BYTES])
-        request = ChunkRequest(self._tree, file.have[self._tree])
+        request = ChunkRequest(self.position, self._tree, file.have[self._tree])
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._hello = relay_handshake.hello(self._token, self._theirs, nonce, request)
         self._socket.sendall(self._hello)  # the first bytes of a connection always have room
@@ -133,6 +131,8 @@ class RelayParent:
         answer = relay_handshake.read_reply(self._token, self._theirs, self._hello, raw)
         if answer is None:
             raise ConnectionOver("it does not know this transfer")
+        if answer.parent != self.position:
+            raise ConnectionOver("another node of this transfer has its address")
         if not answer.accepted:
             raise ParentBusy("it serves as many as it can")
         self.accepted, self.have = True, answer.have
