@@ -190,7 +190,5 @@ class Relayed(AgentEvent):
     """Time until the last byte had come."""
     failure: str = ""
     """Why the file did not come; empty if it did."""
-    left: tuple[tuple[str, str], ...] = ()
-    """The nodes that it came from and that were left, with the reasons."""
     corrupt: tuple[str, ...] = ()
     """Those that sent damaged bytes."""

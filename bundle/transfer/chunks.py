@@ -13,7 +13,7 @@ from array import array
 
 from .trees import TREES
 
-_LEAST, _MOST = 1 << 16, 1 << 20
+_LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 16, 1 << 20
 _CHUNKS = 256
 """Chunks that a file of a middling size is cut into.
 
@@ -28,7 +28,7 @@ class UnwritableFile(Exception):
 
 def chunk_size(size: int) -> int:
     """Return the bytes of a chunk of a file with so many bytes: a power of two."""
-    wanted = max(_LEAST, min(_MOST, size // _CHUNKS))
+    wanted = max(_LEAST_CHUNK_BYTES, min(MOST_CHUNK_BYTES, size // _CHUNKS))
     return 1 << (wanted.bit_length() - 1)
 
 
@@ -38,8 +38,10 @@ class ChunkFile:
     Attributes:
         handle: the open file.
         have: for each tree, the chunks that are there, from the tree's first on.
-        totals: for each tree, all of its chunks.
+        totals: for each tree, the number of all its chunks.
         chunk_bytes: the length of each chunk but the last.
+        prefix: one number, shared with forked processes: the bytes from the beginning without a
+            gap.
     """
 
     def __init__(self, handle: int, size: int, *, complete: bool = False) -> None:
@@ -57,18 +59,13 @@ class ChunkFile:
         self.have = list(self.totals) if complete else [0] * TREES
         self._checksums = array("L", [0]) * count
         self._known = bytearray(count)
-        self._complete = complete
-        self._prefix = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self.prefix = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self.prefix[0] = size if complete else 0
 
     @property
     def complete(self) -> bool:
         """True if all chunks are there."""
         return self.have == self.totals
-
-    @property
-    def prefix(self) -> memoryview:
-        """One number, shared with forked processes: the bytes from the beginning without a gap."""
-        return self._prefix
 
     def place(self, tree: int, position: int) -> tuple[int, int]:
         """Return where a chunk of a tree lies: its offset and its length in bytes."""
@@ -109,7 +106,7 @@ class ChunkFile:
         self._note(position * TREES + tree, checksum)
         self.have[tree] = position + 1
         missing = min(have * TREES + tree for tree, have in enumerate(self.have))
-        self._prefix[0] = min(self.size, missing * self.chunk_bytes)
+        self.prefix[0] = min(self.size, missing * self.chunk_bytes)
 
     def _note(self, number: int, checksum: int) -> None:
         self._checksums[number] = checksum

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from . import trees
 from .chunks import ChunkFile
 from .relay_child import ConnectionOver, RelayChild
+from .relay_clock import RelayClock
 from .relay_inflow import Inflow
 from .relay_parent import RelayParent
 
@@ -60,8 +61,6 @@ class RelayOutcome:
     """If nobody could be reached: the places of those that were tried, with the reasons."""
     seconds: float = 0.0
     """From the beginning to the last byte."""
-    left: tuple[tuple[int, str], ...] = ()
-    """The places of nodes that this one took chunks from and has left, with the reasons."""
     corrupt: tuple[int, ...] = ()
     """The places of those that sent damaged chunks."""
 
@@ -105,6 +104,8 @@ class Relay:
         self._most_children = MOST_CHILDREN
         self._file, self._token, self._listener = file, token, listener
         self._addresses: tuple[tuple[str, int], ...] = ()
+        self._position = trees.SOURCE
+        self._clock = RelayClock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, _READ, self._accept)
         self._children: list[RelayChild] = []
@@ -134,18 +135,18 @@ class Relay:
             UnwritableFile: this node's disk does not take a chunk.
         """
         if addresses is not None:
-            self._addresses = addresses.addresses
+            self._addresses, self._position = addresses.addresses, addresses.position
             nodes = len(addresses.addresses) - 1
             for tree in range(trees.TREES):
                 chain = trees.ancestors(addresses.position, nodes, tree)
-                self._inflows.append(Inflow(self._file, tree, chain, self))
+                self._inflows.append(Inflow(self._file, tree, chain, self, self._clock.now))
         self._began = time.monotonic()
         self._selector.register(control, _READ)
         reported = addresses is None
         if addresses is None:
             self._most_children = _MOST_OF_SOURCE
         while self._do_round(control):
-            outcome = None if reported else self._outcome(time.monotonic())
+            outcome = None if reported else self._outcome()
             if outcome is not None:
                 reported = True
                 on_outcome(outcome)
@@ -157,13 +158,14 @@ class Relay:
     def _do_round(self, control: int) -> bool:
         """Take and send what the connections are ready for; return False if it is to end."""
         self._rounds[0] += 1
+        self._clock.advance()
         self._drained = True
         had = list(self._file.have)
         for key, events in self._selector.select(_TICK_SECONDS):
             if key.fileobj == control:
                 return False
             key.data(events)
-        now = time.monotonic()
+        now = self._clock.now
         if now >= self._next_tick:
             self._next_tick = now + _TICK_SECONDS
             self._tick(now)
@@ -189,12 +191,12 @@ class Relay:
             OSError: it cannot be reached.
         """
         address = self._addresses[position]
-        link = RelayParent(position, address, self._token, inflow.tree, time.monotonic())
+        link = RelayParent(position, address, self._token, inflow.tree, self._clock.now)
 
         def receive(events: int) -> None:
             if link not in inflow.connections:  # ended in this round
                 return
-            inflow.receive(link, time.monotonic())
+            inflow.receive(link, self._clock.now)
             self._drained &= link.drained
             if events & _WRITE and link in inflow.connections:
                 self._selector.modify(link, _READ, receive)
@@ -207,16 +209,15 @@ class Relay:
         self._selector.unregister(link)
         link.close()
 
-    def _outcome(self, now: float) -> RelayOutcome | None:
+    def _outcome(self) -> RelayOutcome | None:
         """Return the outcome, if there is one by now."""
-        failed = [inflow for inflow in self._inflows if inflow.gave_up(now)]
+        failed = [inflow for inflow in self._inflows if inflow.gave_up(self._clock.now)]
         if not self._file.complete and not failed:
             return None
         return RelayOutcome(
             failure="no other node can be reached" if failed else "",
-            unreached=tuple(failed[0].reasons.items()) if failed else (),
-            seconds=round(now - self._began, 3),
-            left=tuple(place for inflow in self._inflows for place in inflow.left),
+            unreached=tuple(failed[0].refusals.items()) if failed else (),
+            seconds=round(time.monotonic() - self._began, 3),
             corrupt=tuple(place for inflow in self._inflows for place in inflow.corrupt),
         )
 
@@ -225,7 +226,9 @@ class Relay:
         with contextlib.suppress(OSError):  # there are no more, or too many files are open
             for _ in range(_MOST_ACCEPTED):
                 connection, _ = self._listener.accept()
-                child = RelayChild(connection, self._token, self._file, time.monotonic())
+                child = RelayChild(
+                    connection, self._position, self._token, self._file, self._clock.now
+                )
                 self._children.append(child)
                 self._selector.register(child, _READ | _WRITE, self._server_of(child))
                 strangers = [child for child in self._children if not child.accepted]
@@ -243,7 +246,7 @@ class Relay:
                     served = sum(other.accepted for other in self._children)
                     child.receive(room=served < self._most_children)
                 if events & _WRITE:
-                    child.send(time.monotonic())
+                    child.send(self._clock.now)
                 self._drained &= child.blocked or not child.has_more
                 self._await_child(child)
 

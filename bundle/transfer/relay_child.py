@@ -37,14 +37,22 @@ class RelayChild:
     """
 
     def __init__(
-        self, connection: socket.socket, token: bytes, file: ChunkFile, now: float
+        self, connection: socket.socket, position: int, token: bytes, file: ChunkFile, now: float
     ) -> None:
-        """Challenge it."""
+        """Challenge it.
+
+        Args:
+            connection: the connection.
+            position: the place of this node in the trees.
+            token: the transfer's token.
+            file: what there is to pass on.
+            now: the time.
+        """
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit = int(_STUCK_SECONDS * 1000)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
-        self._socket, self._token, self._file = connection, token, file
+        self._socket, self._position, self._token, self._file = connection, position, token, file
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._hello = b""
         self._unsent = memoryview(self._nonce)
@@ -95,9 +103,9 @@ class RelayChild:
         request = relay_handshake.read_hello(self._token, self._nonce, self._hello)
         if request is None or request.tree >= len(self._file.have):
             raise ConnectionOver("it does not know the token")
-        self._asked, self.accepted = True, room
+        self._asked, self.accepted = True, room and request.parent == self._position
         self._tree, self._next = request.tree, request.first
-        answer = ParentReply(room, self._file.have[request.tree])
+        answer = ParentReply(self._position, self.accepted, self._file.have[request.tree])
         raw = relay_handshake.reply(self._token, self._nonce, self._hello, answer)
         self._unsent = memoryview(bytes(self._unsent) + raw)
 
@@ -119,7 +127,7 @@ class RelayChild:
         if self._body[1]:
             self._send_body()
         elif self._asked and not self.accepted:
-            raise ConnectionOver("refused: it serves as many as it can")
+            raise ConnectionOver("refused")
         self.blocked = self._body[1] > 0
 
     def _send_body(self) -> None:

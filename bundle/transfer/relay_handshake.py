@@ -7,6 +7,14 @@ connecting end has proved its right, it gets 16 random bytes and nothing else.
     parent -> child   nonce
     child  -> parent  nonce, request, HMAC-SHA256("child", both nonces, request)
     parent -> child   reply, HMAC-SHA256("parent", both nonces, request, reply)
+
+    request           position of the parent that is meant (4 bytes), tree (1), first chunk (8)
+    reply             position of the parent that answers (4), accepted (1), chunks it has (8)
+
+All nodes of a transfer know its token. So both ends also say which position they mean, under the
+proofs: where an address leads to another node of the same transfer (it was given to another host,
+or translated on the way), that node refuses, and the child sees who answered. Otherwise two nodes
+could wait for each other's chunks. All numbers are unsigned, in network byte order.
 """
 
 from __future__ import annotations
@@ -18,8 +26,8 @@ from dataclasses import dataclass
 NONCE_BYTES = 16
 TOKEN_BYTES = 32
 _MAC_BYTES = 32
-_REQUEST = struct.Struct("!BQ")
-_REPLY = struct.Struct("!BQ")
+_REQUEST = struct.Struct("!IBQ")
+_REPLY = struct.Struct("!IBQ")
 HELLO_BYTES = NONCE_BYTES + _REQUEST.size + _MAC_BYTES
 REPLY_BYTES = _REPLY.size + _MAC_BYTES
 
@@ -28,6 +36,8 @@ REPLY_BYTES = _REPLY.size + _MAC_BYTES
 class ChunkRequest:
     """The chunks that a child asks for."""
 
+    parent: int
+    """The position of the node that it asks, as it believes."""
     tree: int
     """Along which tree they travel."""
     first: int
@@ -38,8 +48,10 @@ class ChunkRequest:
 class ParentReply:
     """A parent's answer."""
 
+    parent: int
+    """The position of the node that answers."""
     accepted: bool
-    """False if it serves as many as it can."""
+    """False if it serves as many as it can, or another node was meant."""
     have: int
     """The number of the tree's chunks that it has."""
 
@@ -53,7 +65,7 @@ def hello(token: bytes, theirs: bytes, ours: bytes, request: ChunkRequest) -> by
         ours: the child's nonce.
         request: what it asks for.
     """
-    asked = _REQUEST.pack(request.tree, request.first)
+    asked = _REQUEST.pack(request.parent, request.tree, request.first)
     return ours + asked + _proof(token, b"child", theirs, ours, asked)
 
 
@@ -81,7 +93,7 @@ def reply(token: bytes, ours: bytes, raw: bytes, answer: ParentReply) -> bytes:
         answer: the answer.
     """
     theirs, asked, _ = _split(raw, NONCE_BYTES, _REQUEST.size)
-    answered = _REPLY.pack(answer.accepted, answer.have)
+    answered = _REPLY.pack(answer.parent, answer.accepted, answer.have)
     return answered + _proof(token, b"parent", ours, theirs, asked, answered)
 
 
@@ -98,8 +110,8 @@ def read_reply(token: bytes, theirs: bytes, sent: bytes, raw: bytes) -> ParentRe
     answered, proof = raw[: _REPLY.size], raw[_REPLY.size :]
     if not hmac.compare_digest(proof, _proof(token, b"parent", theirs, ours, asked, answered)):
         return None
-    accepted, have = _REPLY.unpack(answered)
-    return ParentReply(bool(accepted), have)
+    parent, accepted, have = _REPLY.unpack(answered)
+    return ParentReply(parent, bool(accepted), have)
 
 
 def _proof(token: bytes, *parts: bytes) -> bytes:

@@ -9,23 +9,22 @@ from typing import Protocol
 from . import trees
 from .chunks import ChunkFile
 from .relay_child import ConnectionOver
+from .relay_pace import Pace
 from .relay_parent import CorruptChunk, ParentBusy, RelayParent
 
-_TRIED_ANCESTORS = 3
-"""Ancestors that are tried before the source: each may take the time of a connection. All of them
-are, once these have failed."""
 _PAUSE_SECONDS = 0.3
 """Time between two rounds through all candidates."""
 GIVE_UP_SECONDS = 15.0
-"""Time without a chunk and without a parent, after which a node gives up."""
+"""Time without a chunk after which a node gives up, if it has no parent and finds none."""
 _UNREACHED_SECONDS = 6.0
 """The same where nobody has ever answered: it may be a network that does not let it."""
-_BEHIND_CHUNKS = 8
-_BEHIND_SHARE = 0.05
-"""How far one half of the file may be behind the other: so many chunks, or this part of it."""
+_SEARCH_SECONDS = 3.0
+"""Time that a node looks for another parent at least, however long the last one sent nothing. Where
+the source is gone, all nodes on the way to a leaf give up one after the other: so it is short."""
 _PATIENCE_SECONDS = 1.0
-_PATIENCE_A_LEVEL = 0.5
-"""Time for which it may be so, more for each level below the source: who is above acts first."""
+_PATIENCE_A_LEVEL = 0.25
+"""Time for which a parent may be slow, more for each level below the source: who is above acts
+first."""
 
 
 class Connections(Protocol):
@@ -45,43 +44,45 @@ class Connections(Protocol):
 class Inflow:
     """The chunks of one tree, from one parent or the next.
 
+    The candidates are the nodes above this one in the tree, the nearest first, and the source at
+    the end. They are gone through in this order, again and again: a parent that fails is left for
+    the next one; beside a slow one the next is tried, and takes its place if it is further. Chunks
+    come from no other nodes, so no two nodes can wait for each other.
+
     Attributes:
         tree: the tree.
-        parent: the node that they come from; None while another one is looked for.
-        trial: a node that may take its place.
-        left: the positions that were left, with the reasons.
-        corrupt: the positions that sent damaged chunks.
+        parent: the node that the chunks come from; None while one is looked for.
+        trial: a node that may become the parent.
+        corrupt: the positions that sent damaged chunks. They are candidates no more, but the source.
+        refusals: why candidates could not be used, by position, since one is looked for.
     """
 
     def __init__(
-        self, file: ChunkFile, tree: int, chain: list[int], connections: Connections
+        self, file: ChunkFile, tree: int, chain: list[int], connections: Connections, now: float
     ) -> None:
         """Begin with no parent.
 
         Args:
             file: the file.
             tree: the tree.
-            chain: the positions above this node in the tree, up to the source. Chunks may come from
-                the next ones and the source; so no two nodes can wait for each other.
+            chain: the positions above this node in the tree, from the next one up to the source.
             connections: makes and ends connections.
+            now: the time.
         """
         self._file, self.tree, self._connections = file, tree, connections
-        self._chain = chain
-        self._above = [*chain[:-1][:_TRIED_ANCESTORS], trees.SOURCE]
-        self._patience = _PATIENCE_SECONDS + _PATIENCE_A_LEVEL * len(chain)
+        self._candidates = list(chain)
+        self._next = 0
+        """The index of the candidate that is tried next."""
         self.parent: RelayParent | None = None
         self.trial: RelayParent | None = None
-        self.left: list[tuple[int, str]] = []
         self.corrupt: list[int] = []
-        self._refusals: dict[int, str] = {}
-        """The reasons of the candidates that have failed since the last chunk."""
-        self._next = 0
-        self._again = 0.0
-        self._fed: float | None = None
-        """The time at which a chunk came last, or the search for a parent began."""
-        self._behind_since: float | None = None
+        self.refusals: dict[int, str] = {}
+        self._pace = Pace(file, tree, _PATIENCE_SECONDS + _PATIENCE_A_LEVEL * len(chain), now)
+        self._have, self._fed = 0, now
+        """The chunks of the tree that are there, and the time at which the last one came."""
+        self._lost = self._again = now
+        """When the last parent was lost, and when the next candidate may be tried."""
         self._reached = False
-        self._have = 0
 
     @property
     def done(self) -> bool:
@@ -93,10 +94,24 @@ class Inflow:
         """The open connections."""
         return [link for link in (self.parent, self.trial) if link is not None]
 
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Why each candidate could not be used, by position."""
-        return {**dict(self.left), **self._refusals}
+    def gave_up(self, now: float) -> bool:
+        """Return whether no parent can be found."""
+        if self.done or self.parent is not None:
+            return False
+        if not all(position in self.refusals for position in self._candidates):
+            return False
+        patience = GIVE_UP_SECONDS if self._reached else _UNREACHED_SECONDS
+        return now > max(self._fed + patience, self._lost + _SEARCH_SECONDS)
+
+    def receive(self, link: RelayParent, now: float) -> None:
+        """Take what has come over a connection."""
+        with self._leaving_if_it_fails(link, now):
+            if link.connecting:
+                link.connect(now)
+                return
+            link.receive(self._file, now)
+            if link is self.trial and link.accepted:
+                self._judge_trial(link, now)
 
     def tick(self, now: float) -> None:
         """Look after the connections: end those that are of no use, and look for better ones."""
@@ -104,118 +119,82 @@ class Inflow:
             for link in self.connections:
                 self._end(link)
             return
-        if self._fed is None or self._have != self._file.have[self.tree]:
+        if self._have != self._file.have[self.tree]:
             self._have, self._fed = self._file.have[self.tree], now
-            self._refusals.clear()
         for link in self.connections:
-            with self.guarded(link):
+            with self._leaving_if_it_fails(link, now):
                 link.tick(now)
-        if self.trial is None:
-            self._look_for_another(now)
+        slow = self._pace.is_slow(now)
+        wanted = slow if self.parent is not None else now >= self._again
+        if wanted and self.trial is None:
+            self._try_next(now)
 
-    def _look_for_another(self, now: float) -> None:
-        """Connect to the next candidate, where there is no parent or a slow one."""
-        if self.parent is None:
-            if now >= self._again:
-                self._try_next(now)
-        elif self._is_behind(now):
-            self._try_above(self.parent)
+    def _try_next(self, now: float) -> None:
+        """Connect to the next candidate. After the last one, pause, and begin a new round.
 
-    def gave_up(self, now: float) -> bool:
-        """Return whether no parent can be found."""
-        if self.done or self.parent is not None or self._fed is None:
-            return False
-        if len(self._refusals) < len(self._above):
-            return False
-        return now > self._fed + (GIVE_UP_SECONDS if self._reached else _UNREACHED_SECONDS)
+        It begins with the nearest one where there is no parent, else above the parent.
+        """
+        if self._next == len(self._candidates):
+            self._again = now + _PAUSE_SECONDS
+            self._next = 0 if self.parent is None else self._above(self.parent)
+            return
+        position = self._candidates[self._next]
+        self._next += 1
+        try:
+            self.trial = self._connections.connect(position, self)
+        except OSError as exc:
+            self.refusals[position] = (exc.strerror or str(exc)).lower()
 
-    def receive(self, link: RelayParent, now: float) -> None:
-        """Take what has come over a connection."""
-        with self.guarded(link):
-            if link.connecting:
-                link.connect(now)
-            else:
-                was_accepted = link.accepted
-                link.receive(self._file, now)
-                if link.accepted and not was_accepted:
-                    self._use(link)
+    def _judge_trial(self, link: RelayParent, now: float) -> None:
+        """Let a node that serves this one be the parent, unless it is no further than a slow one.
+
+        The chunk that comes next may be on its way from the present parent.
+        """
+        self._reached, self.trial = True, None
+        if self.parent is not None:
+            useful = min(self._file.have[self.tree] + 2, self._file.totals[self.tree])
+            if link.have < useful:
+                self._connections.disconnect(link)
+                return
+            self._connections.disconnect(self.parent)
+        self.parent = link
+        self._pace.restart(now)
 
     @contextlib.contextmanager
-    def guarded(self, link: RelayParent) -> Iterator[None]:
-        """Leave a parent on whose connection the block fails; a full disk is not its fault."""
+    def _leaving_if_it_fails(self, link: RelayParent, now: float) -> Iterator[None]:
+        """Leave a node on whose connection the block fails; a full disk is not its fault."""
         try:
             yield
         except BlockingIOError:  # nothing has come after all
             pass
-        except CorruptChunk as exc:
-            self.corrupt.append(link.position)
-            self._leave(link, str(exc))
-        except ParentBusy as exc:
-            self._reached = True  # it lives, and has proved that it knows this transfer
-            self._leave(link, str(exc))
         except ConnectionOver as exc:
-            self._leave(link, str(exc))
+            # One that is busy lives, and has proved that it knows this transfer.
+            self._reached = self._reached or isinstance(exc, ParentBusy)
+            self._leave(link, str(exc), now)
+            if isinstance(exc, CorruptChunk):
+                self._exclude(link.position)
         except OSError as exc:
-            self._leave(link, (exc.strerror or str(exc)).lower())
+            self._leave(link, (exc.strerror or str(exc)).lower(), now)
 
-    def _use(self, link: RelayParent) -> None:
-        """Let a node that has proved itself be the parent, if it is better than the present one."""
-        self._reached = True
-        if self.parent is None:
-            self.parent, self.trial = link, None
-            return
-        self._behind_since = None
-        if link.have <= self._file.have[self.tree] + 1:
-            self._end(link)  # it is no further
-            return
-        slow, self.parent, self.trial = self.parent, link, None
-        self.left.append((slow.position, "it was slow"))
-        self._connections.disconnect(slow)
-
-    def _try_next(self, now: float) -> None:
-        """Connect to the next candidate; pause after a round through all of them."""
-        position = self._above[self._next % len(self._above)]
-        self._next += 1
-        if self._next % len(self._above) == 0:
-            self._again, self._next = now + _PAUSE_SECONDS, 0
-            self._above = self._chain
-        if position in self.corrupt and position != trees.SOURCE:
-            self._refusals[position] = "it sent damaged chunks"
-            return
-        self._try(position)
-
-    def _try_above(self, parent: RelayParent) -> None:
-        """Connect to the next candidate above the present parent."""
-        above = self._above[self._above.index(parent.position) + 1 :]
-        self._behind_since = None
-        if above:
-            self._try(above[0])
-
-    def _try(self, position: int) -> None:
-        try:
-            self.trial = self._connections.connect(position, self)
-        except OSError as exc:
-            self._refusals[position] = (exc.strerror or str(exc)).lower()
-
-    def _is_behind(self, now: float) -> bool:
-        """Return whether the other half has been well ahead for a while: this parent is slow."""
-        mine = self._file.have[self.tree]
-        other = max(have for tree, have in enumerate(self._file.have) if tree != self.tree)
-        allowed = max(_BEHIND_CHUNKS, _BEHIND_SHARE * self._file.totals[self.tree])
-        if other - mine <= allowed:
-            self._behind_since = None
-            return False
-        if self._behind_since is None:
-            self._behind_since = now
-        return now > self._behind_since + self._patience
-
-    def _leave(self, link: RelayParent, why: str) -> None:
-        """End a connection that has failed, and note the reason."""
+    def _leave(self, link: RelayParent, why: str, now: float) -> None:
+        """End a connection that has failed; if it was the parent's, look for another one."""
         if link is self.parent:
-            self.left.append((link.position, why))
-            self._next = self._above.index(link.position) + 1
-        self._refusals[link.position] = why
+            self.refusals.clear()
+            self._lost = now
+            self._next = self._above(link)
+        self.refusals[link.position] = why
         self._end(link)
+
+    def _exclude(self, position: int) -> None:
+        """Use a node no more: it sent damaged chunks. Without the source there is nothing at all."""
+        self.corrupt.append(position)
+        if position != trees.SOURCE:
+            self._next -= self._candidates.index(position) < self._next
+            self._candidates.remove(position)
+
+    def _above(self, link: RelayParent) -> int:
+        """Return the index of the candidate after a node."""
+        return self._candidates.index(link.position) + 1
 
     def _end(self, link: RelayParent) -> None:
         self._connections.disconnect(link)

@@ -33,7 +33,7 @@ class RelayParent:
     Attributes:
         position: its place in the trees.
         have: the chunks of the tree that it has, as far as it has said.
-        accepted: True once it has proved that it knows the token, and serves this node.
+        accepted: True once it has proved that it is the node that was asked, and serves this one.
         drained: True if all that had come has been taken.
     """
 
@@ -131,7 +131,7 @@ class RelayParent:
     def _prove(self, file: ChunkFile) -> None:
         """Answer its challenge, and ask for the chunks that are missing."""
         self._theirs = bytes(self._buffer[:NONCE_BYTES])
-        request = ChunkRequest(self._tree, file.have[self._tree])
+        request = ChunkRequest(self.position, self._tree, file.have[self._tree])
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._hello = relay_handshake.hello(self._token, self._theirs, nonce, request)
         self._socket.sendall(self._hello)  # the first bytes of a connection always have room
@@ -142,6 +142,8 @@ class RelayParent:
         answer = relay_handshake.read_reply(self._token, self._theirs, self._hello, raw)
         if answer is None:
             raise ConnectionOver("it does not know this transfer")
+        if answer.parent != self.position:
+            raise ConnectionOver("another node of this transfer has its address")
         if not answer.accepted:
             raise ParentBusy("it serves as many as it can")
         self.accepted, self.have = True, answer.have

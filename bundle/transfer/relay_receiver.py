@@ -131,6 +131,5 @@ def _relayed(outcome: RelayOutcome, nodes: RelayNodes) -> Relayed:
     return Relayed(
         seconds=outcome.seconds,
         failure=f"{outcome.failure}: {reasons}" if reasons else outcome.failure,
-        left=tuple((names[place], why) for place, why in outcome.left),
         corrupt=tuple(names[place] for place in outcome.corrupt),
     )

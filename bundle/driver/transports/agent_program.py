@@ -51,7 +51,8 @@ OF_PHASES = {
     "relay": (
         *("transfer/trees", "transfer/chunks", "transfer/relay", "transfer/relay_handshake"),
         *("transfer/relay_child", "transfer/relay_parent", "transfer/relay_inflow"),
-        *("transfer/relay_process", "transfer/relay_receiver", "transfer/relay_contact"),
+        *("transfer/relay_pace", "transfer/relay_clock", "transfer/relay_contact"),
+        *("transfer/relay_process", "transfer/relay_receiver"),
     ),
     "launch": (
         *("launch/wrapper", "launch/watch", "launch/early_torchrun"),

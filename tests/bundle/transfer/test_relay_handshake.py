@@ -15,7 +15,8 @@ from bundle.transfer.relay_handshake import (
 
 TOKEN = secrets.token_bytes(TOKEN_BYTES)
 THEIRS, OURS = secrets.token_bytes(16), secrets.token_bytes(16)
-REQUEST, REPLY = ChunkRequest(tree=1, first=4711), ParentReply(accepted=True, have=12)
+REQUEST = ChunkRequest(parent=7, tree=1, first=4711)
+REPLY = ParentReply(parent=7, accepted=True, have=12)
 
 
 def test_both_ends_prove_that_they_know_the_token() -> None:

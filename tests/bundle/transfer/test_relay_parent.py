@@ -46,7 +46,7 @@ def connected(file: ChunkFile) -> Iterator[tuple[RelayParent, socket.socket]]:
         await_bytes(link)
         link.receive(file, time.monotonic())
         hello = far.recv(HELLO_BYTES, socket.MSG_WAITALL)
-        answer = ParentReply(accepted=True, have=0)
+        answer = ParentReply(parent=0, accepted=True, have=0)
         far.sendall(relay_handshake.reply(TOKEN, nonce, hello, answer))
         while not link.accepted:
             await_bytes(link)

@@ -1,0 +1,80 @@
+"""When the chunks of one tree come too slowly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bundle.transfer.chunks import MOST_CHUNK_BYTES, ChunkFile
+from bundle.transfer.relay_pace import Pace
+
+TOTAL = 300
+SECONDS = 2.0
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ChunkFile:
+    handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    return ChunkFile(handle, 2 * TOTAL * MOST_CHUNK_BYTES)
+
+
+def slow_times(file: ChunkFile, pace: Pace, began: int, mine: list[int], other: int) -> list[int]:
+    """Let so many chunks come in each second; return the seconds after which it was slow."""
+    slow = []
+    for second, chunks in enumerate(mine, began + 1):
+        for tree, more in enumerate((chunks, other)):
+            file.have[tree] = min(file.have[tree] + more, TOTAL)
+        if pace.is_slow(float(second)):
+            slow.append(second)
+    return slow
+
+
+def test_a_rate_near_the_other_halfs_is_not_slow(file: ChunkFile) -> None:
+    pace = Pace(file, 0, SECONDS, 0.0)
+    assert slow_times(file, pace, 0, [12] * 10, other=20) == []
+
+
+def test_a_low_rate_is_told_once_for_each_measurement(file: ChunkFile) -> None:
+    pace = Pace(file, 0, SECONDS, 0.0)
+    assert slow_times(file, pace, 0, [5] * 6, other=20) == [2, 4, 6]
+
+
+def test_what_was_well_for_long_is_slow_as_soon_as_it_is(file: ChunkFile) -> None:
+    pace = Pace(file, 0, SECONDS, 0.0)
+    assert slow_times(file, pace, 0, [10] * 20 + [1] * 2, other=10) == [22]
+
+
+def test_a_half_that_is_ahead_is_not_slow(file: ChunkFile) -> None:
+    file.have[0] = 200
+    pace = Pace(file, 0, SECONDS, 0.0)
+    assert slow_times(file, pace, 0, [1] * 8, other=20) == []
+
+
+def test_where_both_halves_stand_still_nothing_is_slow(file: ChunkFile) -> None:
+    file.have[:] = [40, 50]
+    pace = Pace(file, 0, SECONDS, 0.0)
+    assert slow_times(file, pace, 0, [0] * 60, other=0) == []
+    assert slow_times(file, pace, 60, [10] * 4, other=10) == []
+
+
+def test_few_chunks_are_no_measure(file: ChunkFile) -> None:
+    pace = Pace(file, 0, SECONDS, 0.0)
+    assert slow_times(file, pace, 0, [0] * 7, other=1) == []
+    assert slow_times(file, pace, 7, [0], other=1) == [8]
+
+
+def test_once_the_other_half_is_there_its_mean_rate_counts(file: ChunkFile) -> None:
+    pace = Pace(file, 0, SECONDS, 0.0)
+    assert slow_times(file, pace, 0, [15] * 10, other=30) == []
+    assert file.have[1] == TOTAL
+    pace.restart(10.0)
+    assert slow_times(file, pace, 10, [20] * 4, other=0) == []
+    assert slow_times(file, pace, 14, [3] * 4, other=0) == [16, 18]
+
+
+def test_a_file_of_one_chunk_has_no_other_half(tmp_path: Path) -> None:
+    handle = os.open(tmp_path / "small", os.O_RDWR | os.O_CREAT)
+    pace = Pace(ChunkFile(handle, 17), 0, SECONDS, 0.0)
+    assert not any(pace.is_slow(float(second)) for second in range(100))
