@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 MOST_SECONDS = 0.5
-"""A round of the loop counts no longer. It waits for a fifth of that; one that took more was stopped,
-or waited for the disk or a processor, and could not see what came meanwhile."""
+"""A round of the loop counts no longer. It waits for a fifth of that; a process that took more was
+stopped, or waited for the disk or a processor, and could not see what came meanwhile."""
 
 
 class RelayClock:

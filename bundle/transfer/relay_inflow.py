@@ -53,7 +53,7 @@ class Inflow:
         tree: the tree.
         parent: the node that the chunks come from; None while one is looked for.
         trial: a node that may become the parent.
-        corrupt: the positions that sent damaged chunks. They are candidates no more, but the source.
+        corrupt: the positions that sent damaged chunks; only the source is used again.
         refusals: why candidates could not be used, by position, since one is looked for.
     """
 
@@ -186,7 +186,7 @@ class Inflow:
         self._end(link)
 
     def _exclude(self, position: int) -> None:
-        """Use a node no more: it sent damaged chunks. Without the source there is nothing at all."""
+        """Use a node no more: it sent damaged chunks. The source stays, for lack of another."""
         self.corrupt.append(position)
         if position != trees.SOURCE:
             self._next -= self._candidates.index(position) < self._next

@@ -5,8 +5,8 @@ from __future__ import annotations
 from .chunks import ChunkFile
 
 _SLOW_SHARE = 0.5
-"""The part of the other half's rate below which a parent is slow. The halves share this node's link,
-and not always evenly: a larger part would blame parents for it."""
+"""The part of the other half's rate below which a parent is slow. The halves share this node's
+link, and not always evenly: a larger part would blame parents for it."""
 _LEAST_CHUNKS = 8
 """Chunks that should have come before a rate is judged."""
 

@@ -28,8 +28,9 @@ from .transport import Transfer
 
 _SLOW_SHARE = 3.0
 """A node is slow if its file took so many times as long as the others' ..."""
-_SLOW_SECONDS = 2.0
-"""... and so many seconds more."""
+_SLOW_SECONDS = 6.0
+"""... and so many seconds more: for as long a sound node may wait for a slow or silent parent,
+until it takes another one."""
 _SPARE_CHILDREN = MOST_CHILDREN - trees.TREES
 """Nodes that this host can send to besides those at the top of the trees."""
 _MOST_REMARKS = 8

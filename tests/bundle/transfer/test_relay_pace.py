@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from bundle.driver.transports import relay_source
+from bundle.driver.transports.phase_answers import PhaseAnswers
+from bundle.protocol.answers import Relayed
 from bundle.transfer.chunks import MOST_CHUNK_BYTES, ChunkFile
 from bundle.transfer.relay_pace import Pace
+from bundle.transfer.trees import parent
+from tests.support.namespaces import namespace
+from tests.support.needs import needs
 
 TOTAL = 300
 SECONDS = 2.0
@@ -78,3 +84,47 @@ def test_a_file_of_one_chunk_has_no_other_half(tmp_path: Path) -> None:
     handle = os.open(tmp_path / "small", os.O_RDWR | os.O_CREAT)
     pace = Pace(ChunkFile(handle, 17), 0, SECONDS, 0.0)
     assert not any(pace.is_slow(float(second)) for second in range(100))
+
+
+# --- a node whose link is slow --------------------------------------------------------------------
+
+_SLOW = parent(1, 7, 0)
+"""It has two children in one tree, which have children in the other."""
+_RELAY = f"""
+from pathlib import Path
+from random import Random
+from tests.torture.network import Network
+from tests.torture.relay_nodes import Swarm
+from tests.torture.rounds import NotHere
+
+try:
+    network = Network(8, "80mbit")
+    network.shape({_SLOW}, "3mbit")
+except NotHere as exc:
+    print(json.dumps(str(exc)))
+    sys.exit()
+swarm = Swarm(Path({{folder!r}}), network, 7, {{size}}, Random(7))
+swarm.start({{{{}}}})
+swarm.begin()
+swarm.await_outcomes(50)
+for place in swarm.outcomes:
+    swarm.assert_whole(place)
+print(json.dumps({{{{place: outcome.seconds for place, outcome in swarm.outcomes.items()}}}}))
+swarm.close()
+"""
+
+
+def test_a_node_with_a_slow_link_is_slow_and_those_below_it_are_not(tmp_path: Path) -> None:
+    """They go on above it, and it alone is named."""
+    needs("ip")
+    size = 6_000_000  # 0.6 s at the usual rate, 16 s at the low one
+    seconds = namespace("-n", "", _RELAY.format(folder=str(tmp_path), size=size))
+    if isinstance(seconds, str):
+        pytest.skip(seconds)
+    assert isinstance(seconds, dict)
+    answers = PhaseAnswers({}, 7, print, "unpack")
+    answers.relayed.update(
+        {f"node{place}": Relayed(seconds=taken) for place, taken in seconds.items()}
+    )
+    [remark] = relay_source.remarks(answers, size)
+    assert remark.startswith(f"node{_SLOW} is slow: it received "), (remark, seconds)

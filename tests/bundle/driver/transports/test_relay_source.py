@@ -11,6 +11,7 @@ from bundle.driver.transports.phase_answers import PhaseAnswers
 from bundle.driver.transports.relay_source import in_network_order, listen, why_hopeless
 from bundle.driver.transports.relay_source import remarks as remarks_of
 from bundle.protocol.answers import Ready, Relayed
+from bundle.transfer.relay_parent import SILENT_SECONDS
 
 SIZE = 40_000_000
 HERE = "the source"
@@ -38,6 +39,12 @@ def test_a_slow_node_is_named_with_its_rate() -> None:
 
 def test_nodes_that_are_about_as_fast_are_not() -> None:
     relayed = {"node01": Relayed("node01", seconds=0.1), "node02": Relayed("node02", seconds=1.9)}
+    assert remarks(relayed, SIZE) == ()
+
+
+def test_a_node_that_has_waited_for_a_silent_parent_is_not() -> None:
+    waited = {"node01": 1.0, "node02": 1.0, "node03": 1.0 + SILENT_SECONDS + 0.5}
+    relayed = {node: Relayed(node, seconds=taken) for node, taken in waited.items()}
     assert remarks(relayed, SIZE) == ()
 
 
