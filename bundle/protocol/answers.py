@@ -178,6 +178,16 @@ class OutOfReach(AgentEvent):
 
 
 @dataclass(frozen=True)
+class Relaying(AgentEvent):
+    """The file of a relay is still on its way to a node: the driver has asked.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "relaying"
+
+
+@dataclass(frozen=True)
 class Relayed(AgentEvent):
     """A relay has brought the file to a node, or has not.
 

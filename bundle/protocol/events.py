@@ -280,6 +280,7 @@ OF_AGENTS: tuple[type[AgentEvent], ...] = (
     answers.PreflightAnswer,
     answers.Ready,
     answers.OutOfReach,
+    answers.Relaying,
     answers.Relayed,
     answers.UnpackAnswer,
     answers.ProbeAnswer,
