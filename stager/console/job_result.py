@@ -72,7 +72,9 @@ class Console(Events, JobLogs):
         """Say which nodes cannot run the environment."""
         hosts = outcome.faulty_hosts
         if hosts:
-            self._write(f"no node is at fault, but {','.join(hosts)}, where the driver ran", "error")
+            self._write(
+                f"no node is at fault, but {','.join(hosts)}, where the driver ran", "error"
+            )
             return EXIT_JOB
         bad = list(dict.fromkeys([*outcome.problems, *_left_out(outcome)]))
         of = counted(len(outcome.job.nodes), "node")

@@ -16,9 +16,18 @@ from bundle.driver.transports.phase_run import PhaseRun
 from bundle.driver.transports.timeouts import Watch
 from bundle.driver.transports.transport import Event, Requests
 
-WELL, FAILING, MUTE, LATE, FALLS_SILENT, SLOW = "well failing mute late falls-silent slow".split()
-"""What an agent does: all; report that the file did not come; not even listen; listen when the
-others have begun; listen, and say nothing more; have the file after five questions."""
+WELL = "well"
+"""An agent that does all ..."""
+FAILING = "failing"
+"""... that reports that the file did not come ..."""
+MUTE = "mute"
+"""... that does not even listen ..."""
+LATE = "late"
+"""... that listens when the others have begun ..."""
+FALLS_SILENT = "falls-silent"
+"""... that listens, and says nothing more ..."""
+SLOW = "slow"
+"""... that has the file after five questions."""
 _REPO = Path(__file__).resolve().parents[2]
 _SRUN = """\
 import json, sys
@@ -58,9 +67,7 @@ for line in map(str.strip, sys.stdin):
 
 
 @contextlib.contextmanager
-def relay_run(
-    kinds: Mapping[str, str], events: list[Event] | None = None
-) -> Iterator[PhaseRun]:
+def relay_run(kinds: Mapping[str, str], events: list[Event] | None = None) -> Iterator[PhaseRun]:
     """Begin the phase in which agents unpack what comes.
 
     Args:

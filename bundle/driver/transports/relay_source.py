@@ -103,9 +103,7 @@ def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
         handle = os.open(transfer.source, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
         values = {"why": reason(exc)}
-        raise NodeError(
-            Problem(ProblemCode.BUNDLE_UNREADABLE, transfer.source, values)
-        ) from exc
+        raise NodeError(Problem(ProblemCode.BUNDLE_UNREADABLE, transfer.source, values)) from exc
     try:
         yield ChunkFile(handle, transfer.size, complete=True)
     finally:

@@ -74,7 +74,10 @@ def test_a_file_that_is_gone_is_nobodys_fault(tmp_path: Path) -> None:
 def test_a_file_that_its_disk_does_not_give_is_no_nodes_fault() -> None:
     """The kernel answers EIO where this process has no memory, as for a broken disk."""
     transfer = Transfer("/proc/self/mem", "", 1_000_000, "00" * 32)
-    with relay_run({"node01": FAILING, "node02": FAILING}) as run, pytest.raises(NodeError) as caught:
+    with (
+        relay_run({"node01": FAILING, "node02": FAILING}) as run,
+        pytest.raises(NodeError) as caught,
+    ):
         send(transfer, run)
     problem = caught.value.problem
     assert problem.code is ProblemCode.BUNDLE_DISK_FAULT

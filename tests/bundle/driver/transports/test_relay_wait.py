@@ -1,4 +1,4 @@
-"""Waiting for the nodes of a relay: for those that say nothing, not for ever; each looked at once."""
+"""Waiting for the nodes of a relay: not for ever for those that say nothing, and at little cost."""
 
 from __future__ import annotations
 
