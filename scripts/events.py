@@ -21,7 +21,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from bundle.protocol.answers import AgentEvent, Answer, Ready, Relayed  # noqa: E402
+from bundle.protocol.answers import (  # noqa: E402
+    AgentEvent,
+    Answer,
+    OutOfReach,
+    Ready,
+    Relayed,
+    Relaying,
+)
 from bundle.protocol.events import OF_AGENTS, OF_DRIVER, PRINTED_ONLY, DriverEvent  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "events.md"
@@ -51,7 +58,7 @@ A job begins with `job` and ends with `result`. Each phase is between its `begin
 the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job
 that Slurm has put back into the queue continues in the same file with another `job`.
 """
-FOR_THE_DRIVER = (Ready, Relayed)
+FOR_THE_DRIVER = (Ready, OutOfReach, Relaying, Relayed)
 """Messages of agents to the driver alone: it never passes them on."""
 _WORDS = {
     "str": "text",

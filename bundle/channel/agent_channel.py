@@ -28,6 +28,8 @@ PACKED = "="
 """The beginning of a compressed request; zlib's result follows, in base64."""
 RELAY = "relay"
 """The beginning of the command to take part in a relay; the nodes of it follow, compressed."""
+REPORT = "report"
+"""The question whether a relay's file is still on its way; who has it need not answer."""
 END = "end"
 """The command to agents at work: end it, and stay until all output has come."""
 AGAIN = "again"
@@ -124,7 +126,7 @@ class AgentChannel:
             if not line:
                 return False
             # A command is too late: this node had failed before.
-            late = line in (GO, STOP, END) or line.startswith(RELAY)
+            late = line in (GO, STOP, END, REPORT) or line.startswith(RELAY)
             message = None if late else unpacked(line)
             if message is not None and self._accept(message):
                 return True

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..environment import damage, hard_links
 from ..format.archive import BundleFile
@@ -25,12 +25,26 @@ from . import probe
 SAMPLE = 1 << 20
 """Bytes read at each of a few positions of a bundle, to measure the speed."""
 _SAMPLES = 4
+DRIVER_HOST = "SLURM_LAUNCH_NODE_IPADDR"
+"""The variable of a step with the address of the host that has started it, see srun(1)."""
 INCOMING_PREFIX = "job-"
 """Prefix of the directories for broadcast files in ``incoming/``."""
 _OF_TASK = re.compile(r".+\.\d+\.\d+")
 """Names of directories in ``jobs/`` that an agent makes for its ranks: job, node and task."""
 _STALE_SECONDS = 3600.0
 """A directory that nobody has written to for so long belongs to a job that has gone."""
+
+
+@dataclass(frozen=True)
+class NodeAddress:
+    """Where others reach a node."""
+
+    address: str = ""
+    """Its address; empty if none is known."""
+    port: int = 0
+    """A free port there; 0 if the node cannot be the head."""
+    no_head: Problem | None = None
+    """Why it cannot be the head; the address is then that of its way to the driver's host."""
 
 
 def base_by_need(request: PreflightRequest) -> str:
@@ -91,14 +105,15 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
         python = interpreter.find(job.requires.python, job.python_hints)
     host = probe.host_facts(root)
     problems += probe.check_requires(job.requires, host)
-    address, port = "", 0
+    place = NodeAddress()
     with _collecting(problems):
-        address, port = _head_address(request)
+        place = _node_address(request)
     answer = PreflightAnswer(
         root=root,
         python=python,
-        address=address,
-        port=port,
+        address=place.address,
+        port=place.port,
+        no_head=place.no_head,
         proj=os.path.exists(os.path.join(job.run_dir, request.marker)),
         host=host,
     )
@@ -107,17 +122,28 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     return replace(answer, problems=tuple(problems))
 
 
-def _head_address(request: PreflightRequest) -> tuple[str, int]:
-    """Return the address and a free port that this node has as the head.
+def _node_address(request: PreflightRequest) -> NodeAddress:
+    """Return where others reach this node.
 
-    The first node is the head; another one becomes it only if that one is left out, so its problems
-    do not matter yet.
+    The first node is the head. Another one becomes it only if that one is left out: so what keeps
+    it from that does not matter yet, but an address it needs all the same, for the transfer.
     """
     if request.node_rank == 0:
-        return _address_and_port(request)
+        return NodeAddress(*_address_and_port(request))
+    try:
+        return NodeAddress(*_address_and_port(request))
+    except NodeError as exc:
+        return NodeAddress(_way_to_driver(), no_head=exc.problem)
+
+
+def _way_to_driver() -> str:
+    """Return the address that this node has on its way to the driver's host; empty for none."""
+    host = os.environ.get(DRIVER_HOST, "")
+    if not host or network.is_loopback(host):
+        return ""
     with contextlib.suppress(NodeError):
-        return _address_and_port(request)
-    return "", 0
+        return network.route_to(host, network.FIRST_PORT)
+    return ""
 
 
 def _address_and_port(request: PreflightRequest) -> tuple[str, int]:

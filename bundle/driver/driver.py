@@ -78,7 +78,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     except NodesFailed as exc:
         outcome.problems = {node: answer.problems for node, answer in exc.answers.items()}
     except NodeError as exc:
-        outcome.problems = {job.nodes[0]: (exc.problem,)}
+        outcome.problems = {_place_of(exc.problem, job): (exc.problem,)}
     except signals.Stopped:
         outcome.interrupted = True
         outcome.problems = _problems_before(state)
@@ -89,6 +89,18 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     finally:
         if state.has_transport:
             state.transport.close()
+
+
+def _place_of(problem: Problem, job: Job) -> str:
+    """Return the node or host of a problem that the driver has met by itself.
+
+    It is a node's only where it says so; else this host's, which need not be one of the nodes.
+    """
+    if problem.where in job.nodes:
+        return problem.where
+    if job.allocation is Allocation.LOCAL:
+        return job.nodes[0]
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def _transport(job: Job) -> Callable[[Job], Transport]:

@@ -12,6 +12,7 @@ from ..protocol.enumerations import Action, PhaseName
 from ..protocol.job import Job
 from ..protocol.problem import Problem
 from ..protocol.requests import CleanRequest, PreflightRequest, ProbeRequest
+from ..transfer.plan import first_names
 from . import collect, placement, ranks
 from .state import State
 
@@ -62,6 +63,7 @@ class PreflightPhase(Phase):
         seconds = [facts.check_seconds for facts in state.facts.values()]
         state.result = replace(state.result, check_seconds=max(seconds, default=0.0))
         state.logs.preflight(lines)
+        _note_addresses(state)
         state.leave_out_or_fail()
         state.choose_nproc()
 
@@ -204,6 +206,19 @@ def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[st
         lines.append(f"{node} damage: {facts.damage}")
     lines += [f"{node} problem: {problem}" for problem in facts.problems]
     return lines
+
+
+def _note_addresses(state: State) -> None:
+    """Say which nodes have another address than they were to have, once for each reason."""
+    nodes: dict[str, list[str]] = {}
+    for node, facts in state.facts.items():
+        if facts.no_head is not None and facts.address:
+            nodes.setdefault(facts.no_head.what, []).append(node)
+    for why, named in nodes.items():
+        state.note(
+            f"{first_names(named)}: {why}; in the transfer, the address of the way to the driver's "
+            "host is used"
+        )
 
 
 def _warn_of_damage(state: State, node: str, damage: Problem) -> None:

@@ -67,9 +67,11 @@ class PreflightAnswer(Answer):
     python: str = field(default="", metadata=WRITTEN)
     """An interpreter for the environment; empty if there is none."""
     address: str = field(default="", metadata=WRITTEN)
-    """Address that the node has as the head."""
+    """Address at which the others reach the node; empty if none is known."""
     port: int = field(default=0, metadata=WRITTEN)
     """Free port that it has as the head; 0 if it cannot be the head."""
+    no_head: Problem | None = None
+    """Why it cannot be the head; its address is then that of its way to the driver's host."""
     proj: bool = field(default=False, metadata=WRITTEN)
     """True if the node sees the run directory."""
     pkgs: bool = field(default=False, metadata=WRITTEN)
@@ -175,6 +177,16 @@ class OutOfReach(AgentEvent):
 
     nodes: tuple[tuple[str, str], ...] = ()
     """Their names, with the reasons."""
+
+
+@dataclass(frozen=True)
+class Relaying(AgentEvent):
+    """The file of a relay is still on its way to a node: the driver has asked.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "relaying"
 
 
 @dataclass(frozen=True)

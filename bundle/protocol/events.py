@@ -203,7 +203,7 @@ class JobEnds(DriverEvent):
     ended_by: str = field(default="", metadata=REQUIRED)
     """The reason why Slurm ended the allocation, ``time-limit``; empty if it did not."""
     problems: dict[str, tuple[Problem, ...]] = field(default_factory=dict, metadata=REQUIRED)
-    """The problems of each node."""
+    """The problems of each node, and of the host of the driver, which need not be one of them."""
     left_out: tuple[str, ...] = field(default=(), metadata=REQUIRED)
     """Nodes that the job went on without."""
     logs_lost: tuple[OutputLoss, ...] = field(default=(), metadata=REQUIRED)
@@ -280,6 +280,7 @@ OF_AGENTS: tuple[type[AgentEvent], ...] = (
     answers.PreflightAnswer,
     answers.Ready,
     answers.OutOfReach,
+    answers.Relaying,
     answers.Relayed,
     answers.UnpackAnswer,
     answers.ProbeAnswer,

@@ -252,5 +252,15 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         "the out-of-memory killer ended; or leave the node out with --exclude={where}",
         FailureClass.NODE_FAILURE,
     ),
+    ProblemCode.NO_ANSWER_SILENT: Wording(
+        _NO_ANSWER,
+        "nothing has come from it for {seconds} s, and it was waited for",
+        "look on {where} for a disk that does not answer (`dmesg`), a process of the job that is "
+        "stopped (state T or D in `ps`) and a network that is down; or leave the node out with "
+        "--exclude={where}",
+        FailureClass.NODE_FAILURE,
+        meaning="the node's agent has not taken its part in the transfer of the bundle, or has "
+        "said nothing more when asked; the other nodes did not wait for it",
+    ),
 }
 """By code."""

@@ -68,6 +68,7 @@ class ProblemCode(TextEnum):
     NO_ANSWER_NODE_FAILURE = enum.auto()
     NO_ANSWER_UNREACHABLE = enum.auto()
     NO_ANSWER_DESERTED = enum.auto()
+    NO_ANSWER_SILENT = enum.auto()
     # The bundle as a file.
     BUNDLE_UNREADABLE = enum.auto()
     BUNDLE_DISK_FAULT = enum.auto()

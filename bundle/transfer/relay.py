@@ -25,8 +25,8 @@ from .relay_parent import RelayParent
 
 MOST_CHILDREN = 8
 """Nodes that one node serves at a time: two in its own tree, and those whose parent has failed."""
-_MOST_OF_SOURCE = 64
-"""Those that the source serves: it is the last that a node can turn to."""
+MOST_OF_SOURCE = 64
+"""Connections that the source serves: it is the last that a node can turn to."""
 MOST_STRANGERS = 64
 """Connections that have not proved their right; a further one ends any of them. If it ended the
 oldest, whoever connects fast enough would keep everybody out."""
@@ -144,7 +144,7 @@ class Relay:
         self._selector.register(control, _READ)
         reported = addresses is None
         if addresses is None:
-            self._most_children = _MOST_OF_SOURCE
+            self._most_children = MOST_OF_SOURCE
         while self._do_round(control):
             outcome = None if reported else self._outcome()
             if outcome is not None:

@@ -6,9 +6,9 @@ import contextlib
 import os
 import threading
 
-from ..channel.agent_channel import RELAY, AgentChannel, unpacked
+from ..channel.agent_channel import RELAY, REPORT, AgentChannel, unpacked
 from ..format.arriving_file import Arrival
-from ..protocol.answers import OutOfReach, Ready, Relayed
+from ..protocol.answers import OutOfReach, Ready, Relayed, Relaying
 from ..protocol.codec import decode
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import RELAY_SOURCE, Incoming, RelayNodes, RelayTask
@@ -79,7 +79,9 @@ class RelayReceiver:
         self._relay.begin(addresses)
         over = threading.Event()
         threading.Thread(target=_try, args=(channel, nodes, addresses, over), daemon=True).start()
-        channel.command()  # whatever it is, there is no more to do for others
+        while channel.command() == REPORT:  # whatever else it is, there is no more to do for others
+            if waiting.is_alive():
+                channel.emit(Relaying())
         over.set()
         self._relay.end()
         waiting.join()

@@ -70,6 +70,12 @@ class Console(Events, JobLogs):
 
     def _cannot_run(self, outcome: Outcome) -> int:
         """Say which nodes cannot run the environment."""
+        hosts = outcome.faulty_hosts
+        if hosts:
+            self._write(
+                f"no node is at fault, but {','.join(hosts)}, where the driver ran", "error"
+            )
+            return EXIT_JOB
         bad = list(dict.fromkeys([*outcome.problems, *_left_out(outcome)]))
         of = counted(len(outcome.job.nodes), "node")
         self._write(f"{len(bad)} of {of} cannot run it: {','.join(bad)}", "error")
@@ -160,6 +166,7 @@ class Console(Events, JobLogs):
 
     def _advise(self, outcome: Outcome, bad: list[str]) -> None:
         """Show the option that leaves nodes out, unless none would be left."""
+        bad = [node for node in bad if node not in outcome.faulty_hosts]
         pronoun = "it" if len(bad) == 1 else "them"
         if bad and len(bad) < len(outcome.job.nodes) and outcome.job.allocation is Allocation.SLURM:
             self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")

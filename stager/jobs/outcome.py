@@ -91,6 +91,11 @@ class Outcome:
         return self.ending.problems
 
     @property
+    def faulty_hosts(self) -> tuple[str, ...]:
+        """The hosts with a problem that are no nodes of the job: that of the driver."""
+        return tuple(host for host in self.problems if host not in self.job.nodes)
+
+    @property
     def spent(self) -> dict[str, float]:
         """Seconds of each phase; ``launch`` ends as ranks run on all nodes, and ``train`` begins.
 

@@ -57,6 +57,8 @@ class VerifyResult:
     """The check of each node."""
     log_dir: Path
     """The directory of the logs."""
+    host_problems: dict[str, tuple[str, ...]]
+    """The problems, in words, of a host that is no node: where the driver ran."""
     seconds: dict[str, float]
     """Duration of each phase."""
     left_out: tuple[str, ...]
@@ -172,6 +174,9 @@ def verify_result(outcome: Outcome) -> VerifyResult:
         job_id=outcome.job.id,
         nodes=tuple(_node_check(outcome, node) for node in outcome.job.nodes),
         log_dir=Path(outcome.job.log_dir),
+        host_problems={
+            host: tuple(map(str, outcome.problems[host])) for host in outcome.faulty_hosts
+        },
         seconds=ending.seconds,
         left_out=ending.left_out,
         ended_by=ending.ended_by,

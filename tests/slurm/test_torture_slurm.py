@@ -14,14 +14,14 @@ pytestmark = pytest.mark.slow
 
 SEED = os.environ.get("STAGER_TORTURE_SEED", "6")
 """Fixed, so that a change is not refused by chance."""
-ROUNDS = 3
 
 
-def test_no_promise_is_broken_in_a_sample_on_slurm() -> None:
+@pytest.mark.parametrize(("area", "rounds"), [("slurm", 3), ("transfer", 2)])
+def test_no_promise_is_broken_in_a_sample_on_slurm(area: str, rounds: int) -> None:
     needs("slurm")
-    done = torture("slurm", "--sample", "--seed", SEED, "--json", "-v")
+    done = torture(area, "--sample", "--seed", SEED, "--json", "-v")
     print(done.stderr)  # the seed, what was done, and how to play a round again
     report = json.loads(done.stdout)
     assert (report["broken"], report["absent"]) == ([], {})
     assert done.returncode == 0
-    assert [row["rounds"] for row in report["areas"] if row["area"] == "slurm"] == [ROUNDS]
+    assert [row["rounds"] for row in report["areas"] if row["area"] == area] == [rounds]

@@ -27,6 +27,7 @@ MODULES = (
     "jobs",
     "relay",
     "slurm",
+    "transfer",
 )
 """The files in ``areas/``, in the order of the table; each is one area of that name."""
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, KeysView, Mapping
 from dataclasses import replace
 
 from ...protocol.agent_events import RankOutput, read_agent_line
-from ...protocol.answers import Answer, OutOfReach, Ready, Relayed
+from ...protocol.answers import Answer, OutOfReach, Ready, Relayed, Relaying
 from ...protocol.events import FramesLost
 from .transport import OnEvent, Requests
 
@@ -47,6 +47,7 @@ class PhaseAnswers:
         self.listening: dict[str, Ready] = {}
         self.out_of_reach: dict[str, dict[str, str]] = {}
         self.relayed: dict[str, Relayed] = {}
+        self._fresh: list[str] = []
         self._done: dict[str, set[int]] = {}
         self._open = dict.fromkeys(requests)
         """The nodes of which a task has not answered; a dictionary keeps their order."""
@@ -58,6 +59,11 @@ class PhaseAnswers:
     def nodes(self) -> KeysView[str]:
         """The nodes that are asked, in their order."""
         return self._requests.keys()
+
+    def fresh(self) -> list[str]:
+        """Return the nodes that an event has come from since the last call, once for each."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
 
     def complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
@@ -104,6 +110,10 @@ class PhaseAnswers:
         if node not in self._requests:
             if isinstance(event, RankOutput):  # else a late answer of one that is left out already
                 self._unknown[source] += 1
+            return
+        if not isinstance(event, RankOutput):
+            self._fresh.append(node)
+        if isinstance(event, Relaying):
             return
         if isinstance(event, Ready):
             self.ready.add(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from ...agent import agent
@@ -37,12 +37,22 @@ class PhaseRun:
 
     def __init__(self, step: DriverChannel, answers: PhaseAnswers, watch: Watch) -> None:
         self.step, self.answers, self.watch = step, answers, watch
+        self._lost: frozenset[str] = frozenset()
+        self._lost_of: tuple[Mapping[str, object], int] = ({}, 0)
+        """What they were put together from: the step's faults, and the number that is given up."""
 
-    def lost_nodes(self) -> set[str]:
-        """Return the nodes on which something went wrong, or that cannot be reached any more."""
-        faults = self.step.faults.keys() & self.answers.nodes
+    def lost_nodes(self) -> frozenset[str]:
+        """Return the nodes on which something went wrong, or that cannot be reached any more.
+
+        The same object as the last time, as long as there are no others.
+        """
+        faults, lost = self.step.faults, self.watch.lost
         self.watch.look(faults)
-        return faults | self.watch.lost.keys()
+        known, count = self._lost_of
+        if faults is not known or len(lost) != count:
+            self._lost = frozenset(faults.keys() & self.answers.nodes | lost.keys())
+            self._lost_of = faults, len(lost)
+        return self._lost
 
     def settled(self) -> bool:
         """Return whether every task has answered, or is known to have ended without."""

@@ -7,34 +7,22 @@ import errno
 import os
 import random
 import socket
-import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from ...channel import agent_channel
-from ...protocol.answers import Ready, Relayed
-from ...protocol.counts import counted, sized
+from ...format.archive import digest_of
+from ...protocol.answers import Ready
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...protocol.requests import RELAY_SOURCE, RelayNodes
-from ...transfer import trees
+from ...protocol.requests import RelayNodes
+from ...system.files import reason
 from ...transfer.chunks import ChunkFile
-from ...transfer.relay import BACKLOG, MOST_CHILDREN
-from ...transfer.relay_contact import tries_source
+from ...transfer.relay import BACKLOG
 from ...transfer.relay_process import RelayProcess
 from .agent_program import packed
-from .phase_answers import PhaseAnswers
 from .phase_run import SECONDS, PhaseRun
+from .relay_wait import RelayWait, await_listeners, settle_late
 from .transport import Transfer
-
-_SLOW_SHARE = 3.0
-"""A node is slow if its file took so many times as long as the others' ..."""
-_SLOW_SECONDS = 6.0
-"""... and so many seconds more: for as long a sound node may wait for a slow or silent parent,
-until it takes another one."""
-_SPARE_CHILDREN = MOST_CHILDREN - trees.TREES
-"""Nodes that this host can send to besides those at the top of the trees."""
-_MOST_REMARKS = 8
-"""Lines of one kind."""
 
 
 def send(
@@ -51,19 +39,17 @@ def send(
         The nodes that it did not reach, with the reasons, and the seconds that it took.
 
     Raises:
-        NodeError: the file cannot be read, or this host cannot listen.
+        NodeError: the file cannot be read here.
     """
     deadline = time.monotonic() + SECONDS["unpack"]
-    _await_listeners(run, deadline)
+    silent = await_listeners(run, deadline)
     nodes = in_network_order(run.answers.nodes, run.answers.listening)
     started = time.monotonic()
-    failed: dict[str, str] = {}
-    if nodes:
-        with _source(transfer, ports) as port:
-            run.step.tell(agent_channel.RELAY + packed(_relay_nodes(nodes, run, port)))
-            failed = _await_all(run, nodes, deadline)
+    failed = _relay(transfer, run, nodes, ports, deadline) if nodes else {}
     run.step.tell(agent_channel.GO)
-    return failed, time.monotonic() - started
+    failed.update(settle_late(run, silent))
+    in_order = {node: failed[node] for node in run.answers.nodes if node in failed}
+    return in_order, time.monotonic() - started
 
 
 def in_network_order(nodes: Iterable[str], listening: Mapping[str, Ready]) -> tuple[str, ...]:
@@ -79,29 +65,78 @@ def in_network_order(nodes: Iterable[str], listening: Mapping[str, Ready]) -> tu
     return tuple(sorted(there, key=lambda node: listening[node].switches.split(".")))
 
 
+def _relay(
+    transfer: Transfer,
+    run: PhaseRun,
+    nodes: tuple[str, ...],
+    ports: range | None,
+    deadline: float,
+) -> dict[str, str]:
+    """Let some nodes relay the file, and wait for it; return those that it did not reach.
+
+    Raises:
+        NodeError: the file cannot be read here.
+    """
+    with contextlib.ExitStack() as resources:
+        file = resources.enter_context(_opened(transfer))
+        try:
+            port = resources.enter_context(_source(transfer, file, ports))
+        except OSError as exc:
+            why = f"{os.uname().nodename} cannot be its source: {reason(exc)}"
+            return dict.fromkeys(nodes, why)
+        run.step.tell(agent_channel.RELAY + packed(_relay_nodes(nodes, run, port)))
+        failed = RelayWait(run, nodes).failures(deadline)
+    reports = run.answers.relayed
+    if reports and all(report.failure for report in reports.values()):
+        _refuse_unreadable(transfer)
+    return failed
+
+
 @contextlib.contextmanager
-def _source(transfer: Transfer, ports: range | None) -> Iterator[int]:
+def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
+    """Open the file.
+
+    Raises:
+        NodeError: it cannot be opened.
+    """
+    try:
+        handle = os.open(transfer.source, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        values = {"why": reason(exc)}
+        raise NodeError(Problem(ProblemCode.BUNDLE_UNREADABLE, transfer.source, values)) from exc
+    try:
+        yield ChunkFile(handle, transfer.size, complete=True)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _source(transfer: Transfer, file: ChunkFile, ports: range | None) -> Iterator[int]:
     """Serve a file while the block runs, on the port that it gets.
 
     Raises:
-        NodeError: the file cannot be read, or nobody can connect to this host.
+        OSError: this host cannot listen, or has no room for a process.
     """
-    with contextlib.ExitStack() as resources:
-        try:
-            handle = os.open(transfer.source, os.O_RDONLY | os.O_CLOEXEC)
-            resources.callback(os.close, handle)
-            listener = listen(ports)
-            port = int(listener.getsockname()[1])
-            file = ChunkFile(handle, transfer.size, complete=True)
-            source = RelayProcess(file, bytes.fromhex(transfer.token), listener)
-        except OSError as exc:
-            values = {"why": exc.strerror or str(exc)}
-            raise NodeError(
-                Problem(ProblemCode.RELAY_NOT_STARTED, transfer.source, values)
-            ) from exc
-        resources.callback(source.close)
+    listener = listen(ports)
+    with contextlib.closing(listener):
+        port = int(listener.getsockname()[1])
+        source = RelayProcess(file, bytes.fromhex(transfer.token), listener)
+    with contextlib.closing(source):
         source.begin(None)
         yield port
+
+
+def _refuse_unreadable(transfer: Transfer) -> None:
+    """Read the file as its source did, where every node that has said something lacks it.
+
+    Raises:
+        NodeError: it cannot be read, or has become shorter: that is no node's fault.
+    """
+    digest_of(transfer.source)
+    size = os.path.getsize(transfer.source)
+    if size < transfer.size:
+        why = f"it has become shorter: {size} of {transfer.size} bytes are left"
+        raise NodeError(Problem(ProblemCode.BUNDLE_UNREADABLE, transfer.source, {"why": why}))
 
 
 def listen(ports: range | None) -> socket.socket:
@@ -138,90 +173,3 @@ def _relay_nodes(nodes: tuple[str, ...], run: PhaseRun, port: int) -> RelayNodes
         addresses=("", *(place.address for place in places)),
         ports=(port, *(place.port for place in places)),
     )
-
-
-def _await_listeners(run: PhaseRun, deadline: float) -> None:
-    """Wait until every agent listens, has failed, or is lost."""
-    step, answers = run.step, run.answers
-    while not step.ended and time.monotonic() < deadline:
-        if answers.nodes <= answers.ready | answers.answered.keys() | run.lost_nodes():
-            return
-        step.pump(answers.take)
-
-
-def _await_all(run: PhaseRun, nodes: tuple[str, ...], deadline: float) -> dict[str, str]:
-    """Wait until every node has the file, has failed, or is lost; return those that have failed.
-
-    Where most nodes cannot connect to the others, none is waited for: then it would be this host
-    that sends to all of them.
-    """
-    step, answers = run.step, run.answers
-    waiting, hopeless = set(nodes), ""
-    while waiting and not hopeless and not step.ended and time.monotonic() < deadline:
-        step.pump(answers.take)
-        waiting -= answers.relayed.keys() | answers.answered.keys() | run.lost_nodes()
-        hopeless = why_hopeless(nodes, answers.out_of_reach)
-    failed = {node: report.failure for node, report in answers.relayed.items() if report.failure}
-    if hopeless:
-        failed.update(dict.fromkeys(waiting, hopeless))
-    return {node: failed[node] for node in answers.nodes if node in failed}
-
-
-def why_hopeless(nodes: Sequence[str], out_of_reach: Mapping[str, Mapping[str, str]]) -> str:
-    """Return why most nodes cannot take part in a relay; empty if they can.
-
-    Args:
-        nodes: all nodes, in the order of their places.
-        out_of_reach: whom each node cannot connect to, with the reasons.
-    """
-    trying = [node for place, node in enumerate(nodes, 1) if tries_source(place, len(nodes))]
-    alone = [node for node in trying if RELAY_SOURCE in out_of_reach.get(node, ())]
-    if 2 * len(alone) > len(trying):
-        why = out_of_reach[alone[0]][RELAY_SOURCE]
-        return f"nodes cannot connect to this host, {alone[0]} for example: {why}"
-    cut_off = [node for node in nodes if out_of_reach.get(node, {}).keys() - {RELAY_SOURCE}]
-    if len(cut_off) > max(len(nodes) // 2, _SPARE_CHILDREN):
-        other, why = next(iter(out_of_reach[cut_off[0]].items()))
-        return f"most nodes cannot connect to others, {cut_off[0]} to {other} for example: {why}"
-    return ""
-
-
-def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
-    """Return what a person should know.
-
-    It is which nodes were slow, who sent damaged bytes, and who could not connect to whom.
-
-    Args:
-        answers: what the nodes have said.
-        size: bytes of the file.
-    """
-    damaged = [
-        f"{other} sent damaged bytes to {node}, which took them from another node"
-        for node, report in answers.relayed.items()
-        for other in dict.fromkeys(report.corrupt)
-    ]
-    apart = [
-        f"{node} cannot connect to {other} ({why}), and took the file from another node"
-        for node, others in answers.out_of_reach.items()
-        for other, why in others.items()
-        if node in answers.relayed and not answers.relayed[node].failure
-    ]
-    return (*_first(_slow(answers.relayed, size)), *_first(damaged), *_first(apart))
-
-
-def _slow(relayed: Mapping[str, Relayed], size: int) -> list[str]:
-    """Return a line for each node that was slow."""
-    lines = []
-    seconds = {node: report.seconds for node, report in relayed.items() if not report.failure}
-    usual = statistics.median(seconds.values()) if seconds else 0.0
-    for node, taken in seconds.items():
-        if taken > max(_SLOW_SHARE * usual, usual + _SLOW_SECONDS):
-            rate, others = sized(int(size / taken)), sized(int(size / max(usual, 0.001)))
-            lines.append(f"{node} is slow: it received {rate}/s, the median is {others}/s")
-    return lines
-
-
-def _first(lines: list[str]) -> list[str]:
-    """Return the first lines, and how many more there are."""
-    more = len(lines) - _MOST_REMARKS
-    return lines if more <= 0 else [*lines[:_MOST_REMARKS], f"... and {counted(more, 'more line')}"]

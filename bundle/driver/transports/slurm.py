@@ -27,6 +27,7 @@ from .agent_program import factored, request_line
 from .driver_channel import DriverChannel
 from .phase_answers import PhaseAnswers
 from .phase_run import SECONDS, LaunchLimit, Limit, PhaseRun, TimeLimit
+from .relay_remarks import remarks
 from .sbcast import Broadcaster
 from .step_starter import StepStarter
 from .timeouts import CONTROLLER_SECONDS, Waiting, Watch, endings
@@ -249,9 +250,7 @@ class SlurmTransport:
             if not joins:
                 step.finish(run.answers.take, _LOST_SECONDS if watch.lost else self._grace)
             ended = {**endings(requests, step), **watch.lost}
-            return Delivery(
-                failed, ended, seconds, relay_source.remarks(run.answers, transfer.size)
-            )
+            return Delivery(failed, ended, seconds, remarks(run.answers, transfer.size))
 
     def _relay_ports(self) -> range | None:
         """Return the ports of this host that a cluster's firewall lets nodes connect to.
@@ -266,11 +265,9 @@ class SlurmTransport:
         step, answers = run.step, run.answers
         deadline = time.monotonic() + SECONDS["unpack"]
         while not step.ended:
-            lost = {**step.faults, **run.watch.lost}
-            if answers.complete(lost):
+            if answers.complete(run.lost_nodes()):
                 return
             step.pump(answers.take)
-            run.watch.look(lost)
             if time.monotonic() > deadline:
                 step.finish(answers.take, self._grace)
 

@@ -126,7 +126,8 @@ class Watch:
             env: all variables for ``srun``.
         """
         self.lost: dict[str, Ended] = {}
-        self._phase, self._nodes, self._on_event, self._env = phase, tuple(nodes), on_event, env
+        self._on_event, self._env = on_event, env
+        self._nodes = dict.fromkeys(nodes)
         self._last_events = (RanksEnded.event, phase)
         """Names of the events after which nothing is waited for."""
         self._done: set[str] = set()
@@ -159,6 +160,19 @@ class Watch:
         elif self._done and time.monotonic() >= self._next_look:
             self._begin_look(gone)
 
+    def lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
+        """Give a node up, and say why; nothing for one that is done.
+
+        Args:
+            node: its name.
+            problem: the kind of its silence.
+            values: those of the problem.
+        """
+        if node in self._nodes and node not in self._done:
+            self.lost[node] = Ended(1, problem, values)
+            text = f"{node} is lost: {_words(node, problem, values)}"
+            self._on_event(Remark(text))
+
     def close(self) -> None:
         """End a look that is still going on."""
         if self._look is not None:
@@ -182,18 +196,12 @@ class Watch:
         for node, fault in slurm_faults.step_faults(errors).items():
             if fault.problem in slurm_faults.UNREACHABLE:
                 reason = _words(node, fault.problem, fault.values)
-                self._lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": reason})
+                self.lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": reason})
         deserted = _deserted_nodes(errors)
         # Twice in a row: its last word may have been on its way.
         for node in sorted(deserted & self._deserted):
-            self._lose(node, ProblemCode.NO_ANSWER_DESERTED, {})
+            self.lose(node, ProblemCode.NO_ANSWER_DESERTED, {})
         self._deserted = deserted
-
-    def _lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
-        if node in self._nodes and node not in self._done:
-            self.lost[node] = Ended(1, problem, values)
-            text = f"{node} is lost: {_words(node, problem, values)}"
-            self._on_event(Remark(text))
 
 
 def _words(node: str, problem: ProblemCode, values: Mapping[str, str]) -> str:

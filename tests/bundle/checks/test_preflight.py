@@ -116,6 +116,23 @@ def test_where_a_node_cannot_be_reached_matters_for_the_first_alone(
     assert (asked[1]["ok"], asked[1]["address"], asked[1]["port"]) == (True, "", 0)
 
 
+def test_a_node_without_an_address_of_its_own_has_that_of_its_way_to_the_driver(
+    single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one such node would keep all of them from a relay. The head it cannot be."""
+    here = [link.address for link in network.local_addresses() if link.interface != "lo"]
+    if not here:
+        pytest.skip("this machine has no network")
+    job = job_for(single, tmp_path, allocation=Allocation.SLURM)
+    job = replace(job, launch=replace(job.launch, interface="nosuch0"))
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", here[0])
+    _, (event,) = ask(program, "preflight", job, node_rank=1)
+    assert (event["ok"], event["address"], event["port"]) == (True, here[0], 0)
+    assert event["no_head"]["where"] == "nosuch0"
+    _, (event,) = ask(program, "preflight", job, node_rank=0)
+    assert (event["ok"], event["address"]) == (False, "")
+
+
 def test_the_marker_tells_whether_it_is_the_same_directory(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
+from bundle.protocol.enumerations import Allocation
 from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
 from tests.support.bundles import forge
@@ -144,6 +145,19 @@ def test_a_bundle_that_is_gone(single: Packed, program: Path, tmp_path: Path) ->
     code, events, _ = drive(program, job_for(single, tmp_path, bundle=str(tmp_path / "gone")))
     assert code == 3
     assert problems(events[-1]) == {"local1": ["the bundle cannot be read"]}
+
+
+def test_a_problem_of_the_drivers_host_is_put_on_no_node(
+    single: Packed, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It need not be one of them: it is where ``salloc`` ran, for example."""
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))  # there is no srun
+    code, events, _ = drive(program, job_for(single, tmp_path, allocation=Allocation.SLURM))
+    assert code == 3
+    assert problems(events[-1]) == {os.uname().nodename: ["srun failed"]}
 
 
 def test_the_bundle_stays_while_a_job_uses_it(many: Packed, program: Path, tmp_path: Path) -> None:

@@ -253,6 +253,18 @@ def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[s
     assert "--exclude" not in capsys.readouterr().err
 
 
+def test_no_node_is_excluded_for_the_fault_of_the_drivers_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcome = slurm_outcome(problems={"login1": [problem("/shared/b.tar")]})
+    assert Console().verified(outcome) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: login1: /shared/b.tar: ")
+    assert lines[-1] == "no node is at fault, but login1, where the driver ran"
+    assert not any("--exclude" in line for line in lines)
+    assert verify_result(outcome).host_problems.keys() == {"login1"}
+
+
 @pytest.mark.parametrize(
     ("ended_by", "kind", "said", "hint"),
     [

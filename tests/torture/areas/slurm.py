@@ -75,11 +75,16 @@ def end(world: World) -> None:
         remove_cluster(_name(world))
 
 
+def cluster_of(world: World) -> Cluster:
+    """Return the cluster that all rounds share."""
+    name = _name(world)
+    nodes = tuple((STATES / name / "nodes").read_text().split())
+    return Cluster(name=name, nodes=nodes, shared=Path("/var/tmp") / f"stager-{name}")
+
+
 def play(round_: Round) -> str:
     """Start a job, hurt the cluster while it runs, and look at what is said and left."""
-    name = _name(round_.world)
-    nodes = tuple((STATES / name / "nodes").read_text().split())
-    cluster = Cluster(name=name, nodes=nodes, shared=Path("/var/tmp") / f"stager-{name}")
+    cluster = cluster_of(round_.world)
     round_.use("project", "offline", "home")
     (round_.project / "train.py").write_text(_RANK)
     kind = _kind(round_)
@@ -88,7 +93,7 @@ def play(round_: Round) -> str:
             outcome = slurm_requeue.play(round_, cluster)
         finally:
             cluster.settle()
-        _nothing_left(round_, cluster)
+        nothing_left(round_, cluster)
         return outcome
     return _hurt(round_, cluster, kind)
 
@@ -121,14 +126,14 @@ def _hurt(round_: Round, cluster: Cluster, kind: str) -> str:
         undo()
         undo = nothing
         _hurry(cluster)
-        done = _ended(process, argv, out)
+        done = ended(process, argv, out)
     finally:
         undo()
         if kind != "stager killed" or "--batch" not in argv:  # else the job goes on, rightly
             cluster.settle()
     if kind != "stager killed":
         _told(done, kind)
-    _nothing_left(round_, cluster)
+    nothing_left(round_, cluster)
     argv = _argv(form, "0")
     again = sound(product.stager(round_, *argv, env=env, process=True, seconds=_SECONDS))
     require(again.code == 0, "the same job succeeds once the cluster is sound", again)
@@ -146,9 +151,12 @@ def _name(world: World) -> str:
     return f"test-{world.owner}-torture"
 
 
-def _ended(process: subprocess.Popen[bytes], argv: Sequence[str], out: Path) -> Done:
+def ended(
+    process: subprocess.Popen[bytes], argv: Sequence[str], out: Path, seconds: float = _SECONDS
+) -> Done:
+    """Wait for the end of a command, also of one that was killed."""
     with contextlib.suppress(ProcessLookupError):
-        return finish(process, argv, out, _SECONDS)
+        return finish(process, argv, out, seconds)
     return said(argv, -9, out)
 
 
@@ -180,7 +188,7 @@ def _jobs(cluster: Cluster, *options: str) -> list[str]:
     return cluster.run(["squeue", "--noheader", "--format=%A", *options]).stdout.split()
 
 
-def _nothing_left(round_: Round, cluster: Cluster) -> None:
+def nothing_left(round_: Round, cluster: Cluster) -> None:
     """Hold that no allocation and no process of the job is left, anywhere."""
     require(until(lambda: not _jobs(cluster), 60), "no allocation is left", _jobs(cluster))
     place = str(round_.folder)

@@ -1,128 +1,19 @@
-"""What a person is told after a relay."""
+"""The driver's side of a relay: the order of the nodes, where it listens, and what it reads."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.phase_answers import PhaseAnswers
-from bundle.driver.transports.relay_source import in_network_order, listen, why_hopeless
-from bundle.driver.transports.relay_source import remarks as remarks_of
-from bundle.protocol.answers import Ready, Relayed
-from bundle.transfer.relay_parent import SILENT_SECONDS
-
-SIZE = 40_000_000
-HERE = "the source"
-
-
-def remarks(
-    relayed: dict[str, Relayed],
-    size: int,
-    out_of_reach: dict[str, dict[str, str]] | None = None,
-) -> tuple[str, ...]:
-    """What is said once these nodes have told so much."""
-    answers = PhaseAnswers({}, 1, print, "unpack")
-    answers.relayed.update(relayed)
-    answers.out_of_reach.update(out_of_reach or {})
-    return remarks_of(answers, size)
-
-
-def test_a_slow_node_is_named_with_its_rate() -> None:
-    seconds = {"node01": 2.0, "node02": 2.2, "node03": 10.0, "node04": 2.1}
-    relayed = {node: Relayed(node, seconds=taken) for node, taken in seconds.items()}
-    assert remarks(relayed, SIZE) == (
-        "node03 is slow: it received 4.0 MB/s, the median is 18.6 MB/s",
-    )
-
-
-def test_nodes_that_are_about_as_fast_are_not() -> None:
-    relayed = {"node01": Relayed("node01", seconds=0.1), "node02": Relayed("node02", seconds=1.9)}
-    assert remarks(relayed, SIZE) == ()
-
-
-def test_a_node_that_has_waited_for_a_silent_parent_is_not() -> None:
-    waited = {"node01": 1.0, "node02": 1.0, "node03": 1.0 + SILENT_SECONDS + 0.5}
-    relayed = {node: Relayed(node, seconds=taken) for node, taken in waited.items()}
-    assert remarks(relayed, SIZE) == ()
-
-
-def test_a_node_that_sent_damaged_bytes_is_named() -> None:
-    relayed = {
-        "node01": Relayed("node01", seconds=2.0, corrupt=("node03", "node03")),
-        "node02": Relayed("node02", failure="no other node can be reached"),
-    }
-    assert remarks(relayed, SIZE) == (
-        "node03 sent damaged bytes to node01, which took them from another node",
-    )
-
-
-def test_a_node_that_could_not_connect_to_another_is_named() -> None:
-    """Where it got the file all the same; else that is said where it is."""
-    relayed = {
-        "node01": Relayed("node01", seconds=2.0),
-        "node02": Relayed("node02", failure="no other node can be reached"),
-    }
-    apart = {"node01": {"node04": "connection refused"}, "node02": {HERE: "no answer"}}
-    assert remarks(relayed, SIZE, apart) == (
-        "node01 cannot connect to node04 (connection refused), and took the file from another node",
-    )
-
-
-def test_no_more_lines_than_a_person_reads() -> None:
-    names = [f"node{number:02}" for number in range(100)]
-    relayed = {name: Relayed(name, seconds=1.0) for name in names}
-    lines = remarks(relayed, SIZE, {name: {"node00": "no answer"} for name in names})
-    assert len(lines) == 9
-    assert lines[-1] == "... and 92 more lines"
-
-
-# --- whether nodes reach each other --------------------------------------------------------------
-
-NODES = tuple(f"node{number:02}" for number in range(1, 41))
-
-
-def test_where_all_reach_each_other_there_is_hope() -> None:
-    assert why_hopeless(NODES, {}) == ""
-
-
-@pytest.mark.parametrize(("cut_off", "hope"), [(20, True), (21, False)])
-def test_where_most_nodes_reach_no_other_there_is_none(cut_off: int, hope: bool) -> None:
-    apart = {name: {"node33": "connection refused"} for name in NODES[:cut_off]}
-    why = (
-        ""
-        if hope
-        else (
-            "most nodes cannot connect to others, node01 to node33 for example: connection refused"
-        )
-    )
-    assert why_hopeless(NODES, apart) == why
-
-
-def test_a_few_nodes_that_reach_no_other_are_sent_to_from_here() -> None:
-    apart = {name: {"node07": "no answer"} for name in NODES[:6]}
-    assert why_hopeless(NODES[:7], apart) == ""
-    apart["node07"] = {"node01": "no answer"}
-    assert why_hopeless(NODES[:7], apart)
-
-
-def test_where_most_that_tried_this_host_do_not_reach_it_there_is_none() -> None:
-    """One node in two tries it here."""
-    tried = NODES[1::2]
-    apart = {name: {HERE: "no answer within 1.5 s"} for name in tried[:10]}
-    assert why_hopeless(NODES, apart) == ""
-    apart[tried[10]] = {HERE: "no answer within 1.5 s"}
-    assert why_hopeless(NODES, apart) == (
-        "nodes cannot connect to this host, node02 for example: no answer within 1.5 s"
-    )
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_of_a_few_nodes_all_try_this_host(count: int) -> None:
-    apart = {name: {HERE: "no answer"} for name in NODES[:count]}
-    assert why_hopeless(NODES[:count], apart)
-
+from bundle.driver.transports.relay_source import in_network_order, listen, send
+from bundle.driver.transports.transport import Transfer
+from bundle.protocol.answers import Ready
+from bundle.protocol.problem import NodeError, ProblemCode
+from tests.support.relay_step import FAILING, relay_run
 
 # --- their order ---------------------------------------------------------------------------------
 
@@ -165,3 +56,55 @@ def test_nodes_may_come_by_either_protocol(address: str) -> None:
     with contextlib.closing(listen(None)) as source:
         port = source.getsockname()[1]
         socket.create_connection((address, port), timeout=10).close()
+
+
+# --- what it reads -------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_gone_is_nobodys_fault(tmp_path: Path) -> None:
+    """It had been there when the job began."""
+    transfer = Transfer(str(tmp_path / "gone"), "", 1000, "00" * 32)
+    with relay_run({"node01": FAILING}) as run, pytest.raises(NodeError) as caught:
+        send(transfer, run)
+    problem = caught.value.problem
+    assert problem.code is ProblemCode.BUNDLE_UNREADABLE
+    assert (problem.where, problem.why) == (transfer.source, "No such file or directory")
+
+
+def test_a_file_that_its_disk_does_not_give_is_no_nodes_fault() -> None:
+    """The kernel answers EIO where this process has no memory, as for a broken disk."""
+    transfer = Transfer("/proc/self/mem", "", 1_000_000, "00" * 32)
+    with (
+        relay_run({"node01": FAILING, "node02": FAILING}) as run,
+        pytest.raises(NodeError) as caught,
+    ):
+        send(transfer, run)
+    problem = caught.value.problem
+    assert problem.code is ProblemCode.BUNDLE_DISK_FAULT
+    assert (problem.where, problem.why) == (transfer.source, "Input/output error")
+
+
+def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(400))
+    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+    with relay_run({"node01": FAILING}) as run, pytest.raises(NodeError) as caught:
+        send(transfer, run)
+    assert caught.value.problem.why == "it has become shorter: 400 of 1000 bytes are left"
+
+
+def test_a_node_that_has_no_file_though_it_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1000))
+    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+    with relay_run({"node01": FAILING}) as run:
+        failed, _ = send(transfer, run)
+    assert failed == {"node01": "no other node can be reached"}
+
+
+def test_where_this_host_cannot_listen_another_way_is_left(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1000))
+    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+    with contextlib.closing(listen(None)) as one, relay_run({"node01": FAILING}) as run:
+        taken = one.getsockname()[1]
+        failed, _ = send(transfer, run, range(taken, taken + 1))
+    host = os.uname().nodename
+    assert failed == {"node01": f"{host} cannot be its source: Address already in use"}

@@ -1,0 +1,77 @@
+"""What a person is told about the nodes of a relay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...protocol.answers import Relayed
+from ...protocol.counts import counted, sized
+from .phase_answers import PhaseAnswers
+
+_SLOW_SHARE = 3.0
+"""A node is slow if its file took so many times as long as the others' ..."""
+_SLOW_SECONDS = 6.0
+"""... and so many seconds more: for as long a sound node may wait for a slow or silent parent,
+until it takes another one."""
+_MOST_REMARKS = 8
+"""Lines of one kind."""
+
+
+def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
+    """Return what a person should know.
+
+    It is which nodes were slow, who sent damaged bytes, and who could not connect to whom.
+
+    Args:
+        answers: what the nodes have said.
+        size: bytes of the file.
+    """
+    damaged = [
+        f"{other} sent damaged bytes to {node}, which took them from another node"
+        for node, report in answers.relayed.items()
+        for other in dict.fromkeys(report.corrupt)
+    ]
+    apart = [
+        f"{node} cannot connect to {other} ({why}), and took the file from another node"
+        for node, others in answers.out_of_reach.items()
+        for other, why in others.items()
+        if node in answers.relayed and not answers.relayed[node].failure
+    ]
+    return (*_first(_slow(answers.relayed, size)), *_first(damaged), *_first(apart))
+
+
+def _slow(relayed: Mapping[str, Relayed], size: int) -> list[str]:
+    """Return a line for each node that was slow; those that failed are not counted at all."""
+    lines = []
+    seconds = {node: report.seconds for node, report in relayed.items() if not report.failure}
+    ordered = sorted(seconds.values())
+    for node, taken in seconds.items():
+        usual = _median_of_others(ordered, taken)
+        if usual is not None and taken > max(_SLOW_SHARE * usual, usual + _SLOW_SECONDS):
+            rate, others = sized(int(size / taken)), sized(int(size / max(usual, 0.001)))
+            lines.append(
+                f"{node} is slow: it received {rate}/s, the median of the others is {others}/s"
+            )
+    return lines
+
+
+def _median_of_others(ordered: Sequence[float], own: float) -> float | None:
+    """Return the median of values without one that is well above it; None for no others.
+
+    Args:
+        ordered: all values, in their order.
+        own: the one to leave out. Where it is not above the median, the result is no larger.
+    """
+    count = len(ordered) - 1
+    if not count:
+        return None
+    middle = count // 2
+    if own <= ordered[middle]:
+        return own
+    return ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _first(lines: list[str]) -> list[str]:
+    """Return the first lines, and how many more there are."""
+    more = len(lines) - _MOST_REMARKS
+    return lines if more <= 0 else [*lines[:_MOST_REMARKS], f"... and {counted(more, 'more line')}"]

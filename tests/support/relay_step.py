@@ -1,0 +1,84 @@
+"""A step whose agents take part in a relay as tests want, without a node: a program for srun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+from bundle.driver.transports.driver_channel import DriverChannel
+from bundle.driver.transports.phase_answers import PhaseAnswers
+from bundle.driver.transports.phase_run import PhaseRun
+from bundle.driver.transports.timeouts import Watch
+from bundle.driver.transports.transport import Event, Requests
+
+WELL = "well"
+"""An agent that does all ..."""
+FAILING = "failing"
+"""... that reports that the file did not come ..."""
+MUTE = "mute"
+"""... that does not even listen ..."""
+LATE = "late"
+"""... that listens when the others have begun ..."""
+FALLS_SILENT = "falls-silent"
+"""... that listens, and says nothing more ..."""
+SLOW = "slow"
+"""... that has the file after five questions."""
+_REPO = Path(__file__).resolve().parents[2]
+_SRUN = """\
+import json, sys
+from bundle.channel.frames import Writer
+
+kinds = json.loads(sys.argv[1])
+writers = {node: Writer(f"{node}:0") for node in kinds}
+
+def say(node, event, **values):
+    message = json.dumps({"v": 1, "event": event, "node": node, **values})
+    sys.stdout.buffer.write(writers[node].frames(message.encode()))
+    sys.stdout.buffer.flush()
+
+def ready(*wanted):
+    for node, kind in kinds.items():
+        if kind in wanted:
+            say(node, "ready", address="127.0.0.1", port=9)
+
+ready("well", "failing", "falls-silent", "slow")
+questions = 0
+for line in map(str.strip, sys.stdin):
+    if line.startswith("relay"):
+        ready("late")
+        for node, kind in kinds.items():
+            if kind == "well":
+                say(node, "relayed", seconds=1.0)
+            if kind == "failing":
+                say(node, "relayed", failure="no other node can be reached")
+    if line == "report":
+        questions += 1
+        for node, kind in kinds.items():
+            if kind == "slow" and questions < 5:
+                say(node, "relaying")
+            if kind == "slow" and questions == 5:
+                say(node, "relayed", seconds=9.0)
+"""
+
+
+@contextlib.contextmanager
+def relay_run(kinds: Mapping[str, str], events: list[Event] | None = None) -> Iterator[PhaseRun]:
+    """Begin the phase in which agents unpack what comes.
+
+    Args:
+        kinds: what the agent of each node does.
+        events: gets what the driver would show.
+    """
+    take = (events if events is not None else []).append
+    nodes = cast("Requests", dict.fromkeys(kinds))
+    argv = [sys.executable, "-c", _SRUN, json.dumps(dict(kinds))]
+    env = {**os.environ, "PYTHONPATH": str(_REPO)}
+    with DriverChannel(argv, env, b"") as step:
+        watch = Watch("unpack", nodes, take, env)
+        with contextlib.closing(watch):
+            yield PhaseRun(step, PhaseAnswers(nodes, 1, watch.take, "unpack"), watch)
