@@ -270,15 +270,16 @@ class Outputs:
         self, stream: _Stream, selector: selectors.BaseSelector, recorder: OutputRecorder
     ) -> int:
         """Read once from a stream; return the number of bytes."""
-        try:
-            chunk = os.read(stream.handle, _CHUNK)
-        except BlockingIOError:
-            return 0
-        if not chunk:
-            selector.unregister(stream.handle)
-            return 0
-        self._record(stream, stream.take(chunk), recorder)
-        return len(chunk)
+        with signals.held():  # what was read and not recorded would be lost
+            try:
+                chunk = os.read(stream.handle, _CHUNK)
+            except BlockingIOError:
+                return 0
+            if not chunk:
+                selector.unregister(stream.handle)
+                return 0
+            self._record(stream, stream.take(chunk), recorder)
+            return len(chunk)
 
     def _record(self, stream: _Stream, data: bytes, recorder: OutputRecorder) -> None:
         """Record complete lines; a line that names a rank changes the rank of those behind it."""
