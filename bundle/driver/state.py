@@ -16,7 +16,7 @@ from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
 from ..protocol.enumerations import Launcher
 from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, Remark
 from ..protocol.job import Job
-from ..protocol.launch_answers import LaunchAnswer
+from ..protocol.launch_answers import LaunchAnswer, Started
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import AgentRequest, CollectRequest
 from ..redaction.known_values import SecretMask
@@ -28,6 +28,7 @@ from .joined_answers import joined
 from .logs import Logs
 from .output_logs import OutputLogs
 from .request_parts import CommonPart, PlacedPart
+from .started_commands import StartedCommands
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class State:
     """The way of the ranks' output into the logs."""
     display: Display = field(init=False)
     """What is printed."""
+    _commands: StartedCommands = field(default_factory=StartedCommands)
+    """The commands of ranks that were told."""
     _mask: SecretMask = field(init=False)
     """The secrets that no event may have."""
     _ranks: dict[str, int] = field(default_factory=dict)
@@ -309,6 +312,8 @@ class State:
         def listen(event: Event) -> None:
             if isinstance(event, ProbeAnswer):
                 event = replace(event, line=probe_line(event))
+            if isinstance(event, Started):
+                event = self._commands.brief(event)
             if on_event is not None:
                 on_event(event)
             if phase == "launch":

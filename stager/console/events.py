@@ -212,7 +212,8 @@ class Events(Reports):
     @_show.register(Started)
     def _show_started(self, event: Started, record: Record) -> None:
         if self.verbose:
-            self.say(f"  {event.node} $ {' '.join(event.argv)}", "dim")
+            command = " ".join(event.argv) or "(the same command)"
+            self.say(f"  {event.node} $ {command}", "dim")
 
     @_show.register(OutputShown)
     def _show_output(self, event: OutputShown, record: Record) -> None:
