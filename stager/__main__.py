@@ -16,6 +16,13 @@ try:
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
     from .cli import main
+except (EOFError, ValueError, TypeError) as exc:
+    from .core import damaged_bytecode
+
+    _file = damaged_bytecode.damaged_file(exc)
+    if not _file:
+        raise
+    sys.exit(f"error: {damaged_bytecode.message(_file)}\nhint: {damaged_bytecode.HINT}")
 finally:
     if _asked:
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)

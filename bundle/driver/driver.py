@@ -33,6 +33,11 @@ from .transports import slurm_commands
 from .transports.local import LocalTransport
 from .transports.transport import Transport
 
+READER_SECONDS = 60.0
+"""Time that a driver which is done waits for a reader that has stopped; it keeps an allocation.
+
+The file of the job's events has what was not read.
+"""
 NodeProblems = dict[str, "tuple[Problem, ...]"]
 """The problems of each node."""
 
@@ -89,6 +94,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     finally:
         if state.has_transport:
             state.transport.close()
+        state.display.drain(READER_SECONDS)
 
 
 def _place_of(problem: Problem, job: Job) -> str:

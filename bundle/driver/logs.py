@@ -28,6 +28,8 @@ _FEWEST, _MOST = 8, 1 << 14
 Writer = tuple["str | int | None", ...]
 """The writer of a piece; a line that one has not ended yet is not joined with another's."""
 DRIVER: Writer = ("driver",)
+_CUT: Writer = ("cut",)
+"""Nobody: a full disk took only the beginning of a line, to which nothing belongs that follows."""
 
 
 class Logs:
@@ -85,13 +87,17 @@ class Logs:
     def output(self, node: str, task: int, data: bytes, writer: Writer) -> None:
         """Append to a task's log, ``<jobname>.<jobid>.<node>.<task>.out``, and to the order."""
         name = self._log(node, task)
+        size = len(data)
+        is_unended = name in self._unended
         if self._unended.pop(name, writer) != writer:
             data = b"\n" + data
-        if not data.endswith(b"\n"):
-            self._unended[name] = writer
         written = self._append(name, data)
+        if written:
+            is_unended = data[written - 1 : written] != b"\n"
+        if is_unended:
+            self._unended[name] = writer if written == len(data) else _CUT
         if writer != DRIVER:
-            self.lost[node, task] += len(data) - written
+            self.lost[node, task] += min(size, len(data) - written)
         if written:
             piece = f"{time.time():.3f}\t{node}\t{task}\t{written}\n"
             self._append(f"order.{self._job.id}.tsv", piece.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, TypeVar
@@ -15,16 +16,19 @@ from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
 from ..protocol.enumerations import Launcher
 from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, Remark
 from ..protocol.job import Job
-from ..protocol.launch_answers import LaunchAnswer
+from ..protocol.launch_answers import LaunchAnswer, Started
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import AgentRequest, CollectRequest
 from ..redaction.known_values import SecretMask
+from ..system import signals
 from ..transfer.plan import Plan
 from . import event_lines
+from .display import Display
 from .joined_answers import joined
 from .logs import Logs
 from .output_logs import OutputLogs
 from .request_parts import CommonPart, PlacedPart
+from .started_commands import StartedCommands
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 if TYPE_CHECKING:
@@ -83,6 +87,10 @@ class State:
     """The last event, as far as the phases have come; each replaces what it has found out."""
     output: OutputLogs = field(init=False)
     """The way of the ranks' output into the logs."""
+    display: Display = field(init=False)
+    """What is printed."""
+    _commands: StartedCommands = field(default_factory=StartedCommands)
+    """The commands of ranks that were told."""
     _mask: SecretMask = field(init=False)
     """The secrets that no event may have."""
     _ranks: dict[str, int] = field(default_factory=dict)
@@ -95,6 +103,7 @@ class State:
     def __post_init__(self) -> None:
         """Let the output of ranks go into the job's logs, and its secrets into no event."""
         self.output = OutputLogs(self.logs)
+        self.display = Display(self.job.id)
         self._mask = SecretMask(os.environ, self.job.launch.pass_env)
 
     @property
@@ -121,14 +130,18 @@ class State:
             self._keep({"phase": phase, **event.to_json()})
             return
         task = self.first_task(event.node) if event.rank is None else event.rank
-        self.output.write(event, task)
         head = self._is_from_head(event)
-        if head or self.job.show_all:  # else nobody would look at it
-            event_lines.show(self.job, phase, event, head=head)
+        with signals.held():  # a part of it would be lost
+            self.output.write(event, task)
+            if head or self.job.show_all:  # else nobody would look at it
+                self.display.output(phase, event, head=head)
 
     def _keep(self, event: Mapping[str, object]) -> None:
         """Print and keep an event; the end of a rank's output in it may have a secret."""
-        event_lines.keep(self.job, self.logs, self._mask.without_secrets(event))
+        line = event_lines.line(self.job.id, time.time(), self._mask.without_secrets(event))
+        with signals.held():
+            self.logs.event(line)
+            self.display.event(line)
 
     def _is_from_head(self, event: RankOutput) -> bool:
         """Return whether output is the first node's: that of the first ranks, where they move.
@@ -299,6 +312,8 @@ class State:
         def listen(event: Event) -> None:
             if isinstance(event, ProbeAnswer):
                 event = replace(event, line=probe_line(event))
+            if isinstance(event, Started):
+                event = self._commands.brief(event)
             if on_event is not None:
                 on_event(event)
             if phase == "launch":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import struct
 import traceback
@@ -40,7 +41,7 @@ def share(count: int, work: Callable[[int], None], processes: int) -> None:
     Raises:
         NodeError: what the first failing task raised, or that a child was killed.
     """
-    children: list[int] = []
+    children: dict[int, int] = {}
     stride = -(-count // _RUNS)
     tasks_read, tasks_write = os.pipe()
     reports_read, reports_write = os.pipe()
@@ -60,9 +61,10 @@ def share(count: int, work: Callable[[int], None], processes: int) -> None:
         for descriptor in (tasks_read, tasks_write, reports_read, reports_write):
             if descriptor != _CLOSED:
                 os.close(descriptor)
-        for child in children:
+        for end, child in children.items():
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+            os.close(end)
 
 
 class _Runs:
@@ -82,17 +84,32 @@ class _Runs:
 
 
 def _fork_all(
-    children: list[int], wanted: int, runs: _Runs, work: Callable[[int], None], reports: int
+    children: dict[int, int], wanted: int, runs: _Runs, work: Callable[[int], None], reports: int
 ) -> None:
-    """Start the children, or as many as the limit on processes allows."""
+    """Start the children, or as many as the limits on processes and open files allow.
+
+    Args:
+        children: gets each of them, by a pipe that ends when it does.
+        wanted: their number.
+        runs: the tasks.
+        work: does one task.
+        reports: the pipe for the reports of failures.
+    """
     for _ in range(wanted):
+        try:
+            end, alive = os.pipe()
+        except OSError:
+            return
         try:
             child = os.fork()
         except OSError:
+            os.close(end)
+            os.close(alive)
             return
         if not child:
             _be_child(runs, work, reports)
-        children.append(child)
+        os.close(alive)  # before the next fork: each child holds its own only
+        children[end] = child
 
 
 def _be_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
@@ -123,23 +140,38 @@ def _line(problem: Problem) -> bytes:
     return json.dumps(problem.to_json()).encode() + b"\n"
 
 
-def _collect(children: list[int], reports: int) -> None:
+def _collect(children: dict[int, int], reports: int) -> None:
     """Wait for every child; raise what the first failing one reported.
+
+    The exit statuses of this process's other children are left to those who started them.
 
     Raises:
         NodeError: a child failed, or was killed.
     """
-    while children:
-        child, status = os.wait()
-        if child not in children:
-            continue
-        children.remove(child)
-        if os.WIFSIGNALED(status):
-            raise NodeError(
-                Problem(ProblemCode.UNPACKING_KILLED, "", {"signal": str(os.WTERMSIG(status))})
-            )
-        if status:
-            raise NodeError(_reported(reports, os.WEXITSTATUS(status)))
+    with selectors.DefaultSelector() as selector:
+        for end in children:
+            selector.register(end, selectors.EVENT_READ)
+        while children:
+            for key, _ in selector.select():
+                selector.unregister(key.fd)
+                _, status = os.waitpid(children.pop(key.fd), 0)
+                os.close(key.fd)
+                _raise_failure(status, reports)
+
+
+def _raise_failure(status: int, reports: int) -> None:
+    """Raise what a child that has failed reported; nothing for one that ended well.
+
+    Args:
+        status: its status, as the kernel gives it.
+        reports: the pipe for the reports.
+    """
+    if os.WIFSIGNALED(status):
+        raise NodeError(
+            Problem(ProblemCode.UNPACKING_KILLED, "", {"signal": str(os.WTERMSIG(status))})
+        )
+    if status:
+        raise NodeError(_reported(reports, os.WEXITSTATUS(status)))
 
 
 def _reported(reports: int, code: int) -> Problem:

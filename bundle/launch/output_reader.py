@@ -35,7 +35,10 @@ _KILLING_SECONDS = 12.0
 """Seconds that killing may take, see :mod:`bundle.system.processes`."""
 _PAUSE_SECONDS = 0.02
 """Pause after a short read: a rank that writes line by line makes few events, not thousands."""
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 1.0
+"""Time after which ranks are looked after though nothing has come: each node does so all day."""
+_BLIND_POLL_SECONDS = 0.2
+"""The same where the kernel does not report the launcher's end (before Linux 5.3, or a sandbox)."""
 _DRAIN_SECONDS = 2.0
 """Seconds after the launcher's end during which its remaining output is read."""
 _LEFT_SECONDS = 1.0
@@ -175,16 +178,29 @@ class Outputs:
             for stream in self._streams:
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, recorder))
             selector.register(self.monitor, selectors.EVENT_READ)
-            self._read_to_end(running, selector)
+            with processes.end_of(running.pid) as end:
+                if end is not None:
+                    selector.register(end, selectors.EVENT_READ)
+                poll = _BLIND_POLL_SECONDS if end is None else _POLL_SECONDS
+                self._read_to_launchers_end(running, selector, poll)
+                if end is not None:
+                    selector.unregister(end)
+            self._read_rest(running, selector)
         for stream in self._streams:
             recorder.write(stream.rank, stream.last())
 
-    def _read_to_end(self, running: processes.Process, selector: selectors.BaseSelector) -> None:
+    def _read_to_launchers_end(
+        self, running: processes.Process, selector: selectors.BaseSelector, poll: float
+    ) -> None:
+        """Read until the launcher has ended; look after the ranks every ``poll`` seconds."""
         while running.poll() is None:
             self._look_after_ranks()
-            sizes = self._read_ready(selector, _POLL_SECONDS)
+            sizes = self._read_ready(selector, poll)
             if sizes and max(sizes) < _CHUNK // 4:
                 time.sleep(_PAUSE_SECONDS)
+
+    def _read_rest(self, running: processes.Process, selector: selectors.BaseSelector) -> None:
+        """End what the launcher has left behind, and read what is still in the pipes."""
         self.monitor.take()
         self.monitor.note_launcher_end(stopped=False)
         processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
@@ -254,15 +270,16 @@ class Outputs:
         self, stream: _Stream, selector: selectors.BaseSelector, recorder: OutputRecorder
     ) -> int:
         """Read once from a stream; return the number of bytes."""
-        try:
-            chunk = os.read(stream.handle, _CHUNK)
-        except BlockingIOError:
-            return 0
-        if not chunk:
-            selector.unregister(stream.handle)
-            return 0
-        self._record(stream, stream.take(chunk), recorder)
-        return len(chunk)
+        with signals.held():  # what was read and not recorded would be lost
+            try:
+                chunk = os.read(stream.handle, _CHUNK)
+            except BlockingIOError:
+                return 0
+            if not chunk:
+                selector.unregister(stream.handle)
+                return 0
+            self._record(stream, stream.take(chunk), recorder)
+            return len(chunk)
 
     def _record(self, stream: _Stream, data: bytes, recorder: OutputRecorder) -> None:
         """Record complete lines; a line that names a rank changes the rank of those behind it."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from ..channel.lines import Lines
 from ..protocol.codec import decode
 from ..protocol.json_values import AnyText
+from ..system import processes
 
 PIPE = "ranks"
 """The name of the pipe beside those of the ranks' output; :mod:`bundle.launch.watch` has it too."""
@@ -239,16 +240,12 @@ class RankMonitor:
             self.ranks[number] = _changed(rank, message)
 
     def _watch(self, rank: int, pid: int) -> None:
-        open_pidfd = getattr(os, "pidfd_open", None)  # a Python may be built without it
-        if open_pidfd is None:
-            return
         try:
-            handle = open_pidfd(pid)
+            handle = processes.open_end(pid)
         except ProcessLookupError:  # it has ended already
             self.ranks[rank] = replace(self.ranks[rank], ended=time.time())
-        except OSError:  # a kernel before 5.3, or a sandbox: only its launcher reports its end
             return
-        else:
+        if handle is not None:  # else only its launcher reports its end
             self._waiting.register(handle, selectors.EVENT_READ, pid)
 
     def _note_end(self, handle: int, pid: int) -> None:

@@ -258,6 +258,8 @@ class OutputShown(AgentEvent):
     """The output."""
     head: bool = field(default=False, metadata=REQUIRED)
     """True if it is the first node's; that of the first ranks, where ranks may move."""
+    skipped: int = 0
+    """Lines before these that are not shown, as the reader did not keep up; the logs have them."""
 
 
 Event = Union[DriverEvent, AgentEvent]

@@ -17,7 +17,8 @@ class Started(AgentEvent):
     event: ClassVar[str] = "started"
 
     argv: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
-    """The command that starts them, without secrets."""
+    """The command that starts them, without secrets; empty where it is that of a node before, but
+    for the rank and the address of the node."""
     interface: str = field(default="", metadata=REQUIRED)
     """The network interface by which they reach the head."""
 

@@ -65,9 +65,14 @@ def read_record(raw: object) -> Record | None:
 
 
 def _shown_at_once(raw: Mapping[str, object]) -> OutputShown | None:
-    """Return undamaged output without the codec, as there may be a million lines of it."""
+    """Return undamaged output without the codec, as there may be a million lines of it.
+
+    None where the codec is to read it.
+    """
     node, rank = raw.get("node"), raw.get("rank")
     lines, head = raw.get("lines"), raw.get("head")
+    if "skipped" in raw:
+        return None
     if not isinstance(node, str) or not isinstance(head, bool) or not isinstance(lines, list):
         return None
     if rank is not None and type(rank) is not int:

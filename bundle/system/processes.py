@@ -14,8 +14,8 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Callable, Union
 
@@ -130,6 +130,44 @@ class Process(subprocess.Popen[bytes]):
             os.waitpid(self.pid, os.WNOHANG)
         waited_for.discard(self.pid)
         return self.returncode
+
+
+def open_end(pid: int) -> int | None:
+    """Return a descriptor that is readable once a process has ended.
+
+    None where there is none: Python may be built without it, the kernel may be older than 5.3, or a
+    sandbox may forbid it.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    open_pidfd = getattr(os, "pidfd_open", None)
+    if open_pidfd is None:
+        return None
+    try:
+        return int(open_pidfd(pid))
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None
+
+
+@contextmanager
+def end_of(pid: int) -> Iterator[int | None]:
+    """Hold a descriptor that is readable once a child that nobody has waited for has ended.
+
+    Yields:
+        The descriptor; None where there is none.
+    """
+    try:
+        handle = open_end(pid)
+    except ProcessLookupError:  # somebody has waited for it
+        handle = None
+    try:
+        yield handle
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def describe_exit(code: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -46,7 +47,14 @@ def end_on_signals() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Put signals off until the block is done: it must not be left half-way."""
+    """Put signals off until the block is done: it must not be left half-way.
+
+    Signals interrupt the main thread alone. In any other thread this does nothing: it must neither
+    disturb the main thread's count, nor raise there what belongs to the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     _deferral.blocks += 1
     try:
         yield

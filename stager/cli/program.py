@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import __version__
+from ..core import damaged_bytecode
 from ..core.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, StagerError
 from ..core.printable import visible
 
@@ -41,8 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         code = app(args=argv, standalone_mode=False)
     except typer.Exit as exc:
         code = int(exc.exit_code)
-    except (typer.Abort, KeyboardInterrupt):
-        code = EXIT_INTERRUPTED
+    except (typer.Abort, KeyboardInterrupt) as exc:
+        # typer takes the EOFError of a file that was cut short for the end of standard input.
+        code = _end_of_damaged(exc) or EXIT_INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_FAILURE
@@ -68,8 +70,21 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _end_of_damaged(exc: BaseException) -> int:
+    """Report a compiled module that cannot be read, and return the exit code; 0 if all can."""
+    file = damaged_bytecode.damaged_file(exc)
+    if not file:
+        return EXIT_OK
+    print(f"error: {visible(damaged_bytecode.message(file))}", file=sys.stderr)
+    print(f"hint: {damaged_bytecode.HINT}", file=sys.stderr)
+    return EXIT_FAILURE
+
+
 def _usage_error(exc: Exception) -> int:
     """Show a usage error as typer words it, and return its exit code; raise any other error."""
+    code = _end_of_damaged(exc)
+    if code:
+        return code
     if isinstance(exc.__cause__, KeyboardInterrupt):  # before 3.12, from within a class's body
         return EXIT_INTERRUPTED
     show = getattr(exc, "show", None)
@@ -113,6 +128,12 @@ def boundary(console: Output) -> Iterator[None]:
     except StagerError as exc:
         console.error(exc)
         raise typer.Exit(exc.exit_code) from None
+    except (EOFError, ValueError, TypeError) as exc:
+        file = damaged_bytecode.damaged_file(exc)
+        if not file:
+            raise
+        console.error(StagerError(damaged_bytecode.message(file), hint=damaged_bytecode.HINT))
+        raise typer.Exit(EXIT_FAILURE) from None
     except OSError as exc:
         if exc.errno not in (errno.EMFILE, errno.ENFILE):
             raise

@@ -212,17 +212,25 @@ class Events(Reports):
     @_show.register(Started)
     def _show_started(self, event: Started, record: Record) -> None:
         if self.verbose:
-            self.say(f"  {event.node} $ {' '.join(event.argv)}", "dim")
+            command = " ".join(event.argv) or "(the same command)"
+            self.say(f"  {event.node} $ {command}", "dim")
 
     @_show.register(OutputShown)
     def _show_output(self, event: OutputShown, record: Record) -> None:
         if self.verbose:
+            self._note_skipped(event)
             who = event.node if event.rank is None else f"{event.node} {event.rank}"
             self.data_lines([f"{who}: {line}" for line in event.lines])
         elif self._action is Action.VERIFY and record.phase == PhaseName.LAUNCH:
             return  # the ranks of the check: their result is shown at the end
         elif self._is_shown(event):
+            self._note_skipped(event)
             self.data_lines(self._without_launchers(event.lines))
+
+    def _note_skipped(self, event: OutputShown) -> None:
+        if event.skipped:
+            lines = counted(event.skipped, "line")
+            self.note(f"{lines} not shown: the reader did not keep up; the logs have all of it")
 
     def _is_shown(self, event: OutputShown) -> bool:
         """Return whether an output event comes from the first node, or else the first ranks.

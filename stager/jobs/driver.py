@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.protocol.enumerations import Ending, LogMode
-from bundle.protocol.events import JobEnds
+from bundle.protocol.events import PRINTED_ONLY, JobBegins, JobEnds
 from bundle.protocol.job import Job
 from bundle.protocol.records import Record
 from bundle.system import permissions
@@ -23,7 +23,7 @@ from ..config.load import Config
 from ..core.errors import JobError, StagerError
 from ..core.processes import Streamed, become, stream
 from ..core.store import Store
-from ..logs.events import parse_line
+from ..logs.events import parse_line, records
 from ..pack.compiled_program import compiled_program
 from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..slurm import messages
@@ -77,6 +77,8 @@ def run_driver(
     with opened(outcome.bundle, asked), _job_file(outcome.job) as file:
         driver = (sys.executable, "-I", "-S", str(program), "drive", str(file))
         ended = driven.run(start, driver)
+    if outcome.result is None:
+        driven.take_kept()
     if ended.interrupted and outcome.ended_by == Ending.CANCELLED:  # by this process
         outcome.result = replace(outcome.ending, interrupted=True, ended_by="")
     if outcome.ended_by and messages.time_is_up(driven.output):
@@ -108,6 +110,8 @@ class _Driven:
         self.output: list[str] = []
         self._outcome, self._on_event, self._on_talk = outcome, on_event, on_talk
         self._pid: int | None = None
+        self._kept = 0
+        """The number of events of this job that have come and that its driver keeps, too."""
 
     def run(self, start: DriverStart, driver: Sequence[str]) -> Streamed:
         """Start it, as soon as Slurm's controller answers, and follow it to its end."""
@@ -139,8 +143,28 @@ class _Driven:
         if record is None:
             self.output.append(line)
             return
+        self._take(record)
+
+    def _take(self, record: Record) -> None:
+        self._kept += not isinstance(record.event, PRINTED_ONLY)
         self._outcome.take(record)
         self._on_event(record)
+
+    def take_kept(self) -> None:
+        """Take from the file of the job's events those that have not come.
+
+        The driver does not wait for ever for a terminal that has stopped, and it may be killed.
+        """
+        job = self._outcome.job
+        if not self._kept:  # it has not begun: what is in a file is an older job's
+            return
+        attempt: list[Record] = []
+        for record in records(Path(job.log_dir) / f"events.{job.id}.jsonl"):
+            if isinstance(record.event, JobBegins):  # also of another job in the same allocation
+                attempt.clear()
+            attempt.append(record)
+        for record in attempt[self._kept :]:
+            self._take(record)
 
     def talk(self, line: str) -> None:
         """Take a line of standard error."""

@@ -21,7 +21,9 @@ from . import slurm_faults
 OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
 
-_WAIT_SECONDS = 0.5
+_WAIT_SECONDS = 1.0
+"""Longest time for which messages are waited for at once: what has to be done meanwhile may be late
+by it."""
 _TICK_SECONDS = 0.02
 _CHUNK = 1 << 18
 _KEPT_ERRORS = 1 << 18
@@ -202,7 +204,7 @@ class DriverChannel:
     def _pump_until(self, until: float, on_line: OnLine, done: Callable[[], bool]) -> None:
         """Pass on what comes until all is done or the time is over."""
         while not done() and time.monotonic() < until:
-            self.pump(on_line)
+            self.pump(on_line, max(0.0, min(_WAIT_SECONDS, until - time.monotonic())))
 
     def _receive(self, key: selectors.SelectorKey, on_line: OnLine) -> None:
         """Read from standard output or standard error."""

@@ -39,7 +39,8 @@ Short: the grace period after SIGTERM comes on top of it.
 """
 _FAILED = 3
 """Exit status of an agent that did not do its part."""
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 1.0
+"""Longest time for which the output of agents is waited for at once."""
 _LEAVE_SECONDS = 0.5
 """Time that agents get to leave by themselves, once there is nothing more to ask."""
 _CHUNK = 1 << 18
@@ -224,7 +225,7 @@ def _attend(
     attendance = _Attendance(agents, phase)
     with attendance.selector:
         while attendance.selector.get_map() and time.monotonic() < until:
-            for key, _ in attendance.selector.select(_POLL_SECONDS):
+            for key, _ in attendance.selector.select(attendance.wait_seconds(until)):
                 for event in attendance.read(key):
                     on_event(event)
                 attendance.settle(key)
@@ -262,6 +263,11 @@ class _Attendance:
                 yield event
         if not chunk:
             self.codes.setdefault(node, self._agents[node].wait())
+
+    def wait_seconds(self, until: float) -> float:
+        """Return how long to wait for output: not beyond a time, nor until the others are told."""
+        deadline = math.inf if self._deadline is None else self._deadline
+        return max(0.0, min(_POLL_SECONDS, min(until, deadline) - time.monotonic()))
 
     def settle(self, key: selectors.SelectorKey) -> None:
         """Listen no more to an agent that is done; the first that failed ends the others later."""

@@ -21,6 +21,7 @@ from bundle.protocol.problem import ProblemCode
 from bundle.results import stream as stream_format
 from bundle.results.pack import pack
 from stager.pack.bundle import Packed
+from tests.support.displayed import displayed
 from tests.support.jobs import job_for
 from tests.support.namespaces import namespace
 
@@ -123,23 +124,23 @@ def state(single: Packed, tmp_path: Path) -> State:
     return state
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = map(json.loads, capsys.readouterr().out.splitlines())
+def said(state: State, capfd: pytest.CaptureFixture[str]) -> str:
+    lines = map(json.loads, displayed(state, capfd).splitlines())
     return "".join(line.get("text", "") for line in lines)
 
 
 def test_what_has_come_whole_is_removed_from_the_node(
-    state: State, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     node = state.transport = OneNode(tmp_path / "work", io.BytesIO())
     collect_outputs(state, standing=True)
     assert (tmp_path / "run" / "out" / "model").stat().st_size == 3 * stream_format.CHUNK
     assert node.asked == ["tidy"]
-    assert "still on" not in said(capsys)
+    assert "still on" not in said(state, capfd)
 
 
 def test_what_has_gaps_stays_on_the_node(
-    state: State, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A file that breaks off while it is read is complete to the stream, but not to its user."""
     work = tmp_path / "work"
@@ -147,4 +148,4 @@ def test_what_has_gaps_stays_on_the_node(
     collect_outputs(state, standing=True)
     assert (tmp_path / "run" / "out" / "model").exists()
     assert node.asked == []
-    assert "some outputs were not brought back; they are still on local1" in said(capsys)
+    assert "some outputs were not brought back; they are still on local1" in said(state, capfd)

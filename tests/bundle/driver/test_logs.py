@@ -53,3 +53,44 @@ def test_8192_ranks_have_their_logs_with_1024_open_files(tmp_path: Path) -> None
         assert log.read_text() == f"rank {rank} line 0\nrank {rank} line 1\n"
     order = (tmp_path / "logs" / "order.4711.tsv").read_text().splitlines()
     assert len(order) == 2 * NODES * EACH
+
+
+CUT = """
+import json, resource, signal, sys
+from bundle.driver.logs import Logs
+from bundle.driver.output_logs import OutputLogs
+from bundle.protocol.agent_events import RankOutput
+from bundle.protocol.job import Job
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+logs = Logs(Job.from_json(json.loads(sys.stdin.read())))
+output = OutputLogs(logs)
+most = resource.getrlimit(resource.RLIMIT_FSIZE)
+def write(data):
+    output.write(RankOutput("n0", 0, data, True), 0)
+write(b"x" * 199 + b"\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (210, most[1]))
+write(b"the first half of a line")
+write(b", and the second\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, most)
+write(b"a line\\n")
+write(b"another\\n")
+print(json.dumps([logs.fault, *(loss.bytes for loss in output.losses())]))
+"""
+
+
+def test_what_follows_a_line_that_a_full_disk_cut_is_a_line_of_its_own(tmp_path: Path) -> None:
+    """Here it is the limit of a file's size: 10 bytes of the line fit."""
+    job = replace(PLAIN, log_dir=str(tmp_path / "logs"))
+    done = subprocess.run(
+        [sys.executable, "-c", CUT],
+        input=json.dumps(job.to_json()),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPO,
+    )
+    fault, lost = json.loads(done.stdout)
+    assert fault.startswith("demo.4711.n0.0.out: ")
+    log = (tmp_path / "logs" / "demo.4711.n0.0.out").read_text()
+    assert log == f"{'x' * 199}\nthe first \na line\nanother\n"
+    assert lost == len("half of a line, and the second\n")

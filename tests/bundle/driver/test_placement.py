@@ -27,6 +27,7 @@ from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.requests import Incoming, RelayTask, UnpackRequest
 from stager.pack.bundle import Packed
+from tests.support.displayed import displayed
 from tests.support.jobs import job_for
 from tests.support.problems import worded
 
@@ -140,7 +141,7 @@ def test_when_all_goes_well_it_is_sent_once(single: Packed, tmp_path: Path) -> N
 
 
 def test_nodes_that_a_relay_does_not_reach_get_the_bundle_by_sbcast(
-    single: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     transport = Sending({"n2": "no other node can be reached: n1: no answer"}, {})
     facts = {node: {"address": f"10.0.0.{node[1:]}"} for node in NODES}
@@ -153,7 +154,7 @@ def test_nodes_that_a_relay_does_not_reach_get_the_bundle_by_sbcast(
     assert asked.relay == RelayTask(relayed.token, "10.0.0.1")
     assert again.relay is None
     assert relayed.target != sent.target, "what the relay left is not in the way"
-    said = capsys.readouterr().out
+    said = displayed(state, capfd)
     assert "the relay did not reach n2 (no other node can be reached: n1: no answer)" in said
     assert relayed.token not in said
     assert (whys(state), state.bytes_sent) == ({}, 2 * relayed.size)
@@ -266,10 +267,10 @@ def test_nodes_that_were_left_out_are_not_served(single: Packed, tmp_path: Path)
 
 
 def test_the_plan_is_told(
-    single: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with planned(single, tmp_path, Sending(), {"n1": {}}) as state:
-        (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+        (told,) = map(json.loads, displayed(state, capfd).splitlines())
     assert told["event"] == "plan"
     assert told["why"] == (
         "sbcast to 1 node: n1 cannot see the bundle; no relay, as n1 has no address for others"

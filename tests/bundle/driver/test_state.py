@@ -28,6 +28,7 @@ from bundle.protocol.launch_answers import FailureRecord, LaunchAnswer
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.requests import AgentRequest, CollectRequest
 from stager.pack.bundle import Packed
+from tests.support.displayed import displayed
 from tests.support.jobs import LAUNCH, job_for
 from tests.support.problems import worded
 
@@ -90,8 +91,8 @@ def said(node: str, *, ok: bool = True, phase: str = "launch", **more: Any) -> A
     return answer_class(phase)(node=node, ok=ok, **more)
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def printed(state: State, capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in displayed(state, capfd).splitlines()]
 
 
 # --- asking --------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ def settings(min_nodes: int | None, elastic: tuple[int, int] | None) -> dict[str
 )
 def test_who_may_be_left_out(
     job: Job,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     min_nodes: int | None,
     elastic: tuple[int, int] | None,
     bad: Sequence[str],
@@ -224,13 +225,13 @@ def test_who_may_be_left_out(
             state.leave_out_or_fail()
         assert set(caught.value.answers) == set(bad)
         assert state.job.nodes == NODES
-        assert printed(capsys) == []
+        assert printed(state, capfd) == []
         return
     state.leave_out_or_fail()
     assert state.job.nodes == left
     assert tuple(state.facts) == tuple(state.answers) == left
     assert state.left_out == {node: (str(problem),) for node in bad}
-    assert [event["event"] for event in printed(capsys)] == (["left-out"] if bad else [])
+    assert [event["event"] for event in printed(state, capfd)] == (["left-out"] if bad else [])
     # What was left out before counts, too.
     state.answers = {node: Answer(node, ok=node != left[0]) for node in left}
     if len(left) - 1 < (min_nodes or 2):
@@ -241,7 +242,7 @@ def test_who_may_be_left_out(
 # --- events and logs -----------------------------------------------------------------------------
 
 
-def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_goes_to_the_log_of_its_rank(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     state = state_of(job)
     state.nproc = 2
     state.take("launch", RankOutput("n2", 3, b"mine\ntoo\n", of_ranks=True))
@@ -255,16 +256,16 @@ def test_output_goes_to_the_log_of_its_rank(job: Job, capsys: pytest.CaptureFixt
         "demo.4711.n1.0.out": "the head's\n",
         "demo.4711.n3.4.out": "n3 staged -> /x\n",
     }
-    (shown,) = printed(capsys)
+    (shown,) = printed(state, capfd)
     assert (shown["head"], shown["lines"]) == (True, ["the head's"])
     assert Path(job.log_dir, "events.4711.jsonl").read_text() == ""
 
 
-def test_other_events_are_kept(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_events_are_kept(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     state = state_of(job)
     state.note("some\nthing")
     kept = Path(job.log_dir, "events.4711.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in kept] == printed(capsys)
+    assert [json.loads(line) for line in kept] == printed(state, capfd)
     assert re.sub(r'"time": [\d.]+, ', "", kept[0]) == (
         '{"v": 1, "job_id": "4711", "event": "note", "text": "some\\nthing"}'
     )
@@ -349,7 +350,7 @@ def test_frames_of_one_that_never_answered_are_counted(job: Job) -> None:
 
 
 def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
-    job: Job, capsys: pytest.CaptureFixture[str]
+    job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It crashed amid a message; the group went on without it."""
     answers = [sent(node, {}) for node in ("n1", "n2")]
@@ -361,7 +362,8 @@ def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
         outcome = driver._Outcome()
         driver._conclude(state, outcome)
         codes.append(outcome.exit_status)
-    first, second = (one for one in printed(capsys) if one["event"] == "result")
+        assert state.display.drain(60)
+    first, second = (one for one in printed(state, capfd) if one["event"] == "result")
     assert codes == [0, 3]
     assert (first["ok"], first["problems"]) == (True, {})
     assert first["logs_lost"] == second["logs_lost"] != []
@@ -380,7 +382,7 @@ def test_a_rank_that_goes_on_in_another_log_does_not_join_its_line(job: Job) -> 
 
 
 def test_no_event_has_a_passed_secret(
-    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A rank printed it: its own log has every byte, the events have not."""
     monkeypatch.setenv("MINE", "SEKRITENV789abc")
@@ -397,6 +399,6 @@ def test_no_event_has_a_passed_secret(
     assert [path.name for path in folder.iterdir() if b"SEKRIT" in path.read_bytes()] == [
         f"{job.name}.{job.id}.n1.0.out"
     ]
-    shown, *events = capsys.readouterr().out.splitlines()
+    shown, *events = displayed(state, capfd).splitlines()
     assert printed in shown
     assert "SEKRIT" not in "".join(events)

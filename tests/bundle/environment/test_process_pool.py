@@ -239,3 +239,12 @@ share(5000, work, 2)
         assert time.monotonic() < until, "children of a killed parent go on"
         time.sleep(0.01)
     assert len(noted(log)) < 1000
+
+
+def test_the_exit_status_of_another_child_is_left_to_its_parent(tmp_path: Path) -> None:
+    """Of a launcher, for example, that was started before."""
+    other = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays
+    share(20, noting(tmp_path / "done"), 3)
+    assert other.wait() == 7
+    assert sorted(number for number, _ in noted(tmp_path / "done")) == list(range(20))

@@ -21,6 +21,7 @@ from bundle.protocol.problem import NodeError
 from bundle.system import signals
 from tests.support.processes import living
 
+REPO = Path(__file__).resolve().parents[3]
 Said = tuple["int | None", bytes]
 
 
@@ -172,6 +173,37 @@ def test_a_rank_that_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
     _, recent, said = followed(code, tmp_path, [range(1)])
     assert by_rank(said) == {0: ["one", "two, and"]}
     assert list(recent.by_rank[0]) == ["one", "two, and"]
+
+
+INTERRUPTED = """
+import contextlib, os, signal, sys
+from bundle.launch import output_reader
+from bundle.system import signals
+signals.end_on_signals()
+taken = []
+def take(rank, data):
+    if not taken:
+        signal.raise_signal(signal.SIGTERM)
+    taken.append((rank, data))
+with contextlib.closing(output_reader.Outputs(sys.argv[1], [range(2)], 1)) as outputs:
+    argv = [sys.executable, "-c", sys.argv[2], sys.argv[1]]
+    output_reader.run_launcher(argv, {**os.environ, **outputs.variables}, ".", outputs, take)
+print(taken)
+"""
+
+
+def test_a_signal_between_reading_and_passing_on_loses_nothing(tmp_path: Path) -> None:
+    """It comes when the first of two ranks' lines is passed on that were read together."""
+    code = (
+        "import os, sys, time\n"
+        "name = '\\x1erank %d ' + os.environ['STAGER_OUTPUT_NONCE'] + '\\n'\n"
+        "text = name % 0 + 'one\\n' + name % 1 + 'two\\n'\n"
+        "os.write(os.open(sys.argv[1] + '/0', os.O_WRONLY), text.encode())\n"
+        "time.sleep(600)\n"
+    )
+    argv = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "output"), code]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stderr, done.stdout) == ("", "[(0, b'one\\n'), (1, b'two\\n')]\n")
 
 
 def test_a_pipe_that_nobody_named(tmp_path: Path) -> None:

@@ -101,3 +101,38 @@ def test_other_exceptions_that_are_dropped_are_shown() -> None:
     code, out = told(work)
     assert code == 0
     assert "ValueError: odd" in out
+
+
+def test_a_block_that_puts_signals_off_is_not_left_half_way() -> None:
+    work = (
+        "def work():\n"
+        "    with signals.held():\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "        print('whole', flush=True)\n"
+        "    print('too late', flush=True)\n"
+    )
+    assert told(work) == (0, "whole\nstopped\n")
+
+
+def test_a_block_of_another_thread_puts_nothing_off() -> None:
+    """A signal that comes meanwhile ends the main thread, at once, and is not lost."""
+    work = (
+        "import threading\n"
+        "inside, over = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with signals.held():\n"
+        "        inside.set()\n"
+        "        over.wait()\n"
+        "def work():\n"
+        "    thread = threading.Thread(target=hold)\n"
+        "    thread.start()\n"
+        "    inside.wait()\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "        time.sleep(0.1)\n"
+        "        print('put off', flush=True)\n"
+        "    finally:\n"
+        "        over.set()\n"
+        "        thread.join()\n"
+    )
+    assert told(work) == (0, "stopped\n")

@@ -1,0 +1,185 @@
+"""What the driver prints, in a thread of its own: a reader that stops reading holds up nothing.
+
+A terminal may stop at Ctrl-S, a pager at its first page, and a pipe takes 64 KiB. The driver goes
+on all the same: it reads its agents and writes the logs. What waits for the reader is bounded.
+Where that is too much, the oldest output of ranks is not shown, and the next event says how many
+lines that were; they are in the logs. No other event is left out, and the order stays.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+from ..protocol.agent_events import RankOutput
+from ..protocol.events import OutputShown
+from ..protocol.output import lines_of
+from ..system import signals
+from . import event_lines
+
+HELD_BYTES = 8 << 20
+"""Bytes of the ranks' output that wait for the reader, besides those that are being written."""
+_PATIENCE_SECONDS = 1.0
+"""Time that a full display is waited for, in all, until its reader has once caught up.
+
+A reader that is only late then misses nothing; one that has stopped costs no more than this.
+"""
+_AT_ONCE = 1 << 17
+"""Bytes of output that are written at once: a thread gets its turn only every few milliseconds."""
+_STDOUT = 1
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Output of a rank that waits for the reader."""
+
+    time: float
+    phase: str
+    event: RankOutput
+    head: bool
+
+    @property
+    def lines(self) -> int:
+        """The number of its lines."""
+        data = self.event.data
+        return data.count(b"\n") + (not data.endswith(b"\n"))
+
+
+class Display:
+    """The driver's standard output. All methods are the main thread's."""
+
+    def __init__(self, job_id: str, handle: int = _STDOUT) -> None:
+        """Begin with nothing to print.
+
+        Args:
+            job_id: the job's number.
+            handle: the open file that is written to.
+        """
+        self._job_id, self._handle = job_id, handle
+        self._changed = threading.Condition()
+        """Held to read or change what follows; the main thread puts signals off meanwhile."""
+        self._numbers = itertools.count()
+        """Numbers of what is printed, in its order."""
+        self._events: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._output: collections.deque[tuple[int, _Output]] = collections.deque()
+        self._held = 0
+        """Bytes of output that wait."""
+        self._skipped = 0
+        """Lines that are not shown, and that no event has mentioned yet."""
+        self._patience = _PATIENCE_SECONDS
+        self._idle = True
+        """True if all is written."""
+        self._thread: threading.Thread | None = None
+
+    def event(self, line: str) -> None:
+        """Print an event, whatever the reader does."""
+        with signals.held(), self._changed:
+            self._events.append((next(self._numbers), line.encode() + b"\n"))
+            self._wake()
+
+    def output(self, phase: str, event: RankOutput, *, head: bool) -> None:
+        """Print output of ranks, if the reader keeps up.
+
+        Args:
+            phase: the phase it belongs to.
+            event: the output.
+            head: True if it is the first node's.
+        """
+        shown = _Output(time.time(), phase, event, head)
+        with signals.held(), self._changed:
+            self._wait_for_room(len(event.data))
+            self._output.append((next(self._numbers), shown))
+            self._held += len(event.data)
+            while self._held > HELD_BYTES and len(self._output) > 1:
+                self._skipped += self._oldest_output().lines
+            self._wake()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until the reader has all of it; return whether it has, after so many seconds."""
+        with signals.held(), self._changed:
+            return self._changed.wait_for(lambda: self._idle, seconds)
+
+    def _wait_for_room(self, size: int) -> None:
+        """Wait for a reader that is late, unless it has been waited for already."""
+        began = time.monotonic()
+        self._changed.wait_for(
+            lambda: not self._output or self._held + size <= HELD_BYTES, self._patience
+        )
+        self._patience = max(0.0, self._patience - (time.monotonic() - began))
+
+    def _oldest_output(self) -> _Output:
+        _, shown = self._output.popleft()
+        self._held -= len(shown.event.data)
+        return shown
+
+    def _wake(self) -> None:
+        self._idle = False
+        if self._thread is None:
+            # A daemon: where the reader has stopped, the driver ends without it.
+            self._thread = threading.Thread(target=self._print, daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _print(self) -> None:
+        """Write what is there, for as long as there is a reader."""
+        try:
+            while True:
+                self._write(self._next())
+        except OSError as exc:
+            if isinstance(exc, BrokenPipeError):  # the reader has gone: end as after a signal
+                os.kill(os.getpid(), signal.SIGTERM)
+            self._discard()
+
+    def _next(self) -> bytes:
+        """Wait for something to print; return as much as is written at once."""
+        parts: list[bytes] = []
+        size = 0
+        with self._changed:
+            self._idle = not (self._events or self._output)
+            self._changed.notify_all()
+            if self._idle:
+                self._patience = _PATIENCE_SECONDS
+            self._changed.wait_for(lambda: self._events or self._output)
+            while (self._events or self._output) and size < _AT_ONCE:
+                part = self._take()
+                parts.append(part)
+                size += len(part)
+            self._changed.notify_all()
+        return b"".join(parts)
+
+    def _take(self) -> bytes:
+        """Return the line of what is to be printed next."""
+        if not self._output or (self._events and self._events[0][0] < self._output[0][0]):
+            return self._events.popleft()[1]
+        shown = self._oldest_output()
+        skipped, self._skipped = self._skipped, 0
+        fields = {
+            "phase": shown.phase,
+            "event": OutputShown.event,
+            "node": shown.event.node,
+            "rank": shown.event.rank,
+            "lines": lines_of(shown.event.data),
+            "head": shown.head,
+            **({"skipped": skipped} if skipped else {}),
+        }
+        return event_lines.line(self._job_id, shown.time, fields).encode() + b"\n"
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._handle, view) :]
+
+    def _discard(self) -> None:
+        """Print nothing any more; the logs have all of it."""
+        while True:
+            with self._changed:
+                self._events.clear()
+                self._output.clear()
+                self._held, self._idle = 0, True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._events or self._output)

@@ -1,0 +1,25 @@
+"""What every test of the driver starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bundle.driver import state
+from bundle.driver.display import Display
+
+
+@pytest.fixture(autouse=True)
+def _no_line_is_late(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Wait for what is printed in threads: it must not appear in the output of the next test."""
+    made: list[Display] = []
+
+    def make(job_id: str) -> Display:
+        made.append(Display(job_id))
+        return made[-1]
+
+    monkeypatch.setattr(state, "Display", make)
+    yield
+    for display in made:
+        assert display.drain(60)

@@ -1,0 +1,69 @@
+"""A job whose ranks compute: its driver and its agents leave them the processors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.building import STAGER, Project
+from tests.support.processes import until
+from tests.support.small_torch import TORCH
+from tests.support.wheelhouse import make_wheel
+
+SECONDS = 6
+TRAIN = "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(600)"
+
+
+@pytest.fixture
+def ready(project: Project, wheelhouse: Path) -> Project:
+    """A project whose rank neither prints nor ends."""
+    make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
+    (project.root / "train.py").write_text(TRAIN)
+    project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
+    project.build()
+    return project
+
+
+def switches(store: Path) -> dict[tuple[str, int], int]:
+    """How often each thread of the driver and of agents has waited for something."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            role = next((role for role in (b"drive", b"agent") if role in words), None)
+            if role is None or not any(word.startswith(os.fsencode(store)) for word in words):
+                continue
+            for thread in (entry / "task").iterdir():
+                status = (thread / "status").read_text().splitlines()
+                counts = [line.split()[1] for line in status if line.startswith("voluntary")]
+                found[role.decode(), int(thread.name)] = int(counts[0])
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def test_nobody_wakes_up_often_for_nothing(ready: Project) -> None:
+    running = subprocess.Popen(
+        [*STAGER, "run", "--allocation", "local", "--log-dir", "logs", "--", "train.py"],
+        cwd=ready.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert until((ready.root / "begun").exists, 60)
+        time.sleep(2)
+        before = switches(ready.store.root)
+        time.sleep(SECONDS)
+        after = switches(ready.store.root)
+    finally:
+        running.terminate()
+        running.communicate(timeout=120)
+    assert {role for role, _ in before} == {"drive", "agent"}
+    often = {thread: count - before.get(thread, 0) for thread, count in after.items()}
+    # Once a second each; some more for whatever the kernel lets them wait for.
+    assert max(often.values()) < 2 * SECONDS, often

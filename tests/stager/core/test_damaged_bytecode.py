@@ -1,0 +1,90 @@
+"""Compiled modules that were cut short: a real copy of the program, with real files cut."""
+
+from __future__ import annotations
+
+import compileall
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stager.core.damaged_bytecode import damaged_file
+
+REPO = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the program, compiled."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in ("stager", "bundle"):
+        shutil.copytree(
+            REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
+        assert compileall.compile_dir(folder / name, quiet=2, workers=1)
+    return folder
+
+
+def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stager", *arguments],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+CUT = [
+    ("stager/config/load", ("build",)),  # of a command, imported within typer
+    ("stager/console/reports", ("build",)),
+    ("stager/cli/run", ("build",)),  # of the command line itself
+    ("stager/core/errors", ("--version",)),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments"), CUT)
+def test_a_compiled_file_that_was_cut_short_is_named(
+    copy: Path, module: str, arguments: tuple[str, ...]
+) -> None:
+    source = copy / f"{module}.py"
+    (file,) = source.parent.glob(f"__pycache__/{source.stem}.cpython-*.pyc")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    try:
+        done = run(copy, *arguments)
+    finally:
+        file.write_bytes(whole)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    lines = list(filter(None, done.stderr.splitlines()))
+    assert len(lines) == 2, lines
+    first, second = lines
+    assert first.startswith(f"error: {file} is damaged: ")
+    assert second.startswith("hint: remove that file")
+
+
+def test_a_command_for_scripts_says_so_in_json(copy: Path) -> None:
+    (file,) = (copy / "stager/pipeline.py").parent.glob("__pycache__/pipeline.cpython-*.pyc")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    try:
+        done = run(copy, "verify", "--json", "--allocation", "local")
+    finally:
+        file.write_bytes(whole)
+    assert done.returncode == 1
+    assert "error" in json.loads(done.stdout), done.stdout
+    assert str(file) in done.stderr
+
+
+def test_the_end_of_standard_input_is_something_else() -> None:
+    with pytest.raises(EOFError) as caught:
+        raise EOFError
+    assert damaged_file(caught.value) == ""
+    assert damaged_file(None) == ""

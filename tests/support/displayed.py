@@ -1,0 +1,13 @@
+"""What a driver has printed, in tests that are its main thread."""
+
+from __future__ import annotations
+
+import pytest
+
+from bundle.driver.state import State
+
+
+def displayed(state: State, capfd: pytest.CaptureFixture[str]) -> str:
+    """All that was printed for a job since the last call."""
+    assert state.display.drain(60)
+    return capfd.readouterr().out
