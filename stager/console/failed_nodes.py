@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..incidents.node_history import NodesResult
 
 TITLES = ("node", "times", "last", "job", "failure")
-_WIDTHS = (14, 5, 16, 9)
+_WIDTHS = (14, 5, 10, 9)
 _LINE = 80
 
 
@@ -55,6 +55,6 @@ def _rows(result: NodesResult) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each kind of failure of each node."""
     for node in result.nodes:
         for fault in node.faults:
-            last = datetime.fromtimestamp(fault.last).strftime("%Y-%m-%d %H:%M")
+            last = datetime.fromtimestamp(fault.last).strftime("%Y-%m-%d")
             failure = in_one_line(f"{fault.fault.words}: {fault.cause}")
             yield node.node, str(fault.times), last, fault.job_id, failure

@@ -11,7 +11,7 @@ from bundle.protocol.json_values import AnyText
 from bundle.protocol.problem import Problem
 
 from ..diagnosis.failure import FirstFailure
-from .faults import PROBLEMS, RANKS, Fault, Rule
+from .faults import PROBLEMS, RANKS, NodeFault, Rule
 
 MAX_CAUSE = 300
 """Characters of a cause that are kept."""
@@ -23,7 +23,7 @@ class Incident:
 
     node: str
     """The node."""
-    fault: Fault
+    fault: NodeFault
     """The kind of failure."""
     code: str
     """The code of the far side's problem; empty where a rank showed it."""
@@ -73,7 +73,7 @@ def incidents_of(job: EndedJob) -> tuple[Incident, ...]:
     A failure that more than half of the nodes share is the job's, and so is one that tells nothing
     about a node in a job of so few.
     """
-    suspicions: dict[tuple[str, Fault], _Suspicion] = {}
+    suspicions: dict[tuple[str, NodeFault], _Suspicion] = {}
     for suspicion in _suspicions(job):
         if suspicion.node in job.nodes and suspicion.rule.least_nodes <= len(job.nodes):
             suspicions.setdefault((suspicion.node, suspicion.rule.fault), suspicion)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bundle.protocol.counts import counted
 from bundle.protocol.json_values import AnyText
 
-from .faults import Fault
+from .faults import NodeFault
 from .incident import Incident
 
 DAYS = 7
@@ -21,7 +21,7 @@ MAX_NAMED = 5
 class FaultHistory:
     """One kind of failure of one node."""
 
-    fault: Fault
+    fault: NodeFault
     """The kind."""
     times: int
     """The number of jobs that it hit."""
@@ -81,7 +81,7 @@ def histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
 
 
 def _history(node: str, incidents: Sequence[Incident]) -> NodeHistory:
-    by_fault: dict[Fault, list[Incident]] = {}
+    by_fault: dict[NodeFault, list[Incident]] = {}
     for incident in incidents:
         by_fault.setdefault(incident.fault, []).append(incident)
     faults = [_fault_history(listed) for listed in by_fault.values()]
