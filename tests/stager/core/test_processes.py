@@ -14,7 +14,6 @@ import pytest
 
 from stager.core.errors import StagerError
 from stager.core.processes import TAIL_LINES, CommandError, feed, inform, run, stream
-
 from tests.support.processes import until
 
 
@@ -241,7 +240,7 @@ def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path: P
 def test_an_informed_command_that_fails_or_takes_too_long() -> None:
     with pytest.raises(CommandError, match="exit status 7: sh -c 'exit 7'"):
         inform(["sh", "-c", "exit 7"], "", timeout=60)
-    with pytest.raises(CommandError, match="more than 0.2 s: sleep 600"):
+    with pytest.raises(CommandError, match=r"more than 0\.2 s: sleep 600"):
         inform(["sleep", "600"], "x" * (1 << 22), timeout=0.2)
     with pytest.raises(StagerError, match="cannot start /nowhere/it"):
         inform(["/nowhere/it"], "", timeout=60)
