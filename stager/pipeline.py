@@ -149,6 +149,7 @@ def _run_job(
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Take a job from its options to its end: bundle, preparation, nodes, driver."""
     from .forecast import history
+    from .incidents import nodes_of_job
     from .jobs.driver import run_driver
     from .jobs.outcome import Outcome
     from .jobs.prepare import bundle_of, driver_start, prepare, source_of
@@ -157,8 +158,9 @@ def _run_job(
     bundle = bundle_of(config, options.bundle, listener, options.bundle_id)
     prepared = prepare(config, options, bundle, action=action, source=source)
     store = Store(offline_root(config))
+    prepared, on_event = _with_failed_nodes(prepared, store, listener)
     prepared = _announced(prepared, history.known(store), listener)
-    with history.kept(store, listener.event) as listen:
+    with history.kept(store, on_event) as listen:
         if source == "sbatch":
             return _submit(prepared, options, listener, listen)
         start = driver_start(prepared, os.environ)
@@ -168,7 +170,21 @@ def _run_job(
             _refuse_impossible(prepared)
         outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
         run_driver(outcome, prepared.config, start, listen, listener.talk)
+        nodes_of_job.remember(store, outcome)
         return outcome
+
+
+def _with_failed_nodes(
+    prepared: Prepared, store: Store, listener: JobListener
+) -> tuple[Prepared, OnEvent]:
+    """Return a job that avoids nodes that failed, and a listener that hears which ones it has."""
+    from .incidents.nodes_of_job import avoiding, failed_nodes, pointing_out
+
+    if prepared.source == "local":
+        return prepared, listener.event
+    nodes = failed_nodes(store)
+    prepared = avoiding(prepared, nodes, listener)
+    return prepared, pointing_out(listener.event, nodes, prepared, listener)
 
 
 def _announced(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
@@ -191,6 +207,7 @@ def _submit(
     prepared: Prepared, options: JobOptions, listener: JobListener, listen: OnEvent
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Submit a batch job, and follow it if that is asked for."""
+    from .incidents import nodes_of_job
     from .jobs.batch import follow, script_of, submit
     from .jobs.outcome import Outcome
     from .jobs.summary import submitted_job
@@ -202,11 +219,14 @@ def _submit(
     # Its user's figures of earlier jobs are looked at before the job can write any.
     outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
     accepted = submit(submission, listen)
+    store = Store(offline_root(prepared.config))
+    nodes_of_job.expect(store, prepared, accepted.job_id)
     submitted = submitted_job(prepared.job, accepted.job_id)
     listener.submitted(submitted)
     if not options.wait:
         return submitted
     follow(accepted, outcome, listen, listener.note)
+    nodes_of_job.remember(store, outcome)
     return outcome
 
 

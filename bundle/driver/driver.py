@@ -48,6 +48,9 @@ class _Outcome:
 
     problems: NodeProblems = field(default_factory=dict)
     """The problems of each node; none where all went well."""
+    of_driver: bool = False
+    """True if the problem is the driver's own, and stands with the first node for want of another.
+    """
     interrupted: bool = False
     """True if the driver was told to end."""
     ended_by: str = ""
@@ -84,6 +87,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
         outcome.problems = {node: answer.problems for node, answer in exc.answers.items()}
     except NodeError as exc:
         outcome.problems = {_place_of(exc.problem, job): (exc.problem,)}
+        outcome.of_driver = exc.problem.where not in job.nodes
     except signals.Stopped:
         outcome.interrupted = True
         outcome.problems = _problems_before(state)
@@ -184,6 +188,7 @@ def _conclude(state: State, outcome: _Outcome) -> None:
             interrupted=outcome.interrupted,
             ended_by=outcome.ended_by,
             problems=outcome.problems,
+            of_driver=outcome.of_driver,
             left_out=tuple(sorted(state.left_out)),
             logs_lost=tuple(losses),
             logs_fault=state.logs.fault,

@@ -270,9 +270,10 @@ class State:
         good = tuple(node for node in self.job.nodes if node not in failed)
         if len(good) < max(1, self._fewest_nodes()):
             raise NodesFailed(failed)
-        reasons = {node: tuple(map(str, answer.problems)) for node, answer in failed.items()}
+        problems = {node: answer.problems for node, answer in failed.items()}
+        reasons = {node: tuple(map(str, listed)) for node, listed in problems.items()}
         self.left_out |= reasons
-        self.emit(NodesLeftOut(reasons))
+        self.emit(NodesLeftOut(reasons, problems))
         self.job = replace(self.job, nodes=good)
         self.facts = {node: self.facts[node] for node in good if node in self.facts}
         self.answers = {node: self.answers[node] for node in good}

@@ -108,6 +108,8 @@ class NodesLeftOut(DriverEvent):
 
     nodes: dict[str, tuple[AnyText, ...]] = field(default_factory=dict, metadata=REQUIRED)
     """The problems of each of them, in words."""
+    problems: dict[str, tuple[Problem, ...]] = field(default_factory=dict)
+    """The same problems; none in lines of older versions."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,8 @@ class JobEnds(DriverEvent):
     """The reason why Slurm ended the allocation, ``time-limit``; empty if it did not."""
     problems: dict[str, tuple[Problem, ...]] = field(default_factory=dict, metadata=REQUIRED)
     """The problems of each node, and of the host of the driver, which need not be one of them."""
+    of_driver: bool = False
+    """True if the problem is the driver's own, also where its host is one of the nodes."""
     left_out: tuple[str, ...] = field(default=(), metadata=REQUIRED)
     """Nodes that the job went on without."""
     logs_lost: tuple[OutputLoss, ...] = field(default=(), metadata=REQUIRED)

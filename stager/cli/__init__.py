@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     script,
     exec,
     estimate,
+    nodes,
     logs,
     diagnose,
     report,

@@ -1,41 +1,107 @@
-"""The part that ``verify`` and ``run`` share: a job, and the ends of it that are no outcome."""
+"""The part that ``verify`` and ``run`` share: a job from its options to its exit code."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from bundle.protocol.enumerations import Action
 
+from ..core.errors import EXIT_JOB, CommandFailure, JobError
+
 if TYPE_CHECKING:
+    from ..config.load import Config
     from ..console.job_result import Console
+    from ..forecast.results import PlannedJob
     from ..jobs.job import JobOptions
     from ..jobs.outcome import Outcome
+    from ..jobs.summary import SubmittedJob
 
 
-def job_outcome(console: Console, action: Action, options: JobOptions) -> Outcome:
-    """Return what became of a job; one that is only planned or submitted ends the command here.
+def carry_out(
+    console: Console,
+    action: Action,
+    options: JobOptions,
+    *,
+    result_of: Callable[[Outcome], object],
+    render: Callable[[Outcome], int],
+) -> NoReturn:
+    """Do a job, show what became of it, start the command that hears of a failure, and exit.
 
     ``diagnose`` hears of a command that fails before its job begins.
+
+    Args:
+        console: the output.
+        action: the purpose of the job.
+        options: its options.
+        result_of: returns the result of a job as scripts get it.
+        render: shows it to a person, and returns the exit code.
     """
-    from .. import pipeline
     from ..config.load import project_file
-    from ..forecast.results import PlannedJob
     from ..jobs.outcome import Outcome
     from ..jobs.prepare import project
     from ..logs.files import default_folder
     from ..logs.refused import remembered
 
-    verb = pipeline.run if action is Action.RUN else pipeline.verify
     with remembered(default_folder(options.log_dir), action.value, project_file()):
-        ended = verb(project(options.bundle, options.bundle_id), options, console)
-    if isinstance(ended, Outcome):
-        return ended
+        config = project(options.bundle, options.bundle_id)
+        try:
+            ended = _verb(action)(config, options, console)
+        except JobError as exc:
+            if not _hook(config, options):
+                raise
+            console.error(exc)
+            _start_hook(console, config, options, CommandFailure.of(exc))
+            raise typer.Exit(exc.exit_code) from None
+    if not isinstance(ended, Outcome):
+        _show_planned(console, config, options, ended)
+        raise typer.Exit
+    if console.as_json:
+        console.emit(result_of(ended))
+    code = render(ended)
+    if code == EXIT_JOB and not options.dry_run:
+        _start_hook(console, config, options, result_of(ended))
+    raise typer.Exit(code)
+
+
+def _verb(
+    action: Action,
+) -> Callable[[Config, JobOptions, Console], Outcome | SubmittedJob | PlannedJob]:
+    from .. import pipeline
+
+    return pipeline.run if action is Action.RUN else pipeline.verify
+
+
+def _hook(config: Config, options: JobOptions) -> tuple[str, ...]:
+    """Return the command that hears of a failure; empty for none."""
+    return options.on_failure or config.launch.on_failure
+
+
+def _start_hook(console: Console, config: Config, options: JobOptions, result: object) -> None:
+    """Let the command hear of a failure, if there is one."""
+    from ..jobs.failure_hook import start
+
+    hook = _hook(config, options)
+    if hook:
+        console.stop()
+        start(hook, result, console.warn)
+
+
+def _show_planned(
+    console: Console, config: Config, options: JobOptions, ended: SubmittedJob | PlannedJob
+) -> None:
+    """Show a job that is only planned or submitted."""
+    from ..forecast.results import PlannedJob
+
     if console.as_json:
         console.emit(ended)
     elif isinstance(ended, PlannedJob):
         console.planned(ended)
     else:
         console.data(ended.job_id)
-    raise typer.Exit
+    if not isinstance(ended, PlannedJob) and _hook(config, options):
+        console.warn(
+            "the on-failure command is not started for this job: nobody waits for it; --wait does"
+        )

@@ -135,6 +135,20 @@ class SlurmFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RequestFlags(SlurmFlags):
+    """The request to Slurm for nodes that a job runs on."""
+
+    avoid_bad: Annotated[
+        bool | None,
+        typer.Option(
+            "--avoid-bad/--no-avoid-bad",
+            show_default=False,
+            help="Also avoid nodes that failed lately; `stager nodes` lists them.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchFlags:
     """The staging of the bundle and the start of the ranks."""
 
@@ -177,13 +191,19 @@ class LaunchFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFlags:
-    """Submitting a job, waiting for it, or only planning it."""
+    """Submitting a job, waiting for it, or only planning it; and what hears of its failure."""
 
     batch: Annotated[bool, typer.Option("--batch", help="Submit with sbatch.")] = False
     wait: Annotated[
         bool, typer.Option("--wait", help="With --batch: follow the job to its end.")
     ] = False
     dry_run: DryRun = False
+    on_failure: Annotated[
+        str | None,
+        typer.Option(
+            "--on-failure", metavar="CMD", help="Start CMD if the job fails; it reads JSON."
+        ),
+    ] = None
 
     def check(self) -> None:
         """Refuse ``--wait`` alone: a job that is not submitted is always waited for."""
@@ -263,6 +283,7 @@ def job_options(
         partition=_checked(checks.word, slurm.partition, "--partition", "one word"),
         time=_checked(checks.slurm_time, slurm.time, "--time", "minutes, 00:30:00, 1-12:00"),
         exclude=_checked(checks.node_list, slurm.exclude, "--exclude", excluded),
+        avoid_bad=slurm.avoid_bad if isinstance(slurm, RequestFlags) else None,
         account=_checked(checks.word, slurm.account, "--account", "one word"),
         nproc_per_node=_checked(
             checks.whole(1), launch.nproc_per_node, "--nproc-per-node", checks.COUNT
@@ -289,6 +310,7 @@ def job_options(
         batch=batch.batch,
         wait=batch.wait,
         dry_run=batch.dry_run,
+        on_failure=_checked(checks.command, batch.on_failure, "--on-failure", checks.COMMAND) or (),
         show_all=verbose,
     )
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import typer
-
 from bundle.protocol.enumerations import Action
 
 from .grouped import grouped
-from .job import job_outcome
-from .options import BatchFlags, Command, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
+from .job import carry_out
+from .options import BatchFlags, Command, LaunchFlags, PlaceFlags, RequestFlags, Talk, job_options
 from .program import app, boundary
 
 
@@ -20,7 +18,7 @@ def run(
     *,
     command: Command = None,
     place: PlaceFlags,
-    slurm: SlurmFlags,
+    slurm: RequestFlags,
     launch: LaunchFlags,
     batch: BatchFlags,
     talk: Talk,
@@ -32,7 +30,10 @@ def run(
     options = replace(options, command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
-        outcome = job_outcome(console, Action.RUN, options)
-        if talk.json:
-            console.emit(run_result(outcome))
-        raise typer.Exit(console.ran(outcome))
+        carry_out(
+            console,
+            Action.RUN,
+            options,
+            result_of=run_result,
+            render=console.ran,
+        )

@@ -13,8 +13,8 @@ from .options import (
     Command,
     LaunchFlags,
     PlaceFlags,
+    RequestFlags,
     ScriptFlags,
-    SlurmFlags,
     Talk,
     job_options,
 )
@@ -27,12 +27,15 @@ def script(
     *,
     command: Command = None,
     chosen: BundleFlags,
-    slurm: SlurmFlags,
+    slurm: RequestFlags,
     launch: LaunchFlags,
     kind: ScriptFlags,
     talk: Talk,
 ) -> None:
     """Print the sbatch script of a run, or of a torchrun command."""
+    from ..building.current_bundle import offline_root
+    from ..core.store import Store
+    from ..incidents.nodes_of_job import avoiding, failed_nodes
     from ..jobs.batch import script_of
     from ..jobs.prepare import bundle_of, prepare, project
     from ..jobs.summary import ScriptResult
@@ -44,6 +47,8 @@ def script(
         config = project(options.bundle, options.bundle_id)
         bundle = bundle_of(config, options.bundle, console, options.bundle_id)
         prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
+        nodes = failed_nodes(Store(offline_root(config)))
+        prepared = avoiding(prepared, nodes, console)
         for note in prepared.notes:
             console.note(note)
         text = script_of(prepared, os.environ, requeue=kind.requeue, embed=not kind.no_embed).script

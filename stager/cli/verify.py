@@ -10,8 +10,8 @@ import typer
 from bundle.protocol.enumerations import Action
 
 from .grouped import grouped
-from .job import job_outcome
-from .options import BatchFlags, LaunchFlags, PlaceFlags, SlurmFlags, Talk, job_options
+from .job import carry_out
+from .options import BatchFlags, LaunchFlags, PlaceFlags, RequestFlags, Talk, job_options
 from .program import app, boundary
 
 
@@ -20,7 +20,7 @@ from .program import app, boundary
 def verify(
     *,
     place: PlaceFlags,
-    slurm: SlurmFlags,
+    slurm: RequestFlags,
     launch: LaunchFlags,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every file, try the network between all nodes.")
@@ -34,7 +34,10 @@ def verify(
     options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
     console = talk.console()
     with boundary(console):
-        outcome = job_outcome(console, Action.VERIFY, replace(options, deep=deep))
-        if talk.json:
-            console.emit(verify_result(outcome))
-        raise typer.Exit(console.verified(outcome))
+        carry_out(
+            console,
+            Action.VERIFY,
+            replace(options, deep=deep),
+            result_of=verify_result,
+            render=console.verified,
+        )

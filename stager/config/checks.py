@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,9 @@ MOST = 65_535
 """Most nodes, CPUs, ranks, restarts or seconds: Slurm has 16 bits for the CPUs of a task."""
 COUNT = f"a whole number from 1 to {MOST}"
 """The values that ``whole(1)`` allows, in words."""
+
+COMMAND = "a command and its arguments, with closed quotes"
+"""The values that ``command`` allows, in words."""
 
 # The forms sbatch(1) documents for --time.
 _TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+")
@@ -87,6 +91,22 @@ def member_of(kind: type[EnumT]) -> Callable[[object], EnumT]:
         return kind(text(value))
 
     return chosen
+
+
+def boolean(value: object) -> bool:
+    """Either true or false."""
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def command(value: object) -> tuple[str, ...]:
+    """A command as a shell would split it; no shell runs it."""
+    string = text(value)
+    argv = tuple(shlex.split(string))
+    if not argv or not argv[0] or "\0" in string:
+        raise ValueError
+    return argv
 
 
 def whole(least: int) -> Callable[[object], int]:

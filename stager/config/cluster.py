@@ -30,6 +30,8 @@ class ClusterConfig:
     """Slurm account that is charged."""
     exclude: str | None
     """Nodes to avoid, as a Slurm node list."""
+    avoid_bad: bool
+    """True to avoid nodes that failed in the last days as well."""
     salloc_args: tuple[str, ...]
     """Further options, passed on as they are."""
     node_root: str
@@ -66,6 +68,7 @@ def cluster(table: Table) -> ClusterConfig:
         exclude=table.take(
             "exclude", None, checks.node_list, 'nodes, for example "node0[1-3],node07" or a list'
         ),
+        avoid_bad=table.take("avoid-bad", False, checks.boolean, "true or false"),
         salloc_args=table.take(
             "salloc-args", (), checks.texts, "a list of strings, one for each argument"
         ),

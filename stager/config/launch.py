@@ -33,6 +33,8 @@ class LaunchConfig:
     """Grace period of ranks after SIGTERM, in seconds, 1 or more."""
     pass_env: tuple[str, ...]
     """Names of secret variables that ranks get; others that look like secrets are not passed on."""
+    on_failure: tuple[str, ...]
+    """The command that gets the verdict of a job that failed, and its arguments; empty for none."""
 
 
 def launch(table: Table) -> LaunchConfig:
@@ -63,4 +65,5 @@ def launch(table: Table) -> LaunchConfig:
             checks.each(checks.matching(checks.VARIABLE)),
             'a list of names of variables, without their values: ["HF_TOKEN"]',
         ),
+        on_failure=table.take("on-failure", (), checks.command, checks.COMMAND),
     )

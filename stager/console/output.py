@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from bundle.protocol.codec import encode
-
 from ..core.errors import CommandFailure, StagerError
-from ..core.printable import in_one_line, visible
+from ..core.printable import in_one_line, json_object, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,8 +107,7 @@ class Output:
         """
         self.stop()
         self._has_result = True
-        text = json.dumps({"schema": 1, **encode(result)}, indent=2, ensure_ascii=True)
-        print(text.replace("\x7f", "\\u007f"), flush=True)
+        print(json_object(result), end="", flush=True)
 
     def data(self, line: str) -> None:
         """Print a line of a command's result; to standard error while JSON owns standard output."""

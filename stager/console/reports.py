@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..building.build import BuildResult
     from ..cleanup.result import CleanResult
     from ..forecast.results import Estimate, PlannedJob
+    from ..incidents.node_history import NodesResult
     from ..jobs.summary import SubmittedJob
     from ..layers.prune import Pruned
     from ..pack.inspect import Inspection
@@ -97,6 +98,28 @@ class Reports(Output):
             f"seconds, for {ranks} and {cpus} a node; stage: send and unpack, which overlap", "dim"
         )
         self.say(f"rates: {estimate.rates.basis}", "dim")
+
+    def failed_nodes(self, result: NodesResult) -> None:
+        """Show the result of ``stager nodes``."""
+        from .failed_nodes import lines, table
+
+        if result.forgotten is not None:
+            self.say(f"forgotten: {counted(result.forgotten, 'failure')}", "good")
+        if not result.nodes:
+            self.say(
+                f"no node is remembered to have failed in the last {counted(result.days, 'day')}"
+            )
+            self.say(
+                "  jobs on Slurm leave here what failed because of a node: a full disk, no answer, "
+                "a wrong clock; failures of programs do not count"
+            )
+            return
+        if self._on_terminal:
+            self._print_table(table(result))
+        else:
+            for line in lines(result):
+                self.data(line)
+        self.say("leave them out: --avoid-bad; after a repair: stager nodes --forget NODE", "dim")
 
     def cleaned(self, result: CleanResult) -> None:
         """Show the result of ``stager clean``."""

@@ -7,7 +7,10 @@ piped is often looked at in the end. Files keep every byte.
 
 from __future__ import annotations
 
+import json
 import re
+
+from bundle.protocol.codec import encode
 
 _COLOUR = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*m")
 TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -31,6 +34,16 @@ def visible(text: str) -> str:
 def in_one_line(text: str) -> str:
     r"""Return a text like :func:`visible`, with line feeds, too, as ``\n``: for names of files."""
     return visible(text).replace("\n", r"\n")
+
+
+def json_object(result: object) -> str:
+    """Return a command's result as JSON for scripts; its escapes keep a terminal safe.
+
+    Args:
+        result: a dataclass.
+    """
+    text = json.dumps({"schema": 1, **encode(result)}, indent=2, ensure_ascii=True)
+    return text.replace("\x7f", "\\u007f") + "\n"
 
 
 def _escape(found: re.Match[str]) -> str:

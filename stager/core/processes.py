@@ -13,6 +13,7 @@ import selectors
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,6 +141,49 @@ def _finish(
     if check and completed.returncode != 0:
         raise CommandError(completed, reason=f"exit status {completed.returncode}")
     return completed
+
+
+def inform(argv: Sequence[str], text: str, *, timeout: float) -> None:
+    """Run one command that reads a text from its standard input, and writes to standard error.
+
+    What it starts in the background does not keep this process waiting.
+
+    Args:
+        argv: the program and its arguments.
+        text: the text; the command need not read it.
+        timeout: seconds after which it is killed.
+
+    Raises:
+        CommandError: the command failed, or took longer than ``timeout``.
+        StagerError: the program does not exist or cannot be started.
+    """
+    log.debug("run: %s", shlex.join(masked(argv)))
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr.fileno(),
+            text=True,
+            start_new_session=True,
+            preexec_fn=end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
+        )
+    except OSError as exc:
+        raise _cannot_start(argv, exc) from exc
+    reason = ""
+    try:
+        process.communicate(text, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        reason = f"the command took more than {timeout:g} s"
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    code = process.wait()
+    if code and not reason:
+        reason = f"exit status {code}"
+    if reason:
+        completed = CompletedCommand(argv=tuple(argv), returncode=code, stdout="", stderr="")
+        raise CommandError(completed, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,10 @@ ScratchKind = Literal["lock", "new", "prove", "spool", "wheels"]
 """The first words of the names of our directories under ``tmp/``."""
 _SCRATCH = re.compile(rf"({'|'.join(get_args(ScratchKind))})-[a-z0-9_]{{8}}")
 """Their names, see :meth:`Store.scratch`."""
+INCIDENTS = "incidents"
+"""The name of the directory of :attr:`Store.incidents`."""
+PENDING_JOBS = "pending-jobs"
+"""The name of the directory of :attr:`Store.pending_jobs`."""
 FEW_INODES = 100
 """A build makes tens of files in the store, not thousands: layers stay packed there."""
 STORE_HINT = (
@@ -94,6 +98,16 @@ class Store:
     def projects(self) -> Path:
         """For each project its newest bundle, in a small JSON file."""
         return self._folder("projects")
+
+    @property
+    def incidents(self) -> Path:
+        """For each job the failures of its nodes, in a small file of JSON lines."""
+        return self._folder(INCIDENTS)
+
+    @property
+    def pending_jobs(self) -> Path:
+        """For each batch job that nobody follows a note of where it leaves its events."""
+        return self._folder(PENDING_JOBS)
 
     @contextlib.contextmanager
     def lock(self, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:

@@ -65,6 +65,8 @@ class JobOptions:
     """Time limit, as Slurm writes it."""
     exclude: str | None = None
     """Nodes to avoid, besides those of the settings."""
+    avoid_bad: bool | None = None
+    """True to avoid nodes that failed lately as well; None leaves it to the settings."""
     container_image: str | None = None
     """Image that the ranks run in."""
     container_mounts: tuple[str, ...] = ()
@@ -89,6 +91,8 @@ class JobOptions:
     """Stop after the plan."""
     deep: bool = False
     """Let ``verify`` read every file and try the network."""
+    on_failure: tuple[str, ...] = ()
+    """The command that the command line starts when the job has failed."""
     show_all: bool = False
     """Report the output of every node, and not of the first only."""
 
@@ -111,12 +115,15 @@ def settle(config: Config, options: JobOptions) -> Config:
         container_image=options.container_image,
         container_mounts=_joined(config.cluster.container_mounts, options.container_mounts),
     )
+    if options.avoid_bad is not None:  # false is a value, too
+        cluster["avoid_bad"] = options.avoid_bad
     launch = _given(
         nproc_per_node=options.nproc_per_node,
         launcher=options.launcher,
         backend=options.backend,
         interface=options.interface,
         pass_env=_joined(config.launch.pass_env, options.pass_env),
+        on_failure=options.on_failure,
     )
     settled = replace(
         config,

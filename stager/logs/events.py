@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bundle.protocol.enumerations import PhaseName
-from bundle.protocol.events import JobBegins, JobEnds, PhaseBegins
+from bundle.protocol.events import JobBegins, JobEnds, NodesLeftOut, PhaseBegins
+from bundle.protocol.problem import Problem
 from bundle.protocol.records import Record, read_record
 
 from ..core.regular_files import opened
@@ -26,6 +27,10 @@ class EventSummary:
     """True if ranks were started."""
     begun: float | None = None
     """When it began, in seconds since the epoch."""
+    ended: float | None = None
+    """When it ended, by the same clock."""
+    left_out: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
+    """The problems of nodes that it went on without."""
 
 
 def records(path: Path) -> Iterator[Record]:
@@ -61,6 +66,8 @@ def summarize(path: Path) -> EventSummary:
             summary = EventSummary(nodes=event.nodes, begun=record.time)
         elif isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
             summary = replace(summary, launched=True)
+        elif isinstance(event, NodesLeftOut):
+            summary = replace(summary, left_out={**summary.left_out, **event.problems})
         elif isinstance(event, JobEnds):
-            summary = replace(summary, result=event)
+            summary = replace(summary, result=event, ended=record.time)
     return summary

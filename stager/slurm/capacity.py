@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +13,15 @@ from bundle.system.hostlist import expand_hostlist
 
 from ..config.load import Config
 from ..core.errors import StagerError
-from ..core.processes import CommandError, feed, run
+from ..core.processes import CommandError, Runner, feed, run
 from .request import Request
 
 _SECONDS = 60
 """Time limit for each command; where Slurm does not answer, nothing is refused here."""
+LISTING = ("sinfo", "--all", "--Node", "--noheader", "--format=%P %N %c %T")
+"""The command that lists each node of each partition."""
+_DOWN = ("down", "drain", "fail", "error", "inval", "unknown", "power", "reboot", "maint", "future")
+"""Beginnings of the states of nodes that no job gets for the time being (man sinfo)."""
 _REFUSED = re.compile(r"not available|[Nn]ode count specification|More processors requested")
 _OVERRIDING = (
     *("-p", "--part", "-M", "--clu", "-c", "--cpu", "-N", "--nodes", "-n", "--ntask", "-O"),
@@ -40,22 +45,30 @@ class PartitionNode:
     """The node's name."""
     cpus: int
     """Its number of CPUs."""
+    state: str = ""
+    """Its state in Slurm's words; empty where it was not asked for."""
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether jobs may get it, now or once others have ended."""
+        return not self.state.startswith(_DOWN)
 
 
 def read_nodes(listed: str) -> list[PartitionNode]:
-    """Read what ``sinfo --Node --noheader --format "%P %N %c"`` prints."""
+    """Read what ``sinfo --Node --noheader --format "%P %N %c %T"`` prints, or without ``%T``."""
     nodes = []
     for line in listed.splitlines():
         words = line.split()
-        if len(words) != 3 or not words[2].isdigit():
+        if len(words) not in (3, 4) or not words[2].isdigit():
             continue
-        partition, name, cpus = words
+        partition, name, cpus, *state = words
         nodes.append(
             PartitionNode(
                 partition=partition.rstrip("*"),
                 default=partition.endswith("*"),
                 name=name,
                 cpus=int(cpus),
+                state="".join(state).lower(),
             )
         )
     return nodes
@@ -69,7 +82,7 @@ def shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) 
         nodes: all nodes of all partitions, also those that are down at the moment.
         ranks: the ranks of a node where their number alone decides how many CPUs are asked for.
     """
-    usable = _usable(asked, nodes)
+    usable = usable_nodes(asked, nodes)
     if not usable:
         return ""  # nothing is known: the nodes of a cloud show only while they run
     least, cpus = asked.nodes[0], asked.cpus_per_task or 1
@@ -89,16 +102,26 @@ def shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) 
     return f"{request} {each}, {where} has {large_enough} of that size"
 
 
-def _usable(asked: Request, nodes: Sequence[PartitionNode]) -> list[PartitionNode]:
+def usable_nodes(asked: Request, nodes: Sequence[PartitionNode]) -> list[PartitionNode]:
     """Return the nodes of the request's partitions that it does not exclude, each once."""
     partitions = asked.partition.split(",") if asked.partition else []
-    excluded = _names(asked.exclude or "")
+    excluded = excluded_nodes(asked)
     usable: dict[str, PartitionNode] = {}
     for node in nodes:
         in_partition = node.partition in partitions if partitions else node.default
         if in_partition and node.name not in excluded:
             usable[node.name] = node
     return list(usable.values())
+
+
+def listed_nodes(runner: Runner = run) -> list[PartitionNode] | None:
+    """Return all nodes that Slurm has; none where it does not answer, None without ``sinfo``."""
+    if shutil.which(LISTING[0]) is None:
+        return None
+    try:
+        return read_nodes(runner(LISTING, timeout=_SECONDS).stdout)
+    except StagerError:
+        return []
 
 
 def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, str]) -> None:
@@ -115,12 +138,11 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
     Raises:
         StagerError: it could never be satisfied.
     """
-    if _is_overridden(asked, environment):
+    if is_overridden(asked, environment):
         return
     ranks = None if config.cluster.cpus_per_task else config.launch.nproc_per_node
     try:
-        listing = ("sinfo", "--all", "--Node", "--noheader", "--format=%P %N %c")
-        nodes = read_nodes(run(listing, timeout=_SECONDS).stdout)
+        nodes = read_nodes(run(LISTING, timeout=_SECONDS).stdout)
     except StagerError:
         return  # Slurm says itself what is wrong with it
     why = shortage(asked, nodes, ranks)
@@ -133,7 +155,7 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
         )
 
 
-def _is_overridden(asked: Request, environment: Mapping[str, str]) -> bool:
+def is_overridden(asked: Request, environment: Mapping[str, str]) -> bool:
     """Return whether options or variables make the request another one than the settings say."""
     if any(arg.startswith(_OVERRIDING) for arg in asked.args):
         return True
@@ -149,8 +171,9 @@ def _slurm_refuses(asked: Request, environment: Mapping[str, str]) -> bool:
     return False
 
 
-def _names(hostlist: str) -> list[str]:
+def excluded_nodes(asked: Request) -> list[str]:
+    """Return the nodes that a request excludes."""
     try:
-        return expand_hostlist(hostlist) if hostlist else []
+        return expand_hostlist(asked.exclude) if asked.exclude else []
     except NodeError:
         return []  # Slurm refuses it

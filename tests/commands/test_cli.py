@@ -16,7 +16,7 @@ from tests.support.building import Project
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 COMMANDS = (
-    *("init", "lock", "build", "inspect", "verify", "run", "script", "exec", "estimate"),
+    *("init", "lock", "build", "inspect", "verify", "run", "script", "exec", "estimate", "nodes"),
     *("logs", "diagnose", "report", "support", "clean"),
 )
 LOCAL = ("--allocation", "local", "--nodes", "1")
@@ -157,6 +157,12 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["estimate", "--nodes", "100001"], "'100001' cannot be used"),
         (["estimate", "--nproc-per-node", "0"], "--nproc-per-node"),
         (["run", "--exclude", "n1 n2"], "--exclude"),
+        (["run", "--on-failure", "notify 'open"], "'--on-failure'"),
+        (["verify", "--on-failure", " "], "a command and its arguments, with closed quotes"),
+        (["clean", "--avoid-bad"], "--avoid-bad"),
+        (["nodes", "--days", "0"], "--days"),
+        (["nodes", "--days", "91"], "--days"),
+        (["nodes", "--forget", "n[1-"], "'--forget': the node list cannot be read"),
         (["run", "--container-mounts", "/scratch"], "--container-mounts"),
         (["verify", "--wait"], "--batch"),
         (["run", "--log-dir", ""], "'--log-dir': it is empty"),

@@ -12,9 +12,12 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from time import time
 from typing import Any
 
+from stager.incidents.incident_files import keep
 from tests.support.building import Project
+from tests.support.incidents import FULL, ended_job
 from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
 
@@ -97,6 +100,9 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports["script"] = printed(project, "script", *LOGS, "--", "train.py")
     reports["clean"] = printed(project, "clean", "--dry-run", "--all", *LOGS)
     reports["error"] = printed(project, "run", *JOB, "--", "nosuch.py", code=1)
+
+    keep(project.store, ended_job({"n2": [FULL]}, ended=time() - 60), time())
+    reports["nodes"] = printed(project, "nodes", "--forget", "n3")
 
     commands = tmp_path / "slurm"
     commands.mkdir()

@@ -17,6 +17,7 @@ from bundle.format.manifest import room_for
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.failing import remounted
+from tests.support.node_faults import full_disk
 from tests.support.processes import until
 
 pytestmark = pytest.mark.slow
@@ -61,13 +62,8 @@ def incoming(cluster: Cluster) -> str:
 @pytest.fixture
 def full(cluster: Cluster) -> Iterator[str]:
     """A node whose ``/tmp`` has a megabyte left."""
-    node = "node02"
-    fields = ["df", "-B1", "--output=size,used", "/tmp"]
-    size, used = cluster.on(node, fields).stdout.split()[-2:]
-    remount = ["mount", "-o", f"remount,size={int(used) + (1 << 20)}", "/tmp"]
-    cluster.on(node, remount)
-    yield node
-    cluster.on(node, [*remount[:2], f"remount,size={size}", remount[3]])
+    with full_disk(cluster, "node02") as node:
+        yield node
 
 
 @pytest.mark.parametrize("stage", ["auto", "always"])

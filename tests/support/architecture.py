@@ -43,6 +43,7 @@ ORDER = {
         "logs",
         "diagnosis",
         "jobs",
+        "incidents",
         "forecast",
         "cleanup",
         "redaction",

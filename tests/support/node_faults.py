@@ -1,4 +1,4 @@
-"""Faults of one node of a real cluster: ports that are taken, and another Python."""
+"""Faults of one node of a real cluster: ports that are taken, another Python, a full disk."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from bundle.driver.transports.slurm_commands import PYTHONS
 from tests.support.building import HOST
 from tests.support.cluster import Cluster
+from tests.support.failing import remounted
 from tests.support.provoking import instead
 
 LISTEN = """
@@ -59,3 +60,12 @@ def only_python(cluster: Cluster, node: str, shell: str, shared: Path) -> Iterat
     own = [path for path in sorted(found) if Path(path).is_file()]
     with instead(cluster, node, dict.fromkeys(own, stand_in)):
         yield
+
+
+@contextmanager
+def full_disk(cluster: Cluster, node: str) -> Iterator[str]:
+    """Leave a megabyte in a node's ``/tmp``."""
+    fields = ["df", "-B1", "--output=size,used", "/tmp"]
+    size, used = cluster.on(node, fields).stdout.split()[-2:]
+    with remounted(cluster, node, f"size={int(used) + (1 << 20)}", f"size={size}"):
+        yield node

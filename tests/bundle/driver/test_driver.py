@@ -116,6 +116,7 @@ def test_all_problems_of_all_nodes_are_told_and_kept(
         "the bundle is for another machine",
     ]
     assert problems(events[-1]) == {"local1": expected, "local2": expected}
+    assert "of_driver" not in events[-1]
     assert [event["phase"] for event in events if event["event"] == "begin"] == ["preflight"]
     lines = (tmp_path / "logs" / "preflight.4711.txt").read_text().splitlines()
     assert lines[0].startswith("local1 proj=ok pkgs=ok root=")
@@ -145,6 +146,7 @@ def test_a_bundle_that_is_gone(single: Packed, program: Path, tmp_path: Path) ->
     code, events, _ = drive(program, job_for(single, tmp_path, bundle=str(tmp_path / "gone")))
     assert code == 3
     assert problems(events[-1]) == {"local1": ["the bundle cannot be read"]}
+    assert events[-1]["of_driver"] is True  # no node is to blame
 
 
 def test_a_problem_of_the_drivers_host_is_put_on_no_node(

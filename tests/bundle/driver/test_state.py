@@ -231,7 +231,10 @@ def test_who_may_be_left_out(
     assert state.job.nodes == left
     assert tuple(state.facts) == tuple(state.answers) == left
     assert state.left_out == {node: (str(problem),) for node in bad}
-    assert [event["event"] for event in printed(state, capfd)] == (["left-out"] if bad else [])
+    told = printed(state, capfd)
+    assert [event["event"] for event in told] == (["left-out"] if bad else [])
+    for event in told:
+        assert event["problems"] == {node: [problem.to_json()] for node in bad}
     # What was left out before counts, too.
     state.answers = {node: Answer(node, ok=node != left[0]) for node in left}
     if len(left) - 1 < (min_nodes or 2):

@@ -45,6 +45,7 @@ cpus-per-task = 4
 time = "00:30:00"
 account = "lab"
 exclude = "node0[1-3]"
+avoid-bad = true
 salloc-args = ["--mem=8G"]
 node-root = "$SCRATCH/nodes"
 log-mode = "group"
@@ -58,6 +59,7 @@ omp-num-threads = 2
 max-restarts = 1
 grace-seconds = 60
 pass-env = ["HF_TOKEN"]
+on-failure = "notify-team --channel 'ml jobs'"
 """
 
 
@@ -116,6 +118,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             time="00:30:00",
             account="lab",
             exclude="node0[1-3]",
+            avoid_bad=True,
             salloc_args=("--mem=8G",),
             log_mode=LogMode.GROUP,
             node_root="$SCRATCH/nodes",
@@ -129,6 +132,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             max_restarts=1,
             grace_seconds=60,
             pass_env=("HF_TOKEN",),
+            on_failure=("notify-team", "--channel", "ml jobs"),
         ),
     )
 
@@ -253,6 +257,10 @@ def test_a_wrong_table(tmp_path: Path) -> None:
         ("launch", "grace-seconds", 100_000),
         ("cluster", "container-mounts", ["/scratch"]),
         ("launch", "pass-env", ["HF_TOKEN=secret"]),
+        ("launch", "on-failure", "notify 'open"),
+        ("launch", "on-failure", "  "),
+        ("launch", "on-failure", ["notify"]),
+        ("cluster", "avoid-bad", "yes"),
         ("cluster", "node-root", "relative/path"),
         ("launch", "interface", {}),
         ("launch", "interface", "an-interface-with-a-long-name"),
@@ -280,6 +288,7 @@ def test_a_value_out_of_range(tmp_path: Path, table: str, key: str, value: objec
         ("cluster", "node-root", "/tmp/\0"),
         ("cluster", "partition", "a\0b"),
         ("launch", "interface", {"node\0": "eth0"}),
+        ("launch", "on-failure", "notify \0"),
     ],
 )
 def test_a_nul_character_is_refused_in_every_string(

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import StagerError
-from stager.core.processes import TAIL_LINES, CommandError, feed, run, stream
+from stager.core.processes import TAIL_LINES, CommandError, feed, inform, run, stream
+from tests.support.processes import until
 
 
 def python(code: str) -> list[str]:
@@ -211,3 +212,35 @@ def test_a_secret_after_its_option_is_not_shown(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.DEBUG), pytest.raises(CommandError) as caught:
         run([*python("raise SystemExit(1)"), "--token", "hunter2", "API_KEY=hunter2"], timeout=30)
     assert "hunter2" not in caplog.text + caught.value.message
+
+
+def test_an_informed_command_reads_the_text_and_writes_to_standard_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    code = "import sys; print(sys.stdin.read()); print('talk', file=sys.stderr)"
+    inform(python(code), "told", timeout=60)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert sorted(captured.err.split()) == ["talk", "told"]
+
+
+def test_an_informed_command_need_not_read() -> None:
+    inform(["true"], "x" * (1 << 22), timeout=60)
+
+
+def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path: Path) -> None:
+    made, go = tmp_path / "made", tmp_path / "go"
+    waiting = f"(until [ -e {go} ]; do sleep 0.1; done; touch {made}) </dev/null & true"
+    inform(["sh", "-c", waiting], "", timeout=600)
+    assert not made.exists()
+    go.touch()
+    assert until(made.exists, 60)
+
+
+def test_an_informed_command_that_fails_or_takes_too_long() -> None:
+    with pytest.raises(CommandError, match="exit status 7: sh -c 'exit 7'"):
+        inform(["sh", "-c", "exit 7"], "", timeout=60)
+    with pytest.raises(CommandError, match=r"more than 0\.2 s: sleep 600"):
+        inform(["sleep", "600"], "x" * (1 << 22), timeout=0.2)
+    with pytest.raises(StagerError, match="cannot start /nowhere/it"):
+        inform(["/nowhere/it"], "", timeout=60)

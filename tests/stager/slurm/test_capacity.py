@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stager.slurm.capacity import read_nodes, shortage
+from bundle.system.processes import CompletedCommand
+from stager.core.errors import StagerError
+from stager.slurm.capacity import LISTING, listed_nodes, read_nodes, shortage
 from stager.slurm.request import Request
 
 LISTED = """\
@@ -47,3 +51,31 @@ def asked(**changed: Any) -> Request:
 )  # fmt: skip
 def test_what_there_is_not(request_: Request, ranks: int | None, why: str) -> None:
     assert shortage(request_, read_nodes(LISTED), ranks) == why
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [
+        *[("idle", True), ("allocated", True), ("mixed", True), ("completing", True), ("", True)],
+        *[("down*", False), ("drained", False), ("DRAINING", False), ("failing", False)],
+        *[("powered_down", False), ("maint", False), ("unknown*", False)],
+    ],
+)
+def test_nodes_that_no_job_gets(state: str, up: bool) -> None:
+    (node,) = read_nodes(f"torch* n1 4 {state}\n")
+    assert node.is_up is up
+
+
+def test_nodes_are_listed_where_slurm_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert listed_nodes() is None
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho torch\\* n1 4 idle; echo $#\n")
+    sinfo.chmod(0o755)
+    assert [(node.name, node.state) for node in listed_nodes() or ()] == [("n1", "idle")]
+
+    def silent(argv: Sequence[str], **_: object) -> CompletedCommand:
+        assert argv == LISTING
+        raise StagerError("no answer")
+
+    assert listed_nodes(silent) == []

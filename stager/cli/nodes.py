@@ -1,0 +1,66 @@
+"""``stager nodes``: list the nodes that failed lately, and forget those that were repaired."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import time
+from typing import Annotated
+
+import typer
+
+from .grouped import grouped
+from .options import Talk
+from .program import app, boundary
+
+MOST_DAYS = 90
+
+
+@app.command()
+@grouped
+def nodes(
+    *,
+    days: Annotated[
+        int, typer.Option("--days", metavar="N", min=1, max=MOST_DAYS, help="How many days count.")
+    ] = 7,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option("--forget", metavar="NODES", help="Forget the failures of NODES."),
+    ] = None,
+    talk: Talk,
+) -> None:
+    """List the nodes that failed lately, and why."""
+    from ..building.current_bundle import offline_root
+    from ..config.load import find, load
+    from ..config.template import default
+    from ..core.store import Store
+    from ..incidents import incident_files, pending_jobs
+    from ..incidents.node_history import NodesResult, histories
+
+    names = _node_names(forget)
+    console = talk.reports()
+    with boundary(console):
+        here = Path.cwd()
+        store = Store(offline_root(default(here) if find(here) is None else load(here)))
+        now = time()
+        pending_jobs.settle(store, now)
+        forgotten = incident_files.forget(store, names) if names else None
+        incidents = incident_files.read(store, days, now)
+        result = NodesResult(days=days, nodes=histories(incidents), forgotten=forgotten)
+        if talk.json:
+            console.emit(result)
+        else:
+            console.failed_nodes(result)
+
+
+def _node_names(texts: list[str] | None) -> frozenset[str]:
+    """Return the nodes of lists in Slurm's notation; one that cannot be read is a usage error."""
+    from bundle.protocol.problem import NodeError
+    from bundle.system.hostlist import expand_hostlist
+
+    names: set[str] = set()
+    for text in texts or ():
+        try:
+            names.update(expand_hostlist(text))
+        except NodeError as exc:
+            raise typer.BadParameter(exc.problem.without_place, param_hint="--forget") from None
+    return frozenset(names)

@@ -1,0 +1,1 @@
+"""Nodes that misbehave: what failed on which node, kept in the offline root, listed and avoided."""

@@ -1,0 +1,113 @@
+"""The incidents of each node, counted and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from bundle.protocol.counts import counted
+from bundle.protocol.json_values import AnyText
+
+from .faults import NodeFault
+from .incident import Incident
+
+DAYS = 7
+"""Days that count where nothing else is asked for."""
+MAX_NAMED = 5
+"""Nodes that a command names before it refers to ``stager nodes``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultHistory:
+    """One kind of failure of one node."""
+
+    fault: NodeFault
+    """The kind."""
+    times: int
+    """The number of jobs that it hit."""
+    last: float
+    """When the last of them ended, in seconds since the epoch."""
+    job_id: str
+    """That job."""
+    project: AnyText
+    """Its name."""
+    code: str
+    """The code of the problem in it; empty where a rank showed the failure."""
+    cause: AnyText
+    """Its cause, in words."""
+
+    def __str__(self) -> str:
+        """Return it with its number: ``disk full 3 times``."""
+        return f"{self.fault.words} {'once' if self.times == 1 else f'{self.times} times'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeHistory:
+    """A node that failed."""
+
+    node: str
+    """The node."""
+    times: int
+    """The number of its failures."""
+    last: float
+    """When the job of the last one ended, in seconds since the epoch."""
+    faults: tuple[FaultHistory, ...]
+    """Its failures by their kind, the most frequent first."""
+
+    def summary(self, days: int) -> str:
+        """Return the node and its failures in a line: ``node07: disk full 3 times in 7 days``."""
+        return f"{self.node}: {', '.join(map(str, self.faults))} in {counted(days, 'day')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesResult:
+    """The result of ``stager nodes``."""
+
+    days: int
+    """Days that count."""
+    nodes: tuple[NodeHistory, ...]
+    """The nodes that failed in that time, the one with the most failures first."""
+    forgotten: int | None
+    """The number of incidents that were removed; None where none were to be."""
+
+
+def histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
+    """Return the history of each node, the worst first."""
+    by_node: dict[str, list[Incident]] = {}
+    for incident in incidents:
+        by_node.setdefault(incident.node, []).append(incident)
+    nodes = [_history(node, listed) for node, listed in by_node.items()]
+    return tuple(sorted(nodes, key=lambda node: (-node.times, -node.last, node.node)))
+
+
+def _history(node: str, incidents: Sequence[Incident]) -> NodeHistory:
+    by_fault: dict[NodeFault, list[Incident]] = {}
+    for incident in incidents:
+        by_fault.setdefault(incident.fault, []).append(incident)
+    faults = [_fault_history(listed) for listed in by_fault.values()]
+    return NodeHistory(
+        node=node,
+        times=len(incidents),
+        last=max(incident.time for incident in incidents),
+        faults=tuple(sorted(faults, key=lambda fault: (-fault.times, -fault.last, fault.fault))),
+    )
+
+
+def _fault_history(incidents: Sequence[Incident]) -> FaultHistory:
+    last = max(incidents, key=lambda incident: incident.time)
+    return FaultHistory(
+        fault=last.fault,
+        times=len(incidents),
+        last=last.time,
+        job_id=last.job_id,
+        project=last.project,
+        code=last.code,
+        cause=last.cause,
+    )
+
+
+def named(lines: Collection[str]) -> list[str]:
+    """Return the first of some lines that each name a node, and how many more there are."""
+    first = list(lines)[:MAX_NAMED]
+    more = len(lines) - len(first)
+    return [*first, f"and {counted(more, 'more node')}: stager nodes"] if more else first

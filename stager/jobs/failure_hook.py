@@ -1,0 +1,30 @@
+"""The command that hears of a failed job: it gets the verdict as JSON on its standard input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..core.errors import StagerError
+from ..core.printable import json_object
+from ..core.processes import inform
+
+SECONDS = 60.0
+"""The time that it may take."""
+
+
+def start(
+    argv: Sequence[str], result: object, warn: Callable[[str], None], seconds: float = SECONDS
+) -> None:
+    """Start the command and wait for its end; its failure is a warning and changes nothing.
+
+    Args:
+        argv: the command; no shell reads it.
+        result: the result of the job, a dataclass: the same that ``--json`` prints.
+        warn: called with a line if it fails.
+        seconds: the time after which it is killed.
+    """
+    try:
+        inform(argv, json_object(result), timeout=seconds)
+    except StagerError as exc:
+        hint = f"; {exc.hint}" if exc.hint else ""
+        warn(f"the on-failure command failed: {exc.message}{hint}")

@@ -1,0 +1,140 @@
+"""``stager nodes``, and the command that hears of a failure, as a person starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from time import time
+
+import pytest
+
+from stager.cli.nodes import MOST_DAYS
+from stager.incidents.incident_files import DAY, KEPT_DAYS, keep
+from tests.support.building import Project
+from tests.support.incidents import FULL, LOST, ended_job
+
+STAGER = str(Path(sys.executable).with_name("stager"))
+LOCAL = ("--allocation", "local", "--nodes", "1", "--log-dir", "logs")
+
+
+@pytest.fixture
+def failed(project: Project) -> Project:
+    """A project on whose cluster two nodes have failed."""
+    now = time()
+    for days, node, problem in (
+        (1, "n2", FULL),
+        (2, "n2", FULL),
+        (3, "n2", LOST),
+        (30, "n3", FULL),
+    ):
+        job = ended_job({node: [problem]}, ended=now - days * DAY, job_id=str(100 + days))
+        assert keep(project.store, job, now)
+    return project
+
+
+def test_nothing_is_remembered(project: Project) -> None:
+    done = project.stager("nodes")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no node is remembered to have failed in the last 7 days" in done.stderr
+    assert "failures of programs do not count" in done.stderr
+    assert not (project.store.root / "incidents").exists()
+
+
+def test_a_folder_without_a_project_has_the_usual_offline_root(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [STAGER, "nodes", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["nodes"] == []
+
+
+def test_a_table_for_a_pipe(failed: Project) -> None:
+    done = failed.stager("nodes")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["node", "times"], ["n2", "2"], ["n2", "1"]]
+    assert "101       disk full: the environment" in lines[1]
+    assert "103       node failure: launch gave no" in lines[2]
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in done.stdout
+    assert "--avoid-bad" in done.stderr
+
+
+def test_a_table_for_a_terminal(failed: Project) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "OFFLINE_ROOT": str(failed.store.root)}
+    with subprocess.Popen([STAGER, "nodes"], cwd=failed.root, env=env, stdout=theirs) as started:
+        started.wait(timeout=120)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "needs 1.4 GB, 0.2 GB are free" in " ".join(shown.split())
+    assert shown.count("n2") == 1
+
+
+def test_more_days_and_forgetting(failed: Project) -> None:
+    def nodes(*options: str) -> dict[str, int]:
+        report = json.loads(failed.stager("nodes", "--json", *options).stdout)
+        assert report["schema"] == 1
+        return {node["node"]: node["times"] for node in report["nodes"]}
+
+    assert nodes() == {"n2": 3}
+    assert nodes("--days", "60") == {"n2": 3, "n3": 1}
+    done = failed.stager("nodes", "--forget", "n[2,7]", "--days", "60")
+    assert "forgotten: 3 failures" in done.stderr
+    assert nodes("--days", "60") == {"n3": 1}
+    assert MOST_DAYS == KEPT_DAYS
+
+
+HEARING = "import sys; open('heard.json', 'w').write(sys.stdin.read()); print('I know')"
+
+
+def test_the_verdict_of_a_failed_verify_is_heard(project: Project) -> None:
+    (project.root / "hear.py").write_text(HEARING)
+    project.settings("alpha", more='[launch]\nbackend = "gloo"').build()
+    hook = f"{sys.executable} hear.py"
+    good = project.stager("verify", *LOCAL, "--on-failure", hook)
+    assert good.returncode == 0
+    assert not (project.root / "heard.json").exists()
+
+    bad = {"STAGER_NODE_ROOT": "/proc"}
+    done = project.stager("verify", "--json", *LOCAL, "--on-failure", hook, env=bad)
+    assert done.returncode == 3, done.stderr
+    assert (project.root / "heard.json").read_text() == done.stdout
+    assert json.loads(done.stdout)["ok"] is False
+    assert done.stderr.endswith("I know\n")
+
+    plain = project.stager("verify", *LOCAL, "--on-failure", "false", env=bad)
+    assert plain.returncode == 3
+    assert "warning: the on-failure command failed: exit status 1: false" in plain.stderr
+    dry = project.stager("verify", *LOCAL, "--dry-run", "--on-failure", "echo told", env=bad)
+    assert dry.returncode == 3
+    assert "told" not in dry.stderr + dry.stdout
+
+
+def test_the_setting_is_for_all_jobs_and_batch_jobs_say_that_they_have_none(
+    project: Project, tmp_path: Path
+) -> None:
+    project.settings("alpha", more='[launch]\nlauncher = "srun"\non-failure = "echo told"').build()
+    commands = tmp_path / "slurm"
+    commands.mkdir()
+    answers = {"sbatch": "cat >/dev/null; echo 4711", "sinfo": "true"}
+    for name in ("sbatch", "squeue", "sinfo", "salloc", "srun", "sbcast", "scontrol"):
+        (commands / name).write_text(f"#!/bin/sh\n{answers.get(name, 'exit 1')}\n")
+        (commands / name).chmod(0o755)
+    env = {"PATH": f"{commands}:{os.environ['PATH']}"}
+    (project.root / "train.py").write_text("")
+    done = project.stager("run", "--batch", "--log-dir", "logs", "--", "train.py", env=env)
+    assert (done.returncode, done.stdout) == (0, "4711\n"), done.stderr
+    assert "the on-failure command is not started for this job" in done.stderr
+    assert "told\n" not in done.stderr
+    (note,) = (project.store.root / "pending-jobs").iterdir()
+    assert json.loads(note.read_text())["job_id"] == "4711"
+
+    bad = {"STAGER_NODE_ROOT": "/proc"}
+    done = project.stager("verify", *LOCAL, env=bad)
+    assert done.returncode == 3
+    assert "told\n" in done.stderr

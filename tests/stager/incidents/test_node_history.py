@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bundle.protocol.problem import Problem
+from stager.incidents.incident import Incident, incidents_of
+from stager.incidents.node_history import MAX_NAMED, histories, named
+from tests.support.incidents import ENDED, FULL, LOST, ended_job
+
+
+def incidents(node: str, problem: Problem, times: int = 1, since: float = 0.0) -> list[Incident]:
+    (incident,) = incidents_of(ended_job({"n2": [problem]}))
+    return [
+        replace(incident, node=node, time=ENDED - since - number, job_id=str(number))
+        for number in range(times)
+    ]
+
+
+def test_a_history_in_words() -> None:
+    found = histories([*incidents("n7", FULL, 3), *incidents("n7", LOST)])
+    assert [node.summary(7) for node in found] == [
+        "n7: disk full 3 times, node failure once in 7 days"
+    ]
+    (one,) = histories(incidents("n7", LOST))
+    assert one.summary(1) == "n7: node failure once in 1 day"
+
+
+def test_the_newest_failure_speaks_for_those_of_its_kind() -> None:
+    (node,) = histories(reversed(incidents("n7", FULL, 3)))
+    (fault,) = node.faults
+    assert (fault.times, fault.last, fault.job_id, fault.code) == (3, ENDED, "0", "no-room")
+    assert (node.times, node.last) == (3, ENDED)
+
+
+def test_the_worst_node_comes_first() -> None:
+    found = histories(
+        [*incidents("a", FULL, since=50), *incidents("b", FULL), *incidents("c", LOST, 2)]
+    )
+    assert [node.node for node in found] == ["c", "b", "a"]
+    assert histories([]) == ()
+
+
+def test_few_nodes_are_named() -> None:
+    few, many = ["x"] * MAX_NAMED, ["x"] * (MAX_NAMED + 2)
+    assert named(few) == few
+    assert named(many) == [*few, "and 2 more nodes: stager nodes"]

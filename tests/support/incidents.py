@@ -1,0 +1,88 @@
+"""Jobs whose nodes failed, and the events that they leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bundle.protocol.enumerations import FailureClass
+from bundle.protocol.events import DriverEvent, JobBegins, JobEnds, NodesLeftOut
+from bundle.protocol.problem import Problem, ProblemCode
+from stager.diagnosis.failure import FirstFailure
+from stager.incidents.incident import EndedJob
+
+ENDED = 1_800_000_000.0
+"""When these jobs ended."""
+FULL = Problem(ProblemCode.NO_ROOM, "/tmp", {"why": "needs 1.4 GB, 0.2 GB are free"})
+LOST = Problem(
+    ProblemCode.NO_ANSWER_NODE_FAILURE, "n2", {"phase": "launch", "log_dir": "/logs", "where": "n2"}
+)
+UNREACHED = Problem(ProblemCode.HEAD_SILENT, "10.0.0.1:61000", {"host": "n2", "seconds": "9"})
+
+
+def problem(code: ProblemCode, where: str = "") -> Problem:
+    """A problem with whatever values its words need."""
+    from bundle.protocol.problem_table import TABLE
+
+    return Problem(code, where, dict.fromkeys(TABLE[code].names, "x"))
+
+
+def ended_job(
+    problems: Mapping[str, Sequence[Problem]] | None = None,
+    *,
+    nodes: Sequence[str] = ("n1", "n2", "n3"),
+    left_out: Mapping[str, Sequence[Problem]] | None = None,
+    first: FirstFailure | None = None,
+    job_id: str = "4711",
+    ended: float = ENDED,
+    **result: Any,
+) -> EndedJob:
+    """A job of three nodes that failed."""
+    listed = {node: tuple(each) for node, each in (problems or {}).items()}
+    return EndedJob(
+        job_id=job_id,
+        project="demo",
+        ended=ended,
+        nodes=tuple(nodes),
+        result=JobEnds(ok=False, problems=listed, **result),
+        left_out=left_out or {},
+        first=first,
+    )
+
+
+def rank_failure(kind: FailureClass, node: str = "n2", **changed: Any) -> FirstFailure:
+    """The failure of a rank, whose program has said something."""
+    return FirstFailure(
+        node=node, rank=1, exit_code=1, kind=kind, cause="token=geheim", hint="", **changed
+    )
+
+
+def event_log(
+    log_dir: Path,
+    problems: Mapping[str, Sequence[Problem]],
+    *,
+    job_id: str = "4711",
+    nodes: Sequence[str] = ("n1", "n2", "n3"),
+    left_out: Mapping[str, Sequence[Problem]] | None = None,
+    ended: float | None = ENDED,
+    **result: Any,
+) -> Path:
+    """Write the events of a job; ``ended=None`` is a job that still runs."""
+    events: list[DriverEvent] = [JobBegins(tuple(nodes), str(log_dir))]
+    if left_out:
+        words = {node: tuple(map(str, listed)) for node, listed in left_out.items()}
+        events.append(
+            NodesLeftOut(words, {node: tuple(listed) for node, listed in left_out.items()})
+        )
+    if ended is not None:
+        listed = {node: tuple(each) for node, each in problems.items()}
+        events.append(JobEnds(ok=not listed, problems=listed, **result))
+    log_dir.mkdir(parents=True, exist_ok=True)
+    path = log_dir / f"events.{job_id}.jsonl"
+    with path.open("a") as file:
+        for event in events:
+            line = {"v": 1, "job_id": job_id, "time": ended or ENDED, **event.to_json()}
+            file.write(json.dumps(line) + "\n")
+    return path
