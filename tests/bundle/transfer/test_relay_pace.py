@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports import relay_source
+from bundle.driver.transports import relay_remarks
 from bundle.driver.transports.phase_answers import PhaseAnswers
 from bundle.protocol.answers import Relayed
 from bundle.transfer.chunks import MOST_CHUNK_BYTES, ChunkFile
@@ -126,5 +126,5 @@ def test_a_node_with_a_slow_link_is_slow_and_those_below_it_are_not(tmp_path: Pa
     answers.relayed.update(
         {f"node{place}": Relayed(seconds=taken) for place, taken in seconds.items()}
     )
-    [remark] = relay_source.remarks(answers, size)
+    [remark] = relay_remarks.remarks(answers, size)
     assert remark.startswith(f"node{_SLOW} is slow: it received "), (remark, seconds)
