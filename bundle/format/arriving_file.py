@@ -16,7 +16,9 @@ import time
 from ..protocol.problem import NodeError, Problem, ProblemCode
 
 _RUNNING, _DONE, _FAILED = range(3)
-_PAUSE_SECONDS = 0.004
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.004, 0.03
+"""Time between two looks at the file: short at first, and longer while nothing comes. On a slow
+link most of the processor time of those that wait would be spent looking."""
 _SLOTS = 256
 """Processes whose waiting times are kept apart; more of them share a slot."""
 
@@ -80,8 +82,10 @@ class Arrival:
         Raises:
             NodeError: the transfer has failed.
         """
+        seconds = _PAUSE_SECONDS
         while self._arrived(handle) < end and self.ongoing(path):
-            self.pause()
+            self.pause(seconds)
+            seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
 
     def _arrived(self, handle: int) -> int:
         """Return the bytes that have arrived, from the file's beginning."""
@@ -89,10 +93,10 @@ class Arrival:
             return int(self._prefix[0])
         return os.fstat(handle).st_size
 
-    def pause(self) -> None:
+    def pause(self, seconds: float = _PAUSE_SECONDS) -> None:
         """Wait a moment for more bytes."""
         started = time.monotonic()
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(seconds)
         self._waits[os.getpid() % _SLOTS] += time.monotonic() - started
 
     @property

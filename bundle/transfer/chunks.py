@@ -39,6 +39,7 @@ class ChunkFile:
         handle: the open file.
         have: for each tree, the chunks that are there, from the tree's first on.
         totals: for each tree, the number of all its chunks.
+        chunk_bytes: the length of each chunk but the last.
         prefix: one number, shared with forked processes: the bytes from the beginning without a
             gap.
     """
@@ -52,8 +53,8 @@ class ChunkFile:
             complete: True if all of it is there.
         """
         self.handle, self.size = handle, size
-        self._chunk = chunk_size(size)
-        count = -(-size // self._chunk)
+        self.chunk_bytes = chunk_size(size)
+        count = -(-size // self.chunk_bytes)
         self.totals = [(count - tree + TREES - 1) // TREES for tree in range(TREES)]
         self.have = list(self.totals) if complete else [0] * TREES
         self._checksums = array("L", [0]) * count
@@ -68,8 +69,8 @@ class ChunkFile:
 
     def place(self, tree: int, position: int) -> tuple[int, int]:
         """Return where a chunk of a tree lies: its offset and its length in bytes."""
-        offset = (position * TREES + tree) * self._chunk
-        return offset, min(self._chunk, self.size - offset)
+        offset = (position * TREES + tree) * self.chunk_bytes
+        return offset, min(self.chunk_bytes, self.size - offset)
 
     def checksum(self, tree: int, position: int) -> int:
         """Return the CRC-32 of a chunk that is there.
@@ -105,7 +106,7 @@ class ChunkFile:
         self._note(position * TREES + tree, checksum)
         self.have[tree] = position + 1
         missing = min(have * TREES + tree for tree, have in enumerate(self.have))
-        self.prefix[0] = min(self.size, missing * self._chunk)
+        self.prefix[0] = min(self.size, missing * self.chunk_bytes)
 
     def _note(self, number: int, checksum: int) -> None:
         self._checksums[number] = checksum

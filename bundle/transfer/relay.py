@@ -9,6 +9,7 @@ needs some MiB of memory, whatever the size of the file.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import selectors
 import socket
 import time
@@ -27,8 +28,15 @@ MOST_CHILDREN = 8
 _MOST_OF_SOURCE = 64
 """Those that the source serves: it is the last that a node can turn to."""
 MOST_STRANGERS = 64
-"""Connections that have not proved their right; a further one ends the oldest of them."""
-_TICK_SECONDS = 0.1
+"""Connections that have not proved their right; a further one ends any of them. If it ended the
+oldest, whoever connects fast enough would keep everybody out."""
+_MOST_ACCEPTED = 16
+"""Connections that are taken in one round, so that those that stand are served in between."""
+_TICK_SECONDS = 0.05
+"""Time between two looks at all connections."""
+_PAUSE_SECONDS = 0.002
+"""Time for bytes to gather after a round that has left none: on a slow link one round for each
+packet would cost several times the processor time of the relaying."""
 BACKLOG = 512
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -103,6 +111,9 @@ class Relay:
         self._children: list[RelayChild] = []
         self._inflows: list[Inflow] = []
         self._began = 0.0
+        self._next_tick = 0.0
+        self._drained = True
+        """False if the present round has left bytes that could be taken or sent at once."""
 
     def run(
         self,
@@ -134,20 +145,34 @@ class Relay:
         reported = addresses is None
         if addresses is None:
             self._most_children = _MOST_OF_SOURCE
-        while True:
-            self._rounds[0] += 1
-            self._clock.advance()
-            for key, events in self._selector.select(_TICK_SECONDS):
-                if key.fileobj == control:
-                    return
-                key.data(events)
-            self._tick(self._clock.now)
+        while self._do_round(control):
             outcome = None if reported else self._outcome()
             if outcome is not None:
                 reported = True
                 on_outcome(outcome)
                 if outcome.failure:
                     return
+            if self._drained:
+                time.sleep(_PAUSE_SECONDS)
+
+    def _do_round(self, control: int) -> bool:
+        """Take and send what the connections are ready for; return False if it is to end."""
+        self._rounds[0] += 1
+        self._clock.advance()
+        self._drained = True
+        had = list(self._file.have)
+        for key, events in self._selector.select(_TICK_SECONDS):
+            if key.fileobj == control:
+                return False
+            key.data(events)
+        now = self._clock.now
+        if now >= self._next_tick:
+            self._next_tick = now + _TICK_SECONDS
+            self._tick(now)
+        if had != self._file.have:
+            for child in self._children:
+                self._await_child(child)
+        return True
 
     def close(self) -> None:
         """End all connections."""
@@ -172,6 +197,7 @@ class Relay:
             if link not in inflow.connections:  # ended in this round
                 return
             inflow.receive(link, self._clock.now)
+            self._drained &= link.drained
             if events & _WRITE and link in inflow.connections:
                 self._selector.modify(link, _READ, receive)
 
@@ -196,9 +222,9 @@ class Relay:
         )
 
     def _accept(self, events: int) -> None:
-        """Take the connections that wait."""
+        """Take some of the connections that wait."""
         with contextlib.suppress(OSError):  # there are no more, or too many files are open
-            while True:
+            for _ in range(_MOST_ACCEPTED):
                 connection, _ = self._listener.accept()
                 child = RelayChild(
                     connection, self._position, self._token, self._file, self._clock.now
@@ -207,7 +233,7 @@ class Relay:
                 self._selector.register(child, _READ | _WRITE, self._server_of(child))
                 strangers = [child for child in self._children if not child.accepted]
                 if len(strangers) > MOST_STRANGERS:
-                    self._drop(strangers[0])
+                    self._drop(secrets.choice(strangers))
 
     def _server_of(self, child: RelayChild) -> Callable[[int], None]:
         """Return what is to be done when a child's connection is ready."""
@@ -221,6 +247,8 @@ class Relay:
                     child.receive(room=served < self._most_children)
                 if events & _WRITE:
                     child.send(self._clock.now)
+                self._drained &= child.blocked or not child.has_more
+                self._await_child(child)
 
         return serve
 
@@ -246,8 +274,11 @@ class Relay:
         for child in list(self._children):
             with self._dropping(child):
                 child.tick(now)
-        for child in self._children:
-            wanted = _READ | (_WRITE if child.has_more else 0)
-            key = self._selector.get_key(child)
-            if key.events != wanted:
-                self._selector.modify(child, wanted, key.data)
+                self._await_child(child)
+
+    def _await_child(self, child: RelayChild) -> None:
+        """Wait until a child's connection takes more, if there is more for it."""
+        wanted = _READ | (_WRITE if child.has_more else 0)
+        key = self._selector.get_key(child)
+        if key.events != wanted:
+            self._selector.modify(child, wanted, key.data)

@@ -33,6 +33,7 @@ class RelayChild:
 
     Attributes:
         accepted: True once it gets chunks.
+        blocked: True if its connection has taken less than it was given, and is full.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class RelayChild:
         self._asked = False
         self._tree = self._next = 0
         """The tree whose chunks it gets, and the position of the next one."""
-        self.accepted = False
+        self.accepted = self.blocked = False
 
     def fileno(self) -> int:
         """Return the descriptor of the connection."""
@@ -115,7 +116,7 @@ class RelayChild:
             ConnectionOver: all that it may have is sent, after a refusal.
             OSError: the connection is broken, or the file cannot be read.
         """
-        self._last = now
+        self._last, self.blocked = now, True
         if not self._unsent and not self._body[1] and self._chunk_waits:
             self._begin_chunk()
         if self._unsent:
@@ -127,6 +128,7 @@ class RelayChild:
             self._send_body()
         elif self._asked and not self.accepted:
             raise ConnectionOver("refused")
+        self.blocked = self._body[1] > 0
 
     def _send_body(self) -> None:
         """Send as much of the present chunk as the connection takes."""

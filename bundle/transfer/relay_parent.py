@@ -9,7 +9,7 @@ import socket
 import zlib
 
 from . import relay_handshake
-from .chunks import MOST_CHUNK_BYTES, ChunkFile
+from .chunks import ChunkFile
 from .relay_child import ALIVE, CHUNK, FRAME, HANDSHAKE_SECONDS, ConnectionOver
 from .relay_handshake import NONCE_BYTES, REPLY_BYTES, ChunkRequest
 
@@ -34,6 +34,7 @@ class RelayParent:
         position: its place in the trees.
         have: the chunks of the tree that it has, as far as it has said.
         accepted: True once it has proved that it is the node that was asked, and serves this one.
+        drained: True if all that had come has been taken.
     """
 
     def __init__(
@@ -56,14 +57,13 @@ class RelayParent:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.position, self.have, self.accepted = position, 0, False
+        self.drained = True
         self._token, self._tree = token, tree
         self._until = now + CONNECT_SECONDS
         self._connected = False
         self._theirs = self._hello = b""
-        self._buffer = bytearray(MOST_CHUNK_BYTES)
+        self._buffer = bytearray(REPLY_BYTES)
         self._filled, self._wanted = 0, NONCE_BYTES
-        self._chunk: tuple[int, int] | None = None
-        """Position in its tree and CRC-32 of the chunk that is coming."""
         code = self._socket.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             self._socket.close()
@@ -98,24 +98,35 @@ class RelayParent:
             OSError: the connection is broken.
             UnwritableFile: this node's disk does not take a chunk.
         """
+        limit = len(self._buffer) if self.accepted else self._wanted
         with memoryview(self._buffer) as view:
-            size = self._socket.recv_into(view[self._filled : self._wanted])
+            size = self._socket.recv_into(view[self._filled : limit])
         if not size:
             raise ConnectionOver("it closed the connection")
         self._filled += size
+        self.drained = self._filled < limit
         if self.accepted:
             self._until = now + SILENT_SECONDS
-        if self._filled < self._wanted:
-            return
-        self._filled = 0
+        while self._filled >= self._wanted:
+            self._take(file, now)
+
+    def _take(self, file: ChunkFile, now: float) -> None:
+        """Take the next part of what has come, which is there as a whole."""
         if not self._theirs:
             self._prove(file)
         elif not self.accepted:
-            self._read_reply(now)
-        elif self._chunk is None:
+            self._read_reply(file, now)
+        elif self._wanted == FRAME.size:
             self._read_head(file)
         else:
-            self._read_chunk(file, *self._chunk)
+            self._read_chunk(file)
+
+    def _forget(self, size: int) -> None:
+        """Forget the first bytes that have come, and wait for the head of a frame."""
+        with memoryview(self._buffer) as view:
+            view[: self._filled - size] = view[size : self._filled]
+        self._filled -= size
+        self._wanted = FRAME.size
 
     def _prove(self, file: ChunkFile) -> None:
         """Answer its challenge, and ask for the chunks that are missing."""
@@ -124,9 +135,9 @@ class RelayParent:
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._hello = relay_handshake.hello(self._token, self._theirs, nonce, request)
         self._socket.sendall(self._hello)  # the first bytes of a connection always have room
-        self._wanted = REPLY_BYTES
+        self._filled, self._wanted = 0, REPLY_BYTES
 
-    def _read_reply(self, now: float) -> None:
+    def _read_reply(self, file: ChunkFile, now: float) -> None:
         raw = bytes(self._buffer[:REPLY_BYTES])
         answer = relay_handshake.read_reply(self._token, self._theirs, self._hello, raw)
         if answer is None:
@@ -137,27 +148,31 @@ class RelayParent:
             raise ParentBusy("it serves as many as it can")
         self.accepted, self.have = True, answer.have
         self._until = now + SILENT_SECONDS
-        self._wanted = FRAME.size
+        self._forget(REPLY_BYTES)
+        # So the head of a chunk comes with its first bytes, and the next one's head with its last.
+        self._buffer = bytearray(FRAME.size + file.chunk_bytes + FRAME.size)
 
     def _read_head(self, file: ChunkFile) -> None:
-        kind, position, length, checksum = FRAME.unpack_from(self._buffer)
+        kind, position, length, _ = FRAME.unpack_from(self._buffer)
         if kind == ALIVE:
             self.have = position
+            self._forget(FRAME.size)
             return
         if position >= file.totals[self._tree] or length != file.place(self._tree, position)[1]:
             kind = 0
         if kind != CHUNK or position > file.have[self._tree]:
             raise CorruptChunk("it sent what no relay sends")
         self.have = max(self.have, position + 1)
-        self._chunk, self._wanted = (position, checksum), length
+        self._wanted = FRAME.size + length
 
-    def _read_chunk(self, file: ChunkFile, position: int, checksum: int) -> None:
-        with memoryview(self._buffer) as view, view[: self._wanted] as data:
+    def _read_chunk(self, file: ChunkFile) -> None:
+        _, position, _, checksum = FRAME.unpack_from(self._buffer)
+        with memoryview(self._buffer) as view, view[FRAME.size : self._wanted] as data:
             if zlib.crc32(data) != checksum:
                 raise CorruptChunk("its bytes did not come as they were sent")
             if position == file.have[self._tree]:  # else it came from another parent meanwhile
                 file.add(self._tree, data, checksum)
-        self._chunk, self._wanted = None, FRAME.size
+        self._forget(self._wanted)
 
     def tick(self, now: float) -> None:
         """Look at the time.

@@ -34,6 +34,26 @@ def test_what_is_there_is_not_waited_for(tmp_path: Path) -> None:
     os.close(handle)
 
 
+def test_whoever_waits_long_looks_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    arrival, pauses = Arrival(), []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if sum(pauses) > 1.0:
+            path.write_bytes(b"1234")
+
+    monkeypatch.setattr("bundle.format.arriving_file.time.sleep", sleep)
+    handle = arrival.open(str(path), os.O_RDONLY)
+    arrival.wait(handle, 4, str(path))
+    os.close(handle)
+    assert pauses[0] < 0.01
+    assert len(pauses) < 50
+
+
 def test_a_file_that_never_comes(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Arrival.over().open(str(tmp_path / "file"), os.O_RDONLY)

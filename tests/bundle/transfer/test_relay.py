@@ -401,6 +401,36 @@ def test_a_stranger_learns_nothing_and_keeps_nobody_out(make: Callable[..., Node
         connection.close()
 
 
+def test_strangers_that_connect_without_end_keep_nobody_out(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("GIVE_UP_SECONDS", "_UNREACHED_SECONDS"):  # on a busy machine it takes longer
+        monkeypatch.setattr(relay_inflow, limit, 60.0)
+    nodes = make(3)
+    over = threading.Event()
+
+    def flood() -> None:
+        held: list[socket.socket] = []
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                held += strangers(nodes.places[0], 1)
+            for connection in held[:-200]:
+                connection.close()
+            del held[:-200]
+        for connection in held:
+            connection.close()
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        nodes.begin()
+        for place in (1, 2, 3):
+            nodes.assert_whole(place)
+    finally:
+        over.set()
+        flooding.join()
+
+
 def test_a_stranger_that_sends_a_byte_now_and_then_is_sent_away(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
