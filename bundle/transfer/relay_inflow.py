@@ -189,8 +189,8 @@ class Inflow:
         """Use a node no more: it sent damaged chunks. The source stays, for lack of another."""
         self.corrupt.append(position)
         if position != trees.SOURCE:
-            self._next -= self._candidates.index(position) < self._next
-            self._candidates.remove(position)
+            self._next = self._candidates.index(position)  # there will be the one after it
+            del self._candidates[self._next]
 
     def _above(self, link: RelayParent) -> int:
         """Return the index of the candidate after a node."""
