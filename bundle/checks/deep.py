@@ -33,7 +33,7 @@ from ..node import locks, removal
 from ..protocol.counts import counted
 from ..protocol.digest import Digest
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system.files import digest_of, read_file
+from ..system.files import digest_of, error_text, read_file
 
 SHOWN = 20
 """Damaged files that are named, each with its fault; the others are counted."""
@@ -106,7 +106,7 @@ def discard(root: str, bundle_id: str) -> bool:
         raise NodeError(Problem(ProblemCode.DAMAGE_IN_USE, final)) from exc
     except OSError as exc:
         where = str(exc.filename or final)
-        values = {"why": exc.strerror or str(exc), "root": root}
+        values = {"why": error_text(exc), "root": root}
         raise NodeError(Problem(ProblemCode.DAMAGE_NOT_REMOVED, where, values)) from exc
     return True
 

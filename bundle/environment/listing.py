@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..format.layer import Entry
 from ..protocol.digest import Digest, canonical_json
-from ..system.files import read_file
+from ..system.files import error_text, read_file
 from .merge import STATE
 
 PATH = f"{STATE}/listing"
@@ -203,7 +203,7 @@ def read(env_dir: str) -> Listing:
     try:
         data = read_file(os.path.join(env_dir, PATH))
     except OSError as exc:
-        raise ListingError(exc.strerror or str(exc)) from exc
+        raise ListingError(error_text(exc)) from exc
     digest, _, body = data.partition(b"\n")
     if Digest.of(body).encode() != digest:
         raise ListingError("it does not have the digest it begins with")

@@ -244,7 +244,7 @@ class BundleFile:
             handle = self._arrival.open(self.path, flags)
         except OSError as exc:
             raise NodeError(
-                Problem(ProblemCode.BUNDLE_UNREADABLE, self.path, {"why": exc.strerror or str(exc)})
+                Problem(ProblemCode.BUNDLE_UNREADABLE, self.path, {"why": files.error_text(exc)})
             ) from exc
         # An open bundle is not cleaned away; not every file system has locks.
         with contextlib.suppress(OSError):
@@ -301,7 +301,7 @@ def digest_of(path: str) -> str:
         with open(path, "rb") as handle:
             return files.digest_of(handle.fileno())
     except OSError as exc:
-        values = {"why": str(exc.strerror or exc)}
+        values = {"why": files.error_text(exc)}
         raise NodeError(Problem(ProblemCode.BUNDLE_DISK_FAULT, path, values)) from exc
 
 

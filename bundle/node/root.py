@@ -65,7 +65,7 @@ def _open_base(real: str) -> int:
     try:
         base_fd = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as exc:
-        values = {"why": exc.strerror or str(exc)}
+        values = {"why": files.error_text(exc)}
         raise NodeError(Problem(ProblemCode.NODE_ROOT_BASE_REFUSED, real, values)) from exc
     mode = os.fstat(base_fd).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

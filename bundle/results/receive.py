@@ -21,7 +21,7 @@ from typing import IO
 from ..format.manifest import BLOCK, padding
 from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system.files import facts_of, refusals
+from ..system.files import error_text, facts_of, refusals
 from .patterns import above, wanted
 from .publish import ResultsWriter, sweep
 from .stream import (
@@ -190,7 +190,7 @@ def _unpack(
     except InvalidStream as exc:
         return _incomplete(source, f"the stream is damaged: {exc}"), None
     except OSError as exc:
-        values = {"why": exc.strerror or str(exc)}
+        values = {"why": error_text(exc)}
         return Problem(ProblemCode.RESULTS_CUT_BY_DISK, target, values), None
     if writer.left_out:
         name, reason = next(iter(writer.left_out.items()))

@@ -117,7 +117,7 @@ def mount_of(path: str) -> Mount:
         os.statvfs(path)  # makes an automounter mount what it has only announced
         text = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError as exc:
-        raise _not_examined(path, reason(exc)) from exc
+        raise _not_examined(path, error_text(exc)) from exc
     mount = mount_for(os.path.realpath(path), parse_mounts(text))
     if mount is None:
         raise _not_examined(path, "/proc/self/mountinfo does not list its mount")
@@ -303,7 +303,7 @@ def _not_examined(path: str, why: str) -> NodeError:
     return NodeError(Problem(ProblemCode.PATH_NOT_EXAMINED, path, {"why": why}))
 
 
-def reason(exc: OSError) -> str:
+def error_text(exc: OSError) -> str:
     """Return what an error says, without its number and its file."""
     return exc.strerror or str(exc)
 
@@ -322,7 +322,7 @@ def disk_problem(exc: OSError, where: str, full: ProblemCode, other: ProblemCode
         full: the problem's code where a disk or a quota is full.
         other: its code otherwise.
     """
-    values = {"why": reason(exc)}
+    values = {"why": error_text(exc)}
     return Problem(full if is_full(exc) else other, where, values)
 
 

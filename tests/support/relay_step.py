@@ -26,6 +26,8 @@ LATE = "late"
 """... that listens when the others have begun ..."""
 FALLS_SILENT = "falls-silent"
 """... that listens, and says nothing more ..."""
+KILLED = "killed"
+"""... that listens, and is killed when it is asked ..."""
 SLOW = "slow"
 """... that has the file after five questions."""
 _REPO = Path(__file__).resolve().parents[2]
@@ -46,7 +48,7 @@ def ready(*wanted):
         if kind in wanted:
             say(node, "ready", address="127.0.0.1", port=9)
 
-ready("well", "failing", "falls-silent", "slow")
+ready("well", "failing", "falls-silent", "killed", "slow")
 questions = 0
 for line in map(str.strip, sys.stdin):
     if line.startswith("relay"):
@@ -59,6 +61,8 @@ for line in map(str.strip, sys.stdin):
     if line == "report":
         questions += 1
         for node, kind in kinds.items():
+            if kind == "killed" and questions == 1:
+                print(f"srun: error: {node}: task 0: Killed", file=sys.stderr, flush=True)
             if kind == "slow" and questions < 5:
                 say(node, "relaying")
             if kind == "slow" and questions == 5:

@@ -15,7 +15,7 @@ from ...format.archive import digest_of
 from ...protocol.answers import Ready
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.requests import RelayNodes
-from ...system.files import reason
+from ...system.files import error_text
 from ...transfer.chunks import ChunkFile
 from ...transfer.relay import BACKLOG
 from ...transfer.relay_process import RelayProcess
@@ -82,7 +82,7 @@ def _relay(
         try:
             port = resources.enter_context(_source(transfer, file, ports))
         except OSError as exc:
-            why = f"{os.uname().nodename} cannot be its source: {reason(exc)}"
+            why = f"{os.uname().nodename} cannot be its source: {error_text(exc)}"
             return dict.fromkeys(nodes, why)
         run.step.tell(agent_channel.RELAY + packed(_relay_nodes(nodes, run, port)))
         failed = RelayWait(run, nodes).failures(deadline)
@@ -102,7 +102,7 @@ def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
     try:
         handle = os.open(transfer.source, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
-        values = {"why": reason(exc)}
+        values = {"why": error_text(exc)}
         raise NodeError(Problem(ProblemCode.BUNDLE_UNREADABLE, transfer.source, values)) from exc
     try:
         yield ChunkFile(handle, transfer.size, complete=True)

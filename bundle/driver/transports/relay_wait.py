@@ -75,7 +75,7 @@ def settle_late(run: PhaseRun, silent: Collection[str]) -> dict[str, str]:
     for node in sorted(silent):
         if node in run.answers.ready:
             failed[node] = f"it began to listen more than {_NEXT_SECONDS:g} s after the others"
-        elif node not in run.answers.answered:
+        elif node not in run.answers.answered and node not in run.lost_nodes():
             _lose(run, node, _NEXT_SECONDS)
     return failed
 
@@ -90,7 +90,7 @@ class RelayWait:
             run: the step of the nodes.
             nodes: those that take part, in the order of their places.
         """
-        self._run, self._nodes = run, nodes
+        self._run = run
         self._awaited = _Awaited(run, nodes)
         self._reach = Reach(nodes)
         self._ask_at = time.monotonic() + _REPORT_SECONDS
@@ -135,9 +135,10 @@ class RelayWait:
         """Give up the nodes that have not answered, and ask again, if it is time to."""
         if time.monotonic() < self._ask_at:
             return
-        for node in filter(self._asked.__contains__, self._nodes):
+        silent = self._asked & self._awaited.nodes
+        for node in sorted(silent):
             _lose(self._run, node, _REPORT_SECONDS)
-        self._asked = self._awaited.nodes - self._asked
+        self._asked = self._awaited.nodes - silent
         self._ask_at = time.monotonic() + _REPORT_SECONDS
         self._run.step.tell(agent_channel.REPORT)
 

@@ -18,7 +18,7 @@ from bundle.driver.transports.timeouts import Watch
 from bundle.driver.transports.transport import Event, Requests, Transfer
 from bundle.protocol.events import Remark
 from bundle.protocol.problem import ProblemCode
-from tests.support.relay_step import FALLS_SILENT, LATE, MUTE, SLOW, WELL, relay_run
+from tests.support.relay_step import FALLS_SILENT, KILLED, LATE, MUTE, SLOW, WELL, relay_run
 
 
 @pytest.fixture
@@ -73,12 +73,13 @@ def test_a_node_that_falls_silent_is_lost_and_a_slow_one_is_not(
 ) -> None:
     """Its network may be gone, its agent stopped: nothing tells but its silence, when asked."""
     monkeypatch.setattr(relay_wait, "_REPORT_SECONDS", 3.0)
-    kinds = {"node01": FALLS_SILENT, "node02": SLOW, "node03": WELL}
+    kinds = {"node01": FALLS_SILENT, "node02": SLOW, "node03": WELL, "node04": KILLED}
     with relay_run(kinds) as run:
         failed, _ = send(transfer, run)
         assert failed == {}
         assert run.answers.relayed.keys() == {"node02", "node03"}
         assert run.watch.lost.keys() == {"node01"}
+        assert run.step.faults.keys() == {"node04"}  # what srun says is more than its silence
 
 
 def test_what_is_not_done_in_time_has_another_turn(
