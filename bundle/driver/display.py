@@ -24,7 +24,7 @@ from . import event_lines
 
 HELD_BYTES = 8 << 20
 """Memory for the ranks' output that waits for the reader, besides what is being written."""
-_OBJECT_BYTES = 700
+_OBJECT_BYTES = 400
 """Memory that a piece of output takes besides its bytes: many ranks may print little each."""
 _PATIENCE_SECONDS = 1.0
 """Time that a full display is waited for, in all, until its reader has once caught up.

@@ -98,7 +98,7 @@ def test_a_reader_that_has_stopped_holds_nobody_up_and_learns_what_it_missed(pip
 
 
 def test_many_small_pieces_take_no_more_memory(pipe: Pipe) -> None:
-    count = HELD_BYTES // 500
+    count = HELD_BYTES // 200
     tracemalloc.start()
     for rank in range(count):
         pipe.display.output("launch", RankOutput("n1", rank, b"a line\n"), head=True)
