@@ -181,7 +181,7 @@ def test_what_cannot_be_started() -> None:
 def test_a_step_that_says_nothing_is_waited_for_a_second_at_a_time() -> None:
     """A driver does so for as long as the ranks compute."""
     with started("import sys; sys.stdin.read()") as step:
+        step.pump(Heard())  # nothing is left to send
         began = time.monotonic()
-        for _ in range(3):
-            step.pump(Heard())
-        assert time.monotonic() - began > 2.5
+        step.pump(Heard())
+        assert time.monotonic() - began > 0.9
