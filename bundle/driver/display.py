@@ -23,7 +23,9 @@ from ..system import signals
 from . import event_lines
 
 HELD_BYTES = 8 << 20
-"""Bytes of the ranks' output that wait for the reader, besides those that are being written."""
+"""Memory for the ranks' output that waits for the reader, besides what is being written."""
+_OBJECT_BYTES = 400
+"""Memory that a piece of output takes besides its bytes: many ranks may print little each."""
 _PATIENCE_SECONDS = 1.0
 """Time that a full display is waited for, in all, until its reader has once caught up.
 
@@ -49,6 +51,11 @@ class _Output:
         data = self.event.data
         return data.count(b"\n") + (not data.endswith(b"\n"))
 
+    @property
+    def memory(self) -> int:
+        """The memory that it takes."""
+        return len(self.event.data) + _OBJECT_BYTES
+
 
 class Display:
     """The driver's standard output. All methods are the main thread's."""
@@ -68,7 +75,7 @@ class Display:
         self._events: collections.deque[tuple[int, bytes]] = collections.deque()
         self._output: collections.deque[tuple[int, _Output]] = collections.deque()
         self._held = 0
-        """Bytes of output that wait."""
+        """Memory for the output that waits."""
         self._skipped = 0
         """Lines that are not shown, and that no event has mentioned yet."""
         self._patience = _PATIENCE_SECONDS
@@ -92,9 +99,9 @@ class Display:
         """
         shown = _Output(time.time(), phase, event, head)
         with signals.held(), self._changed:
-            self._wait_for_room(len(event.data))
+            self._wait_for_room(shown.memory)
             self._output.append((next(self._numbers), shown))
-            self._held += len(event.data)
+            self._held += shown.memory
             while self._held > HELD_BYTES and len(self._output) > 1:
                 self._skipped += self._oldest_output().lines
             self._wake()
@@ -114,7 +121,7 @@ class Display:
 
     def _oldest_output(self) -> _Output:
         _, shown = self._output.popleft()
-        self._held -= len(shown.event.data)
+        self._held -= shown.memory
         return shown
 
     def _wake(self) -> None:

@@ -20,7 +20,7 @@ from typing import IO
 from ..agent import agent
 from ..protocol.job import Job, redacted
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system import files, open_files, permissions
+from ..system import files, open_files, permissions, signals
 
 _FEWEST, _MOST = 8, 1 << 14
 """Limits of the number of files that are kept open at a time; half of what a process may open."""
@@ -162,9 +162,10 @@ class Logs:
         """Append to a file; return how many bytes were written."""
         view = memoryview(data)
         try:
-            handle = self._open(name)
-            while view:
-                view = view[handle.write(view) :]
+            with signals.held():  # half of a line would be left
+                handle = self._open(name)
+                while view:
+                    view = view[handle.write(view) :]
         except OSError as exc:
             self._note_fault(name, exc)
         return len(data) - len(view)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,19 @@ def test_a_reader_that_has_stopped_holds_nobody_up_and_learns_what_it_missed(pip
     kept = [event["text"] for event in read if event["event"] == "note"]
     assert kept == [*map(str, range(pieces)), "end"]
     assert pipe.display.drain(60)
+
+
+def test_many_small_pieces_take_no_more_memory(pipe: Pipe) -> None:
+    count = HELD_BYTES // 200
+    tracemalloc.start()
+    for rank in range(count):
+        pipe.display.output("launch", RankOutput("n1", rank, b"a line\n"), head=True)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 1.5 * HELD_BYTES
+    pipe.display.event(json.dumps({"event": "note", "text": "end"}))
+    read = pipe.read_to("end")
+    assert sum(event.get("skipped", 0) for event in read) == count - len(read) + 1 > 0
 
 
 def test_the_order_of_output_and_other_events_stays(pipe: Pipe) -> None:

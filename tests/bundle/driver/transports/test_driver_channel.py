@@ -176,3 +176,12 @@ def test_leaving_the_block_ends_it() -> None:
 def test_what_cannot_be_started() -> None:
     with pytest.raises(processes.ProcessError):
         DriverChannel(["/no/such/srun"], os.environ, b"")
+
+
+def test_a_step_that_says_nothing_is_waited_for_a_second_at_a_time() -> None:
+    """A driver does so for as long as the ranks compute."""
+    with started("import sys; sys.stdin.read()") as step:
+        step.pump(Heard())  # nothing is left to send
+        began = time.monotonic()
+        step.pump(Heard())
+        assert time.monotonic() - began > 0.9
