@@ -45,16 +45,17 @@ def carry_out(
     from ..logs.files import default_folder
     from ..logs.refused import remembered
 
-    with remembered(default_folder(options.log_dir), action.value, project_file()):
-        config = project(options.bundle, options.bundle_id)
-        try:
+    config: Config | None = None
+    try:
+        with remembered(default_folder(options.log_dir), action.value, project_file()):
+            config = project(options.bundle, options.bundle_id)
             ended = _verb(action)(config, options, console)
-        except JobError as exc:
-            if not _hook(config, options):
-                raise
-            console.error(exc)
-            _start_hook(console, config, options, CommandFailure.of(exc))
-            raise typer.Exit(exc.exit_code) from None
+    except JobError as exc:
+        if config is None or not _hook(config, options):
+            raise
+        console.error(exc)
+        _start_hook(console, config, options, CommandFailure.of(exc))
+        raise typer.Exit(exc.exit_code) from None
     if not isinstance(ended, Outcome):
         _show_planned(console, config, options, ended)
         raise typer.Exit

@@ -96,6 +96,7 @@ SHARED = {
     "--nproc-per-node",
     "--launcher",
     "--backend",
+    "--avoid-bad",
     "--interface",
     "--stage",
     "--transfer",
@@ -113,8 +114,8 @@ SHARED = {
 @pytest.mark.parametrize(
     ("command", "own"),
     [
-        ("verify", {"--allocation", "--deep", "--batch", "--wait", "--dry-run"}),
-        ("run", {"--allocation", "--batch", "--wait", "--dry-run"}),
+        ("verify", {"--allocation", "--deep", "--batch", "--wait", "--dry-run", "--on-failure"}),
+        ("run", {"--allocation", "--batch", "--wait", "--dry-run", "--on-failure"}),
         ("script", {"--requeue", "--no-embed"}),
     ],
 )
@@ -157,12 +158,12 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["estimate", "--nodes", "100001"], "'100001' cannot be used"),
         (["estimate", "--nproc-per-node", "0"], "--nproc-per-node"),
         (["run", "--exclude", "n1 n2"], "--exclude"),
-        (["run", "--on-failure", "notify 'open"], "'--on-failure'"),
+        (["run", "--on-failure", "notify 'open"], '--on-failure: "notify \'open" cannot be used'),
         (["verify", "--on-failure", " "], "a command and its arguments, with closed quotes"),
         (["clean", "--avoid-bad"], "--avoid-bad"),
         (["nodes", "--days", "0"], "--days"),
         (["nodes", "--days", "91"], "--days"),
-        (["nodes", "--forget", "n[1-"], "'--forget': the node list cannot be read"),
+        (["nodes", "--forget", "n[1-"], "--forget: the node list cannot be read"),
         (["run", "--container-mounts", "/scratch"], "--container-mounts"),
         (["verify", "--wait"], "--batch"),
         (["run", "--log-dir", ""], "'--log-dir': it is empty"),

@@ -115,19 +115,28 @@ def test_the_verdict_of_a_failed_verify_is_heard(project: Project) -> None:
     assert "told" not in dry.stderr + dry.stdout
 
 
-def test_the_setting_is_for_all_jobs_and_batch_jobs_say_that_they_have_none(
-    project: Project, tmp_path: Path
-) -> None:
-    project.settings("alpha", more='[launch]\nlauncher = "srun"\non-failure = "echo told"').build()
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """Commands in the place of Slurm's, which accept a job that is gone at once."""
     commands = tmp_path / "slurm"
     commands.mkdir()
-    answers = {"sbatch": "cat >/dev/null; echo 4711", "sinfo": "true"}
+    gone = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    answers = {"sbatch": "cat >/dev/null; echo 4711", "sinfo": "true", "squeue": gone}
     for name in ("sbatch", "squeue", "sinfo", "salloc", "srun", "sbcast", "scontrol"):
         (commands / name).write_text(f"#!/bin/sh\n{answers.get(name, 'exit 1')}\n")
         (commands / name).chmod(0o755)
-    env = {"PATH": f"{commands}:{os.environ['PATH']}"}
+    return {"PATH": f"{commands}:{os.environ['PATH']}"}
+
+
+BATCH = ("--batch", "--log-dir", "logs", "--", "train.py")
+
+
+def test_the_setting_is_for_all_jobs_and_batch_jobs_say_that_they_have_none(
+    project: Project, slurm: dict[str, str]
+) -> None:
+    project.settings("alpha", more='[launch]\nlauncher = "srun"\non-failure = "echo told"').build()
     (project.root / "train.py").write_text("")
-    done = project.stager("run", "--batch", "--log-dir", "logs", "--", "train.py", env=env)
+    done = project.stager("run", *BATCH, env=slurm)
     assert (done.returncode, done.stdout) == (0, "4711\n"), done.stderr
     assert "the on-failure command is not started for this job" in done.stderr
     assert "told\n" not in done.stderr
@@ -138,3 +147,17 @@ def test_the_setting_is_for_all_jobs_and_batch_jobs_say_that_they_have_none(
     done = project.stager("verify", *LOCAL, env=bad)
     assert done.returncode == 3
     assert "told\n" in done.stderr
+
+
+def test_a_job_that_leaves_no_result_is_heard_of_and_stays_pending(
+    project: Project, slurm: dict[str, str]
+) -> None:
+    project.settings("alpha", more='[launch]\nlauncher = "srun"\non-failure = "cat"').build()
+    (project.root / "train.py").write_text("")
+    done = project.stager("run", "--json", "--wait", *BATCH, env=slurm)
+    assert done.returncode == 3, done.stderr
+    report = json.loads(done.stdout)
+    assert "job 4711 left no result" in report["error"]["message"]
+    assert done.stdout in done.stderr
+    assert len(list((project.store.root / "pending-jobs").iterdir())) == 1
+    assert (project.root / "logs" / ".refused.json").exists()  # diagnose knows of it
