@@ -12,6 +12,9 @@ from .relay_child import ConnectionOver
 from .relay_pace import Pace
 from .relay_parent import CorruptChunk, ParentBusy, RelayParent
 
+_BEFORE_SOURCE = 3
+"""Ancestors that are tried before the source: a firewall that drops what is sent costs the time of a
+connection for each. The source may be busy, so those further up come after it."""
 _PAUSE_SECONDS = 0.3
 """Time between two rounds through all candidates."""
 GIVE_UP_SECONDS = 15.0
@@ -44,10 +47,10 @@ class Connections(Protocol):
 class Inflow:
     """The chunks of one tree, from one parent or the next.
 
-    The candidates are the nodes above this one in the tree, the nearest first, and the source at
-    the end. They are gone through in this order, again and again: a parent that fails is left for
-    the next one; beside a slow one the next is tried, and takes its place if it is further. Chunks
-    come from no other nodes, so no two nodes can wait for each other.
+    The candidates are the next nodes above this one in the tree, the source, and the nodes further
+    up. They are gone through in this order, again and again: a parent that fails is left for the
+    next one; beside a slow one the next is tried, and takes its place if it is further. Chunks come
+    from no other nodes, so no two nodes can wait for each other.
 
     Attributes:
         tree: the tree.
@@ -70,7 +73,8 @@ class Inflow:
             now: the time.
         """
         self._file, self.tree, self._connections = file, tree, connections
-        self._candidates = list(chain)
+        *nodes, source = chain
+        self._candidates = [*nodes[:_BEFORE_SOURCE], source, *nodes[_BEFORE_SOURCE:]]
         self._next = 0
         """The index of the candidate that is tried next."""
         self.parent: RelayParent | None = None

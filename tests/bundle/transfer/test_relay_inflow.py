@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ class Node:
         tried: the positions that the node has tried to connect to, in order.
     """
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, chain: Sequence[int] = CHAIN) -> None:
         self.file = ChunkFile(handle, 2 * TOTAL * MOST_CHUNK_BYTES)
         self.now = 0.0
         self.dead: set[int] = set()
@@ -59,7 +60,7 @@ class Node:
         self.have: dict[int, int] = {}
         self.tried: list[int] = []
         self.open: list[Link] = []
-        self.inflow = Inflow(self.file, 0, CHAIN, self, self.now)
+        self.inflow = Inflow(self.file, 0, list(chain), self, self.now)
 
     def connect(self, position: int, inflow: Inflow) -> RelayParent:
         self.tried.append(position)
@@ -112,6 +113,15 @@ def test_the_nearest_one_that_can_be_connected_to_is_the_parent(node: Node) -> N
     node.run(2, mine=20, other=20)
     assert node.parent == 9
     assert node.tried == [5, 7, 9]
+
+
+def test_the_source_is_tried_before_those_far_above(tmp_path: Path) -> None:
+    """A firewall that drops what is sent costs time for each one that is tried."""
+    node = Node(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT), chain=[5, 7, 9, 11, 13, 0])
+    node.dead = {5, 7, 9, 0, 11}
+    node.run(2, mine=20, other=20)
+    assert node.tried == [5, 7, 9, 0, 11, 13]
+    assert node.parent == 13
 
 
 @pytest.mark.parametrize(
