@@ -13,8 +13,8 @@ from .relay_pace import Pace
 from .relay_parent import CorruptChunk, ParentBusy, RelayParent
 
 _BEFORE_SOURCE = 3
-"""Ancestors that are tried before the source: a firewall that drops what is sent costs the time of a
-connection for each. The source may be busy, so those further up come after it."""
+"""Ancestors that are tried before the source: a firewall that drops what is sent costs the time of
+a connection for each. The source may be busy, so those further up come after it."""
 _PAUSE_SECONDS = 0.3
 """Time between two rounds through all candidates."""
 GIVE_UP_SECONDS = 15.0
