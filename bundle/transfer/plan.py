@@ -211,9 +211,9 @@ def _choose(
         return _Choice("nothing to send: every node has the environment", send=False)
     count = counted(len(nodes.waiting), "node")
     if stage == Stage.NEVER:
-        return _Choice(f"{count} read the shared bundle: staging is off", send=False)
+        return _Choice(f"{count} to read the shared bundle, as asked for", send=False)
     if stage == Stage.ALWAYS:
-        return _Choice(sender.line(count, "staging is asked for"), send=True)
+        return _Choice(sender.line(count, "sending is asked for"), send=True)
     if nodes.blind:
         names = first_names(nodes.blind)
         return _Choice(sender.line(count, f"{names} cannot see the bundle"), send=True)

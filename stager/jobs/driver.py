@@ -93,7 +93,8 @@ def run_driver(
     if start.asks_slurm:
         raise messages.failure(driven.output, ended.returncode, job.log_dir)
     raise JobError(
-        f"job {job.id} ended without a result (exit status {ended.returncode})",
+        f"{f'job {job.id}' if job.id else 'the driver'} ended without a result"
+        f" (exit status {ended.returncode})",
         hint=f"see the messages above, and the logs in {job.log_dir}",
         context=driven.output[-15:],
     )

@@ -33,6 +33,8 @@ from ..core.store import keep_out_of_projects
 from ..logs.files import DEFAULT_LOG_DIR
 
 _RANDOM_DIGITS = 6
+_SENDING = (TransferWay.RELAY, TransferWay.SBCAST)
+"""The ways that send the bundle from one machine to another."""
 """Random digits at the end of the number of a job that Slurm has not numbered."""
 INTERPRETERS = ("python", "python3", "torchrun")
 
@@ -103,6 +105,11 @@ def settle(config: Config, options: JobOptions) -> Config:
     Raises:
         ConfigError: more nodes must do than there are.
     """
+    own = config.cluster
+    if options.stage and not options.transfer:  # an option counts more than a setting
+        own = replace(own, transfer=TransferWay.AUTO)
+    if options.transfer and not options.stage:
+        own = replace(own, stage=Stage.AUTO)
     cluster = _given(
         nodes=options.nodes,
         min_nodes=options.min_nodes,
@@ -128,7 +135,7 @@ def settle(config: Config, options: JobOptions) -> Config:
     settled = replace(
         config,
         project=replace(config.project, **_given(command=options.command)),
-        cluster=replace(config.cluster, **cluster),
+        cluster=replace(own, **cluster),
         launch=replace(config.launch, **launch),
     )
     most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
@@ -170,6 +177,7 @@ def make_job(
     slurm = options.allocation == "slurm"
     least, most = settled.cluster.nodes
     launch = _launch(settled, manifest, action, slurm=slurm)
+    cluster = settled.cluster if slurm else _sends_nothing(settled.cluster, options)
     log_dir = (options.log_dir or Path(DEFAULT_LOG_DIR)).expanduser().absolute()
     _make_log_dir(log_dir, settled.cluster.log_mode)
     return Job(
@@ -194,14 +202,31 @@ def make_job(
         # Without a word about nodes on the command line, all of an allocation that stands is used.
         wanted=options.nodes or (None if least == most else (least, most)),
         min_nodes=settled.cluster.min_nodes,
-        stage=_stage(settled.cluster),
-        transfer=settled.cluster.transfer,
+        stage=_stage(cluster),
+        transfer=cluster.transfer,
         cpus_per_task=settled.cluster.cpus_per_task,
         outputs=settled.project.outputs,
         dry_run=options.dry_run,
         deep=options.deep,
         show_all=options.show_all,
     )
+
+
+def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
+    """Return the settings for one machine, where those about sending have no effect.
+
+    Raises:
+        ConfigError: an option asks for it.
+    """
+    if options.transfer in _SENDING or options.stage is Stage.ALWAYS:
+        option = f"--transfer {options.transfer}" if options.transfer else "--stage always"
+        raise ConfigError(
+            f"{option}: nothing is sent in a local allocation, whose nodes are all this machine",
+            hint=f"leave {option.split()[0]} out, or ask Slurm for nodes: --allocation slurm",
+        )
+    transfer = TransferWay.AUTO if cluster.transfer in _SENDING else cluster.transfer
+    stage = Stage.AUTO if cluster.stage is Stage.ALWAYS else cluster.stage
+    return replace(cluster, transfer=transfer, stage=stage)
 
 
 def _stage(cluster: ClusterConfig) -> Stage:
@@ -294,8 +319,11 @@ def _refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> 
     if launcher is Launcher.TORCHRUN and "torch" not in {layer.name for layer in manifest.layers}:
         raise ConfigError(
             "torchrun is part of torch, and torch is not in the bundle",
-            hint="add torch to environment.requirements and build again; "
-            "`stager exec -- COMMAND` runs a program without ranks",
+            hint="--launcher srun starts ranks without torch; or add it to "
+            "environment.requirements and build again"
+            if slurm
+            else "add torch to environment.requirements and build again; `stager exec -- COMMAND` "
+            "runs a program without ranks",
         )
 
 

@@ -97,7 +97,8 @@ def shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) 
         return ""
     request = f"the job asks for {counted(least, 'node')}"
     if large_enough == len(usable):
-        return f"{request}, {where} has {large_enough}"
+        besides = f" besides the excluded {asked.exclude}" if asked.exclude else ""
+        return f"{request}, {where} has {large_enough}{besides}"
     each = f"with {counted(cpus, 'CPU')} each ({source})"
     return f"{request} {each}, {where} has {large_enough} of that size"
 

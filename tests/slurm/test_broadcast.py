@@ -161,8 +161,8 @@ def verify(project: Project, *options: str) -> dict[str, Any]:
     ("stage", "said", "travels"),
     [
         ("auto", "3 nodes read the shared bundle (", False),
-        ("never", "3 nodes read the shared bundle: staging is off", False),
-        ("always", "relay to 3 nodes: staging is asked for", True),
+        ("never", "3 nodes to read the shared bundle, as asked for", False),
+        ("always", "relay to 3 nodes: sending is asked for", True),
     ],
 )
 def test_a_plan_and_why(

@@ -127,7 +127,7 @@ def test_a_few_nodes_that_reach_no_other_get_it_from_the_source(
     [sent] = [event for event in events if event["event"] == "sent"]
     assert sent["relayed"] is True
     assert [node["ok"] for node in report["nodes"]] == [True] * 8
-    assert "relay to 8 nodes: staging is asked for" in said
+    assert "relay to 8 nodes: sending is asked for" in said
     assert "cannot connect to node0" in said
     assert not without_sbcast.exists()
 
@@ -161,7 +161,7 @@ def test_the_relay_is_what_is_usual(slurm_project: Project, without_sbcast: Path
     [sent] = [event for event in events if event["event"] == "sent"]
     assert sent["relayed"] is True
     assert [group["how"] for group in report["plan"]["groups"]] == ["relay"]
-    assert "relay to 3 nodes: staging is asked for" in said
+    assert "relay to 3 nodes: sending is asked for" in said
     assert not without_sbcast.exists()
     history = json.loads((slurm_project.store.root / "history.json").read_text())
     assert [job["relayed"] for job in history["jobs"]] == [True]

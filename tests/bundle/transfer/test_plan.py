@@ -86,7 +86,7 @@ def test_one_that_some_node_cannot_see_is_sent(manifest: Manifest) -> None:
 def test_sending_on_request(manifest: Manifest) -> None:
     plan, problems = make_plan({"n1": node()}, ALWAYS, manifest, SIZE)
     assert (ways(plan), problems) == ([("relay", ("n1",))], {})
-    assert plan.why == "relay to 1 node: staging is asked for"
+    assert plan.why == "relay to 1 node: sending is asked for"
 
 
 def test_the_users_way_of_sending(manifest: Manifest) -> None:
@@ -94,7 +94,7 @@ def test_the_users_way_of_sending(manifest: Manifest) -> None:
     plan, _ = make_plan(facts, TransferRule(Stage.ALWAYS, TransferWay.SBCAST), manifest, SIZE)
     # It writes to the same path everywhere; nodes of a relay may have roots of their own.
     assert ways(plan) == [("sbcast", ("n1",)), ("sbcast", ("n2",))]
-    assert plan.why == "sbcast to 2 nodes: staging is asked for"
+    assert plan.why == "sbcast to 2 nodes: sending is asked for"
     plan, _ = make_plan(facts, TransferRule(Stage.ALWAYS, TransferWay.RELAY), manifest, SIZE)
     assert ways(plan) == [("relay", ("n1", "n2"))]
 
@@ -113,7 +113,7 @@ def test_no_sending_on_request(manifest: Manifest) -> None:
     facts: Facts = {"n1": node(SLOW), "n2": node(None), "n3": READY}
     plan, problems = make_plan(facts, NEVER, manifest, SIZE)
     assert ways(plan) == [("present", ("n3",)), ("shared", ("n1",))]
-    assert plan.why == "2 nodes read the shared bundle: staging is off"
+    assert plan.why == "2 nodes to read the shared bundle, as asked for"
     assert {name: one.what for name, one in problems.items()} == {
         "n2": "the bundle cannot be read there, and staging is off"
     }

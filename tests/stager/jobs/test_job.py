@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.enumerations import Action, Allocation, Backend, Stage
+from bundle.protocol.enumerations import Action, Allocation, Backend, Stage, TransferWay
 from bundle.protocol.job import parse as parse_job
 from stager.core.errors import ConfigError, StagerError
 from stager.jobs.job import JobOptions, make_job, numbered, settle
@@ -200,13 +200,48 @@ def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
 def test_whoever_names_a_way_of_transfer_has_decided_if_the_bundle_is_sent(
     tmp_path: Path, cluster: dict[str, Any], stage: Stage
 ) -> None:
-    job = make(tmp_path, JobOptions(command=("a.py",)), cluster=cluster)
+    job = make(tmp_path, JobOptions(command=("a.py",), allocation="slurm"), cluster=cluster)
     assert (job.stage, job.transfer) == (stage, cluster.get("transfer", "auto"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "expected"),
+    [
+        ({"transfer": "relay"}, {"stage": Stage.NEVER}, (Stage.NEVER, TransferWay.AUTO)),
+        ({"stage": "never"}, {"transfer": TransferWay.RELAY}, (Stage.ALWAYS, TransferWay.RELAY)),
+    ],
+)
+def test_an_option_counts_more_than_the_other_setting(
+    tmp_path: Path, cluster: dict[str, Any], options: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    job = make(
+        tmp_path, JobOptions(command=("a.py",), allocation="slurm", **options), cluster=cluster
+    )
+    assert (job.stage, job.transfer) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"transfer": TransferWay.RELAY}, {"transfer": TransferWay.SBCAST}, {"stage": Stage.ALWAYS}],
+)
+def test_one_machine_sends_nothing_to_itself(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="nothing is sent in a local allocation"):
+        make(tmp_path, JobOptions(command=("a.py",), allocation="local", **options))
+
+
+@pytest.mark.parametrize(
+    "cluster", [{"transfer": "relay"}, {"transfer": "sbcast"}, {"stage": "always"}]
+)
+def test_a_project_that_sends_runs_on_one_machine_too(
+    tmp_path: Path, cluster: dict[str, Any]
+) -> None:
+    job = make(tmp_path, JobOptions(command=("a.py",), allocation="local"), cluster=cluster)
+    assert (job.stage, job.transfer) == (Stage.AUTO, TransferWay.AUTO)
 
 
 def test_a_way_of_transfer_that_contradicts_the_stage(tmp_path: Path) -> None:
     for transfer, stage in (("relay", "never"), ("shared", "always")):
         cluster = {"transfer": transfer, "stage": stage}
         with pytest.raises(ConfigError, match="contradicts stage") as caught:
-            make(tmp_path, JobOptions(command=("a.py",)), cluster=cluster)
+            make(tmp_path, JobOptions(command=("a.py",), allocation="slurm"), cluster=cluster)
         assert caught.value.hint == "leave one of them out"

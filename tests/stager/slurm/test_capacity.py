@@ -46,6 +46,8 @@ def asked(**changed: Any) -> Request:
          "the job asks for 17 CPUs a node (cluster.cpus-per-task), the largest node of partition "
          "torch has 16"),
         (asked(nodes=(4, 4)), None, "the job asks for 4 nodes, partition torch has 3"),
+        (asked(nodes=(3, 3), exclude="n2"), None,
+         "the job asks for 3 nodes, partition torch has 2 besides the excluded n2"),
         (asked(cpus_per_task=99, partition="cloud"), 99, ""),
     ],
 )  # fmt: skip
