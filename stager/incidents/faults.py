@@ -116,6 +116,8 @@ PROBLEMS: Mapping[ProblemCode, Rule] = {
     # Slurm says this also where it cannot lay out the tasks that the job asks for.
     ProblemCode.NO_ANSWER_NO_START: _compared(NodeFault.NODE_FAILURE),
     ProblemCode.NO_ANSWER_UNREACHABLE: _compared(NodeFault.NODE_FAILURE),
+    # While the bundle travels: no program of the user has begun by then.
+    ProblemCode.NO_ANSWER_SILENT: _compared(NodeFault.NODE_FAILURE),
 }
 """By the code of a problem; one that is not here is not the node's."""
 
