@@ -87,7 +87,8 @@ def test_what_shows_without_reading_is_repaired_before(
 
 
 def test_nodes_with_a_problem_are_left_out(single: Packed, program: Path, tmp_path: Path) -> None:
-    verify(program, job_for(single, tmp_path, deep=True))
+    code, result, _ = verify(program, job_for(single, tmp_path, deep=True))
+    assert (code, result["problems"]) == (0, {})
     rot(module("local2"))
     job = job_for(single, tmp_path, deep=True, min_nodes=1)
     code, result, _ = verify(program, job)
