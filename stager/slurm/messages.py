@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..core.errors import JobError, StagerError
 
-Kind = Literal["pending", "unlikely", "granted", "quiet", "revoked", "error", "other"]
+Kind = Literal["pending", "unlikely", "unusable", "granted", "quiet", "revoked", "error", "other"]
 
 _COMMAND = re.compile(r"(?:salloc|sbatch|srun|scancel|squeue|scontrol|sbcast): (.*)")
 _ERROR = re.compile(r"(?:error|fatal): (?:.*(?:failed|allocate resources): )?(.+)")
@@ -24,6 +24,7 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("revoked", re.compile(r"Job (\d+) has exceeded its time limit")),
     ("revoked", re.compile(r"Job (?:aborted due to signal|has been cancelled)()")),
     ("unlikely", re.compile(r"Requested partition configuration not available now()")),
+    ("unusable", re.compile(r"Required node not available \(down, drained or reserved\)()")),
     ("quiet", re.compile(r"job (\d+) (?:queued and waiting for|has been allocated) resources")),
     ("quiet", re.compile(r"Relinquishing job allocation (\d+)")),
     ("quiet", re.compile(r"Waiting for resource configuration()")),
@@ -116,6 +117,8 @@ def plain(message: Message) -> str:
         "pending": f"job {message.job_id} is waiting for nodes (Ctrl-C cancels it)",
         "unlikely": "not enough matching nodes are available right now: there are too few, or some"
         " are down",
+        "unusable": "a node that this job needs is down, drained or reserved: `sinfo -R` says which, "
+        "and why; a job with fewer --nodes need not wait for it",
         "granted": f"job {message.job_id}: nodes allocated",
         "other": message.text,
     }

@@ -68,6 +68,13 @@ salloc: fatal: Could not establish a configuration source
         ("salloc: Job aborted due to signal", "revoked", "", ""),
         ("salloc: error: Invalid --time specification", "error", "", ""),
         (
+            "salloc: Required node not available (down, drained or reserved)",
+            "unusable",
+            "",
+            "a node that this job needs is down, drained or reserved: `sinfo -R` says which, and "
+            "why; a job with fewer --nodes need not wait for it",
+        ),
+        (
             "salloc: Requested partition configuration not available now",
             "unlikely",
             "",
