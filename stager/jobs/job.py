@@ -222,7 +222,7 @@ def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig
         option = f"--transfer {options.transfer}" if options.transfer else "--stage always"
         raise ConfigError(
             f"{option}: nothing is sent in a local allocation, whose nodes are all this machine",
-            hint=f"leave {option.split()[0]} out, or ask Slurm for nodes: --allocation slurm",
+            hint=f"leave {option.split(maxsplit=1)[0]} out, or ask Slurm for nodes: --allocation slurm",
         )
     transfer = TransferWay.AUTO if cluster.transfer in _SENDING else cluster.transfer
     stage = Stage.AUTO if cluster.stage is Stage.ALWAYS else cluster.stage

@@ -117,8 +117,8 @@ def plain(message: Message) -> str:
         "pending": f"job {message.job_id} is waiting for nodes (Ctrl-C cancels it)",
         "unlikely": "not enough matching nodes are available right now: there are too few, or some"
         " are down",
-        "unusable": "a node that this job needs is down, drained or reserved: `sinfo -R` says which, "
-        "and why; a job with fewer --nodes need not wait for it",
+        "unusable": "a node that this job needs is down, drained or reserved: `sinfo -R` says which"
+        " and why; a job with fewer --nodes need not wait for it",
         "granted": f"job {message.job_id}: nodes allocated",
         "other": message.text,
     }

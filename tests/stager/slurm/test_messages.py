@@ -71,7 +71,7 @@ salloc: fatal: Could not establish a configuration source
             "salloc: Required node not available (down, drained or reserved)",
             "unusable",
             "",
-            "a node that this job needs is down, drained or reserved: `sinfo -R` says which, and "
+            "a node that this job needs is down, drained or reserved: `sinfo -R` says which and "
             "why; a job with fewer --nodes need not wait for it",
         ),
         (
