@@ -219,10 +219,12 @@ def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig
         ConfigError: an option asks for it.
     """
     if options.transfer in _SENDING or options.stage is Stage.ALWAYS:
-        option = f"--transfer {options.transfer}" if options.transfer else "--stage always"
+        option = "--transfer" if options.transfer in _SENDING else "--stage"
+        value = options.transfer if options.transfer in _SENDING else options.stage
         raise ConfigError(
-            f"{option}: nothing is sent in a local allocation, whose nodes are all this machine",
-            hint=f"leave {option.split(maxsplit=1)[0]} out, or ask Slurm for nodes: --allocation slurm",
+            f"{option} {value}: nothing is sent in a local allocation, whose nodes are all this"
+            " machine",
+            hint=f"leave {option} out, or ask Slurm for nodes: --allocation slurm",
         )
     transfer = TransferWay.AUTO if cluster.transfer in _SENDING else cluster.transfer
     stage = Stage.AUTO if cluster.stage is Stage.ALWAYS else cluster.stage
