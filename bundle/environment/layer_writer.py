@@ -23,6 +23,9 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import digest_of, disk_problem
 from .process_pool import share
 
+_NICENESS = 10
+"""Of processes that unpack a bundle while it arrives. Other nodes wait for what this one's relay
+passes on, which needs the same processors; nobody else waits for what is unpacked."""
 Fresh = tuple[Layer, Index, Sequence[Entry]]
 """A layer that is written, its index, and the files of it that are wanted."""
 
@@ -75,7 +78,8 @@ def write_layers(
         except OSError as exc:
             raise NodeError(write_problem(exc, staging)) from exc
 
-    share(len(tasks), write, work.processes)
+    niceness = _NICENESS if bundle.is_arriving else 0
+    share(len(tasks), write, work.processes, niceness=niceness)
     if work.compare:
         _compare_long(bundle, staging, fresh, work.processes)
 

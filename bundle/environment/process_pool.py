@@ -27,7 +27,7 @@ _LINE = 3072
 """Bytes of a child's line: the kernel keeps a write in one piece if it is shorter than a page."""
 
 
-def share(count: int, work: Callable[[int], None], processes: int) -> None:
+def share(count: int, work: Callable[[int], None], processes: int, *, niceness: int = 0) -> None:
     """Call ``work`` once for each number below ``count``, in up to ``processes`` children.
 
     Numbers are handed out in order, and a child that is free takes the next. The first failure ends
@@ -36,7 +36,10 @@ def share(count: int, work: Callable[[int], None], processes: int) -> None:
     Args:
         count: number of tasks.
         work: does one task; raises NodeError if it cannot.
-        processes: children to fork; with 1, or one task, this process does the work.
+        processes: children to fork; with 1, or one task, this process does the work, unless it is
+            to have another niceness.
+        niceness: what is added to the children's, so that others get the processors first; see
+            nice(2). A process cannot take it back.
 
     Raises:
         NodeError: what the first failing task raised, or that a child was killed.
@@ -50,8 +53,8 @@ def share(count: int, work: Callable[[int], None], processes: int) -> None:
             os.write(tasks_write, _NUMBER.pack(start))
         os.close(tasks_write)
         tasks_write = _CLOSED
-        runs = _Runs(tasks_read, stride, count, os.getpid())
-        if processes > 1 and count > 1:
+        runs = _Runs(tasks_read, stride, count, os.getpid(), niceness)
+        if count > 1 and (processes > 1 or niceness):
             _fork_all(children, min(processes, count), runs, work, reports_write)
         if not children:
             runs.work_off(work)
@@ -70,8 +73,10 @@ def share(count: int, work: Callable[[int], None], processes: int) -> None:
 class _Runs:
     """The remaining tasks, in a pipe that all processes read from."""
 
-    def __init__(self, tasks: int, stride: int, count: int, parent: int) -> None:
+    def __init__(self, tasks: int, stride: int, count: int, parent: int, niceness: int) -> None:
         self._tasks, self._stride, self._count, self._parent = tasks, stride, count, parent
+        self.niceness = niceness
+        """What is added to the niceness of a child that works them off."""
 
     def work_off(self, work: Callable[[int], None]) -> None:
         """Take runs of tasks and do them until none is left, or the parent has ended."""
@@ -115,6 +120,7 @@ def _fork_all(
 def _be_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
     status = 1
     try:
+        os.nice(runs.niceness)
         runs.work_off(work)
         status = 0
     except NodeError as exc:

@@ -102,6 +102,15 @@ class BundleFile:
         """Close the file."""
         os.close(self._handle)
 
+    @property
+    def is_arriving(self) -> bool:
+        """True while more bytes of it may come.
+
+        Raises:
+            NodeError: the transfer has failed.
+        """
+        return self._arrival.ongoing(self.path)
+
     def offset(self, member: str) -> int:
         """Return where the content of a member begins in the file."""
         return self._offsets[member]

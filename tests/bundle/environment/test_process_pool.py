@@ -248,3 +248,17 @@ def test_the_exit_status_of_another_child_is_left_to_its_parent(tmp_path: Path) 
     share(20, noting(tmp_path / "done"), 3)
     assert other.wait() == 7
     assert sorted(number for number, _ in noted(tmp_path / "done")) == list(range(20))
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_children_let_others_go_first_where_that_is_asked_for(
+    tmp_path: Path, processes: int
+) -> None:
+    own = os.nice(0)
+
+    def work(number: int) -> None:
+        (tmp_path / str(number)).write_text(str(os.nice(0)))
+
+    share(4, work, processes, niceness=3)
+    assert {(tmp_path / str(number)).read_text() for number in range(4)} == {str(own + 3)}
+    assert os.nice(0) == own
