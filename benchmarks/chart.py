@@ -87,7 +87,7 @@ def _lines(axes: Any, results: Results) -> None:  # noqa: ANN401 - see above
         axis.set_ticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("nodes; black marks are the targets", fontsize=8)
     axes.set_ylabel("seconds until the last node has the file", fontsize=8)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left")
 
 
 def _bars(axes: Any, verdicts: Sequence[Verdict]) -> None:  # noqa: ANN401 - see above
