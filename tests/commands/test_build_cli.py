@@ -295,7 +295,7 @@ def test_too_few_files_may_be_open(project: Project) -> None:
     [
         ("the layers", ["wheels"], "12m"),
         ("the bundle", ["wheels", "layers"], "14m"),
-        ("the proof that nothing is missing", ["wheels", "layers"], "23m"),
+        ("the proof that nothing is missing", ["wheels", "layers"], "25m"),
     ],
 )
 def test_too_small_a_disk_is_refused_before_it_is_full(

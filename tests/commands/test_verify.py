@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 LOCAL = ("--allocation", "local")
 VERIFY_KEYS = {
     "schema", "ok", "bundle", "id", "job_id", "nodes", "log_dir", "seconds", "left_out", "ended_by",
-    "bytes_broadcast", "plan", "deep", "repaired",
+    "bytes_broadcast", "plan", "deep", "repaired", "host_problems",
 }  # fmt: skip
 NODE_KEYS = {
     "node", "ok", "python", "packages", "origin_ok", "interface", "address", "seconds", "problems"
