@@ -86,6 +86,8 @@ class Inflow:
         """The chunks of the tree that are there, and the time at which the last one came."""
         self._lost = self._again = now
         """When the last parent was lost, and when the next candidate may be tried."""
+        self._had = 0
+        """The chunks that were there when the present parent became it."""
         self._reached = False
 
     @property
@@ -161,7 +163,7 @@ class Inflow:
                 self._connections.disconnect(link)
                 return
             self._connections.disconnect(self.parent)
-        self.parent = link
+        self.parent, self._had = link, self._file.have[self.tree]
         self._pace.restart(now)
 
     @contextlib.contextmanager
@@ -181,10 +183,15 @@ class Inflow:
             self._leave(link, (exc.strerror or str(exc)).lower(), now)
 
     def _leave(self, link: RelayParent, why: str, now: float) -> None:
-        """End a connection that has failed; if it was the parent's, look for another one."""
+        """End a connection that has failed; if it was the parent's, look for another one.
+
+        A parent that sent nothing does not count as lost: one that fails each time would be asked
+        for ever.
+        """
         if link is self.parent:
-            self.refusals.clear()
-            self._lost = now
+            if self._file.have[self.tree] > self._had:
+                self.refusals.clear()
+                self._lost = now
             self._next = self._above(link)
         self.refusals[link.position] = why
         self._end(link)

@@ -181,8 +181,12 @@ def test_a_signal_while_the_driver_prints_leaves_all_lines_whole(tmp_path: Path)
 
 
 def test_a_reader_that_has_gone_ends_the_job(tmp_path: Path) -> None:
-    """Though the driver waits for its agents, and prints nothing more."""
-    code = state_program("time.sleep(0.5); state.note('more'); time.sleep(600)")
+    """Though the driver waits for its agents, a moment at a time, and prints nothing more.
+
+    A signal that comes just before a wait begins is seen at its end.
+    """
+    waiting = "[time.sleep(0.1) for _ in range(6000)]"
+    code = state_program(f"time.sleep(0.5); state.note('more'); {waiting}")
     argv = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None

@@ -196,6 +196,17 @@ def test_a_node_that_stands_still_is_left(
     nodes.assert_whole(still)
 
 
+def test_a_file_that_becomes_shorter_ends_the_relay(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_inflow, "GIVE_UP_SECONDS", 1.0)
+    nodes = make(3, 20 * MIB)
+    os.truncate(nodes.folder / "0", 5 * MIB)
+    nodes.begin()
+    outcomes = [nodes.relays[place].outcome() for place in (1, 2, 3)]
+    assert {outcome.failure for outcome in outcomes} == {"no other node can be reached"}
+
+
 def test_without_a_source_a_node_gives_up_and_says_why(make: Callable[..., Nodes]) -> None:
     nodes = make(1)
     nodes.kill(0)

@@ -142,6 +142,23 @@ def test_a_parent_that_fails_is_left_for_the_next_one(node: Node, fault: Excepti
     assert [link.position for link in node.open] == [7]
 
 
+@pytest.mark.parametrize("dead", [set(), {5, 7, 9}])
+@pytest.mark.parametrize(
+    "fault", [ConnectionOver("it closed the connection"), CorruptChunk("damaged")]
+)
+def test_parents_that_serve_and_send_nothing_are_not_asked_for_ever(
+    node: Node, dead: set[int], fault: Exception
+) -> None:
+    """As where the file has become shorter, or the source damages the same chunk each time."""
+    node.dead = dead
+    while not node.inflow.gave_up(node.now) and node.now < 100:
+        node.run(TICK, other=20)
+        if node.parent is not None:
+            node.end_parent(fault)
+    assert node.now < 2 * relay_inflow.GIVE_UP_SECONDS
+    assert 0 in node.inflow.refusals
+
+
 def test_a_busy_one_is_asked_again_in_the_next_round(node: Node) -> None:
     node.run(1, mine=20, other=20)
     node.dead = {7, 9, 0}
