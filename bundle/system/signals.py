@@ -77,8 +77,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
     if _deferral.blocks:
         _deferral.pending = True
         return
-    # A second signal must not interrupt the clean-up that the first one began.
+    # A second signal must not interrupt the clean-up that the first one began, nor may one that was
+    # put off before.
     ignore_signals()
+    _deferral.pending = False
     raise Stopped
 
 

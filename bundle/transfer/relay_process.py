@@ -12,9 +12,11 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from ..protocol.codec import decode, encode
+from ..system import signals
 from ..system.parent_death import prctl, signal_at_parent_death
 from .chunks import ChunkFile, UnwritableFile
 from .relay import Relay, RelayAddresses, RelayOutcome
@@ -47,12 +49,13 @@ class RelayProcess:
         self._rounds = memoryview(mmap.mmap(-1, 8)).cast("Q")
         """One number, shared with the child: the rounds of its loop."""
         parent = os.getpid()
-        self._child = os.fork()
-        if not self._child:
-            os.close(self._control)
-            os.close(self._report)
-            make = functools.partial(Relay, file, token, listener, self._rounds)
-            _be_the_relay(make, control, report, parent)
+        with signals.held():  # else the child might do its parent's clean-up
+            self._child = os.fork()
+            if not self._child:
+                os.close(self._control)
+                os.close(self._report)
+                make = functools.partial(Relay, file, token, listener, self._rounds)
+                _be_the_relay(make, control, report, parent)
         os.close(control)
         os.close(report)
         listener.close()
@@ -126,6 +129,10 @@ def _be_the_relay(make: Callable[[], Relay], control: int, report: int, parent: 
     except (OSError, UnwritableFile) as exc:
         with contextlib.suppress(OSError):
             _send(report, RelayOutcome(failure=str(exc)))
+    except Exception as exc:
+        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            _send(report, RelayOutcome(failure=f"{type(exc).__name__}: {exc}"))
     finally:
         os._exit(0)
 

@@ -63,9 +63,9 @@ def read(store: Store, days: int, now: float) -> tuple[Incident, ...]:
     """Return the incidents of the last days, the newest job first; what is damaged is skipped."""
     since = now - days * DAY
     incidents: list[Incident] = []
-    for path, ended in _files(store)[:MAX_FILES]:
-        if since <= ended <= now + DAY:  # a clock may be wrong, but not by that much
-            incidents += _incidents(path, ended)
+    possible = [(path, ended) for path, ended in _files(store) if since <= ended <= now + DAY]
+    for path, ended in possible[:MAX_FILES]:  # a clock may be wrong, but not by more than a day
+        incidents += _incidents(path, ended)
     return tuple(incidents)
 
 
@@ -94,9 +94,15 @@ def _publish(store: Store, path: Path, incidents: Collection[Incident]) -> None:
 
 
 def _remove_old(store: Store, now: float) -> None:
-    """Remove what is older than anybody asks for, or more than anybody reads."""
-    for number, (path, ended) in enumerate(_files(store)):
-        if number >= MAX_FILES or ended < now - KEPT_DAYS * DAY:
+    """Remove what is older than anybody asks for, more than anybody reads, or of the future.
+
+    Whoever may write here must not crowd out what others have kept.
+    """
+    files = _files(store)
+    possible = [path for path, ended in files if now - KEPT_DAYS * DAY <= ended <= now + DAY]
+    kept = set(possible[:MAX_FILES])
+    for path, _ in files:
+        if path not in kept:
             with suppress(OSError):
                 path.unlink()
 

@@ -36,6 +36,17 @@ def test_a_job_is_counted_once_however_often_it_is_seen(store: Store) -> None:
     assert names(store) == ["n2"]
 
 
+def test_files_of_the_future_crowd_nothing_out(store: Store) -> None:
+    keep(store, ended_job({"n2": [FULL]}), ENDED)
+    folder = store.root / incident_files.INCIDENTS
+    for number in range(MAX_FILES):
+        (folder / f"9999999999999-{number}.jsonl").touch()
+    assert names(store) == ["n2"]
+    keep(store, ended_job({"n3": [FULL]}, job_id="12"), ENDED)
+    assert sorted(names(store)) == ["n2", "n3"]
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_each_attempt_of_a_requeued_job_counts(store: Store) -> None:
     keep(store, ended_job({"n2": [FULL]}), ENDED)
     keep(store, ended_job({"n2": [FULL]}, ended=ENDED + 60), ENDED)
