@@ -286,7 +286,7 @@ def test_clean(cluster: Cluster, slurm_project: Project) -> None:
     assert {item["place"] for item in report["items"]} == set(cluster.nodes)
     assert report["bytes"] > 0
     for node in cluster.nodes:
-        assert cluster.on(node, ["ls", "/tmp"]).stdout.count("stager-") == 0
+        assert cluster.on(node, ["find", "/tmp", "-path", "*stager-*"]).stdout == ""
 
 
 def start(project: Project, action: str, *arguments: str) -> subprocess.Popen[str]:

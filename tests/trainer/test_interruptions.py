@@ -92,7 +92,8 @@ def children(process):
 def end_all(process):
     """Kill a launcher with its ranks, which have sessions of their own."""
     for child in children(process).values():
-        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+            os.kill(child, signal.SIGKILL)
     process.kill()
     process.wait()
     process.stdout.close()
