@@ -71,7 +71,7 @@ def test_a_compiled_file_that_was_cut_short_is_named(
 
 
 def test_a_command_for_scripts_says_so_in_json(copy: Path) -> None:
-    (file,) = (copy / "stager/config").glob("__pycache__/load.cpython-*.pyc")
+    (file,) = (copy / "stager/jobs").glob("__pycache__/prepare.cpython-*.pyc")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     try:
