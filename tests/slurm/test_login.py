@@ -275,6 +275,8 @@ def test_an_interrupted_wait_leaves_the_batch_job(cluster: Cluster, slurm_projec
 
 
 def test_clean(cluster: Cluster, slurm_project: Project) -> None:
+    for node in cluster.nodes:  # what killed jobs of earlier tests have left is kept for an hour
+        cluster.on(node, ["sh", "-c", "rm -rf /tmp/stager-*"])
     code, _, said = job(slurm_project, "verify", "--nodes", "3")
     assert code == 0, said
     for _ in range(2):  # what earlier tests have left, too
